@@ -1,0 +1,74 @@
+"""What all tests share: small shards written on the fly, a tiny recipe per job, and a run in this process."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vitctl.data.datasets import shapes
+from vitctl.data.shards import write_split
+from vitctl.engine.training import CHECKPOINTS
+from vitctl.launch import prepare
+from vitctl.recipe.load import Override, load_recipe
+from vitctl.worker import work
+
+SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
+TINY = Path(__file__).parent / "recipes" / "tiny.toml"
+
+Run = Callable[..., Path]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--update-golden", action="store_true", help="write tests/golden/*.json anew; say why in CHANGELOG, Numerics"
+    )
+
+
+@pytest.fixture(scope="session")
+def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Shards of 70 training images in 4 shards and 23 test images of 6 shapes, 16 pixels wide."""
+    root = tmp_path_factory.mktemp("tiny")
+    for split, size in (("train", 70), ("test", 23)):
+        items = shapes.items("shape", split, size, seed=0, image_size=16)
+        write_split(items, root / split, shapes.SHAPES, seed=0, source_text="test", max_samples=18)
+    return root
+
+
+@pytest.fixture
+def run(tiny_data: Path, tmp_path: Path) -> Run:
+    """run(name, recipe=TINY, **{"a.b": value}) does a job in this process in tmp_path/name and returns the folder."""
+
+    def do(name: str, recipe: str | Path = TINY, **values: Any) -> Path:
+        given = {"data.path": str(tiny_data), **values}
+        loaded = load_recipe(str(recipe), [Override(key, value) for key, value in given.items() if value is not None])
+        prepare(loaded, tmp_path / name)
+        work(tmp_path / name)
+        return tmp_path / name
+
+    return do
+
+
+def train_records(folder: Path) -> list[dict[str, Any]]:
+    """The records of the training steps of a run."""
+    records = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    return [record for record in records if record["kind"] == "train"]
+
+
+def checkpoint(folder: Path, step: int) -> dict[str, bytes]:
+    """File name -> bytes of the tensors of one checkpoint."""
+    files = sorted((folder / CHECKPOINTS / f"step_{step:08d}").glob("*.safetensors"))
+    assert files
+    return {path.name: path.read_bytes() for path in files}
+
+
+def sample_keys(folder: Path) -> dict[int, list[str]]:
+    """Step -> keys of the global batch, sorted, over all processes."""
+    keys: dict[int, list[str]] = {}
+    for path in sorted((folder / "samples").glob("rank_*.jsonl")):
+        for line in path.read_text().splitlines():
+            record = json.loads(line)
+            keys.setdefault(record["step"], []).extend(record["keys"])
+    assert keys
+    return {step: sorted(names) for step, names in keys.items()}

@@ -1,0 +1,158 @@
+import hashlib
+import io
+import tarfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vitctl.data.scan import escape_key, member_name, scan_shard, split_name, unescape_key
+from vitctl.errors import DataError
+
+Member = tuple[str, bytes]
+
+
+def write_tar(path: Path, members: list[Member | tarfile.TarInfo], **options: object) -> Path:
+    with tarfile.open(path, "w", **options) as tar:
+        for member in members:
+            if isinstance(member, tarfile.TarInfo):
+                tar.addfile(member)
+                continue
+            name, data = member
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    return path
+
+
+def info(name: str, kind: bytes, **fields: object) -> tarfile.TarInfo:
+    member = tarfile.TarInfo(name)
+    member.type = kind
+    for field, value in fields.items():
+        setattr(member, field, value)
+    return member
+
+
+def test_scan__rows_point_at_the_image_bytes(tmp_path: Path) -> None:
+    long = "x" * 150
+    members: list[Member | tarfile.TarInfo] = [
+        info("folder", tarfile.DIRTYPE),
+        ("a.cls", b"2"),
+        ("a.jpg", b"first"),
+        ("folder/b.png", b"second image"),
+        ("folder/b.json", b'{"label": 7, "caption": "x"}'),
+        (f"{long}.webp", b"third"),
+        (f"{long}.txt", b"caption"),
+        (f"{long}.cls", b" -1\n"),
+        ("é.JPEG", b"fourth"),
+        ("é.json", b'{"cls": 1}'),
+    ]
+    path = write_tar(tmp_path / "s.tar", members)
+    rows, digest = scan_shard(path)
+    data = path.read_bytes()
+    assert digest == hashlib.sha256(data).hexdigest()
+    assert rows["label"].tolist() == [2, 7, -1, 1]
+    starts = rows["header"] + rows["data"]
+    found = [data[start : start + size] for start, size in zip(starts, rows["size"], strict=True)]
+    assert found == [b"first", b"second image", b"third", b"fourth"]
+    headers = [data[start : start + size] for start, size in zip(rows["header"], rows["data"], strict=True)]
+    assert [split_name(member_name(header))[0] for header in headers] == ["a", "folder/b", long, "é"]
+    assert {len(header) for header in headers} > {512}  # long names take more than one block
+
+
+@pytest.mark.parametrize("layout", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_scan__names_are_read_in_every_tar_dialect(tmp_path: Path, layout: int) -> None:
+    name = f"{'d' * 90}/{'f' * 40}.png"
+    path = write_tar(tmp_path / "s.tar", [(name, b"i"), (name[:-4] + ".cls", b"0")], format=layout)
+    rows, _ = scan_shard(path)
+    header = path.read_bytes()[: int(rows["data"][0])]
+    assert member_name(header) == name
+
+
+CLASS = ("a.cls", b"0")
+IMAGE = ("a.jpg", b"i")
+
+
+@pytest.mark.parametrize(
+    ("members", "message"),
+    [
+        ([("a.input.jpg", b"i"), ("a.outputs.txt", b"0")], "sample a lacks an image .*; found: input.jpg, outputs.txt"),
+        ([IMAGE], "sample a lacks a label .*; found: jpg$"),
+        ([IMAGE, ("b.cls", b"0")], "sample a lacks a label"),
+        ([IMAGE, ("a.json", b'{"caption": "x"}')], "sample a lacks a label"),
+        ([IMAGE, ("a.pyd", b"0")], "sample a lacks a label .*; found: jpg, pyd"),
+        ([IMAGE, ("a.png", b"i"), CLASS], "sample a has two images"),
+        ([IMAGE, CLASS, ("a.json", b'{"label": 1}')], "sample a has two labels, 0 and 1"),
+        ([IMAGE, ("a.cls", b"cat")], "a.cls holds 'cat', should hold an integer label"),
+        ([IMAGE, ("a.cls", b"")], "a.cls holds '', should hold an integer label"),
+        ([IMAGE, ("a.json", b"[" * 100_000)], "a.json holds .*, should hold an integer label"),
+        ([IMAGE, ("a.cls", b"-2")], "sample a has label -2, should be 0 or more"),
+        ([("/etc/a.jpg", b"i"), CLASS], "'/etc/a.jpg' points outside the shard"),
+        ([("b/../../a.jpg", b"i"), CLASS], "points outside the shard"),
+        ([info("a.jpg", tarfile.SYMTYPE, linkname="/etc/passwd"), CLASS], "'a.jpg' is a link, a device or sparse"),
+        ([IMAGE, info("b.jpg", tarfile.LNKTYPE, linkname="a.jpg")], "'b.jpg' is a link, a device or sparse"),
+        ([info("a.jpg", tarfile.FIFOTYPE), CLASS], "'a.jpg' is a link, a device or sparse"),
+    ],
+)
+def test_scan__refuses(tmp_path: Path, members: list[Member | tarfile.TarInfo], message: str) -> None:
+    path = write_tar(tmp_path / "s.tar", members)
+    with pytest.raises(DataError, match=message) as caught:
+        scan_shard(path)
+    assert str(caught.value).startswith(str(path))
+    assert "\n" not in str(caught.value)
+
+
+def test_scan__refuses_large_members(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vitctl.data.scan.MAX_MEMBER_BYTES", 4)
+    with pytest.raises(DataError, match=r"'a.jpg' has 5 bytes, should have at most 4"):
+        scan_shard(write_tar(tmp_path / "s.tar", [("a.jpg", b"12345"), CLASS]))
+
+
+def test_scan__never_opens_other_members(tmp_path: Path) -> None:
+    members: list[Member | tarfile.TarInfo] = [IMAGE, CLASS, ("a.pkl", b"cos\nsystem\n(S'false'\ntR."), ("a.pth", b"x")]
+    rows, _ = scan_shard(write_tar(tmp_path / "s.tar", members))
+    assert len(rows) == 1
+
+
+@pytest.mark.parametrize("mode", ["w:gz", "w:xz"])
+def test_scan__refuses_compressed_shards(tmp_path: Path, mode: str) -> None:
+    with tarfile.open(tmp_path / "s.tar", mode) as tar:
+        tar.addfile(tarfile.TarInfo("a.jpg"))
+    with pytest.raises(DataError, match="not a whole, uncompressed tar file"):
+        scan_shard(tmp_path / "s.tar")
+
+
+def test_scan__no_cut_goes_unnoticed(tmp_path: Path) -> None:
+    path = write_tar(tmp_path / "s.tar", [IMAGE, CLASS, ("b.jpg", b"j"), ("b.cls", b"1")])
+    whole = path.read_bytes()
+    for end in range(0, 4 * 1024, 256):  # four members of a header and a block each
+        path.write_bytes(whole[:end])
+        with pytest.raises(DataError):
+            scan_shard(path)
+
+
+def test_scan__a_damaged_header_is_not_the_end(tmp_path: Path) -> None:
+    path = write_tar(tmp_path / "s.tar", [IMAGE, CLASS, ("b.jpg", b"j"), ("b.cls", b"1")])
+    data = bytearray(path.read_bytes())
+    data[2048] ^= 0xFF  # first byte of the name b.jpg
+    path.write_bytes(data)
+    with pytest.raises(DataError, match="damaged or cut off at byte 2048"):
+        scan_shard(path)
+
+
+def test_scan__missing_file_is_a_data_error(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="cannot be read"):
+        scan_shard(tmp_path / "none.tar")
+
+
+@given(st.text(st.characters(exclude_characters="\0/", exclude_categories=["Cs"]), min_size=1))
+def test_escape_key__is_undone_and_free_of_dots(key: str) -> None:
+    assert "." not in escape_key(key)
+    assert unescape_key(escape_key(key)) == key
+    assert split_name(escape_key(key) + ".jpg") == (escape_key(key), "jpg")
+
+
+def test_member_name__is_empty_for_what_is_no_header() -> None:
+    assert member_name(bytes(512)) == ""
+    assert member_name(b"x" * 1024) == ""

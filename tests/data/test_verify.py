@@ -1,0 +1,82 @@
+from collections.abc import Callable
+
+import pytest
+
+from vitctl.data.index import Index, read_index
+from vitctl.data.read import ShardSource
+from vitctl.data.verify import verify_index
+
+MakeSplit = Callable[..., Index]
+
+
+@pytest.mark.parametrize(("choice", "num_decoded"), [("all", 20), ("sample", 20), ("none", 0)])
+def test_verify_index__a_good_split(make_split: MakeSplit, choice: str, num_decoded: int) -> None:
+    calls: list[tuple[int, int]] = []
+    report = verify_index(make_split(20), decode_images=choice, progress=lambda *call: calls.append(call))  # type: ignore
+    assert report.problems == ()
+    assert report.num_problems == 0
+    assert (report.num_samples, report.num_decoded, report.num_unlabelled) == (20, num_decoded, 0)
+    assert report.class_counts == (7, 7, 6)
+    assert calls == [(done, 3 + num_decoded) for done in range(1, 4 + num_decoded)]
+
+
+def test_verify_index__samples_images_evenly(make_split: MakeSplit, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vitctl.data.verify._SAMPLED_IMAGES", 5)
+    assert verify_index(make_split(20)).num_decoded == 5
+
+
+def test_verify_index__names_the_first_bad_image(make_split: MakeSplit) -> None:
+    index = make_split(20, bad=(4, 9))
+    report = verify_index(index, decode_images="all")
+    assert report.num_problems == len(report.problems) == 2
+    assert sorted(problem.split(": ")[1:3] for problem in report.problems) == [["k4", "truncated"], ["k9", "truncated"]]
+    assert all(str(index.folder) in problem for problem in report.problems)
+
+
+def test_verify_index__one_changed_byte_is_found(make_split: MakeSplit) -> None:
+    index = make_split(20)
+    path = index.folder / index.shards[1].name
+    data = bytearray(path.read_bytes())
+    data[int(index.rows[7]["header"] + index.rows[7]["data"]) + 60] ^= 1
+    path.write_bytes(data)
+    report = verify_index(read_index(index.folder), decode_images="none")
+    assert len(report.problems) == 1
+    assert "shard-000001.tar: sha256 is" in report.problems[0]
+
+
+def test_verify_index__one_changed_label_is_found(make_split: MakeSplit) -> None:
+    index = make_split(20)
+    table = index.folder / "samples.npy"
+    data = bytearray(table.read_bytes())
+    data[-4] ^= 1  # the label of the last sample
+    table.write_bytes(data)
+    report = verify_index(read_index(index.folder), decode_images="none")
+    assert len(report.problems) == 1
+    assert "shard-000002.tar: sample 5 of it is not where, or not labelled as, samples.npy says" in report.problems[0]
+
+
+def test_verify_index__a_damaged_member_is_named(make_split: MakeSplit) -> None:
+    index = make_split(20)
+    path = index.folder / index.shards[0].name
+    data = bytearray(path.read_bytes())
+    start = int(index.rows[3]["header"])
+    data[start : start + 5] = b"#####"
+    path.write_bytes(data)
+    report = verify_index(index, decode_images="none")
+    assert len(report.problems) == 1
+    assert f"damaged or cut off at byte {start}" in report.problems[0]
+
+
+def test_verify_index__lists_at_most_a_hundred(make_split: MakeSplit) -> None:
+    index = make_split(120, max_samples=120)
+    source = ShardSource(index)
+    path = index.folder / index.shards[0].name
+    data = bytearray(path.read_bytes())
+    for row in index.rows:
+        start = int(row["header"] + row["data"])
+        data[start : start + 8] = bytes(8)
+    path.write_bytes(data)
+    report = verify_index(index, decode_images="all")
+    assert report.num_problems == 121
+    assert len(report.problems) == 100
+    assert source.key(0) in report.problems[1]

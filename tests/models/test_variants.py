@@ -1,0 +1,144 @@
+import json
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from vitctl.errors import CheckpointError, RecipeError
+from vitctl.models.variants import VARIANTS, ViTConfig, from_dict, to_dict, variant
+
+# Table 1, and AugReg's two small models: layers, width, MLP, heads.
+SHAPES = {
+    "Ti": (12, 192, 768, 3),
+    "S": (12, 384, 1536, 6),
+    "b": (12, 384, 1536, 6),
+    "B": (12, 768, 3072, 12),
+    "L": (24, 1024, 4096, 16),
+    "H": (32, 1280, 5120, 16),
+}
+
+
+def test_variants__hold_the_table_of_the_paper() -> None:
+    assert set(VARIANTS) == set(SHAPES)
+    for name, shape in SHAPES.items():
+        config = variant(f"{name}/16")
+        assert (config.depth, config.hidden_size, config.mlp_size, config.num_heads) == shape
+
+
+def test_variants__b_is_base_halved() -> None:
+    for field in ("hidden_size", "mlp_size", "num_heads"):
+        assert VARIANTS["b"][field] * 2 == VARIANTS["B"][field]
+
+
+@pytest.mark.parametrize("name", ["H/14", "ViT-H/14"])
+def test_variant__reads_name_and_overrides(name: str) -> None:
+    config = variant(name, image_size=518, num_classes=10)
+    assert (config.patch_size, config.hidden_size, config.image_size, config.num_classes) == (14, 1280, 518, 10)
+    assert variant(name) == variant(name, image_size=224, num_classes=1000)
+
+
+def test_variant__takes_any_patch_and_is_case_sensitive() -> None:
+    assert variant("B/56").grid == (4, 4)
+    assert variant("b/32").hidden_size == 384
+    assert variant("B/32").hidden_size == 768
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("B16", "unknown model 'B16', did you mean 'B/16'?: a model is size/patch, such as B/16"),
+        ("ViT-B16", "unknown model 'ViT-B16', did you mean 'B/16'?"),
+        ("G/14", "did you mean"),
+        ("B/0", "unknown model 'B/0'"),
+        ("resnet", "unknown model 'resnet': a model is size/patch, such as B/16, and the sizes are Ti, S, b, B, L, H"),
+    ],
+)
+def test_variant__unknown_name_says_what_would_be_right(name: str, words: str) -> None:
+    with pytest.raises(RecipeError) as error:
+        variant(name)
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_variant__unknown_override_is_refused() -> None:
+    with pytest.raises(RecipeError, match=r"model B/16: unknown field 'drop_out', did you mean 'dropout'\?"):
+        variant("B/16", drop_out=0.1)
+
+
+@pytest.mark.parametrize(
+    ("size", "patch", "grid"),
+    [(384, 16, 24), (384, 32, 12), (512, 16, 32), (518, 14, 37), (384, 14, 27), (224, 14, 16), (224, 16, 14)],
+)
+def test_config__grid_drops_the_remainder(size: int, patch: int, grid: int) -> None:
+    config = variant(f"B/{patch}", image_size=size)
+    assert config.grid == (grid, grid)
+    assert config.num_tokens == grid * grid + 1
+    assert replace(config, classifier="gap").num_tokens == grid * grid
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"num_heads": 5}, "model: hidden_size 768 is not a multiple of num_heads 5"),
+        ({"image_size": 8}, "model: patch_size 16 is larger than image_size 8"),
+        ({"dropout": 1.0}, "model: dropout must lie in [0, 1), not 1.0"),
+        ({"dropout": float("nan")}, "model: dropout must be a finite number, not nan"),
+        ({"norm_eps": 0}, "model: norm_eps must be positive, not 0"),
+        ({"depth": 0}, "model: depth must be a whole number of at least 1, not 0"),
+        ({"depth": True}, "model: depth must be a whole number of at least 1, not True"),
+        ({"num_classes": -1}, "model: num_classes must be a whole number of at least 0, not -1"),
+        ({"patch_size": "16"}, "model: patch_size must be a whole number of at least 1, not '16'"),
+        ({"classifier": "map"}, "model: classifier must be one of token, gap, not 'map'"),
+        ({"head_bias": "low"}, "model: head_bias must be a finite number, not 'low'"),
+        ({"gelu": "x", "depth": 1.5}, "at least 1, not 1.5; gelu must be one of tanh, erf, not 'x'"),
+    ],
+)
+def test_config__wrong_value_is_refused_in_one_line(wrong: dict[str, object], words: str) -> None:
+    with pytest.raises(RecipeError) as error:
+        variant("B/16", **wrong)
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_to_dict__survives_json() -> None:
+    config = variant("S/32", classifier="gap", representation_size=7, dropout=0.1, head_bias=-10.0, gelu="erf")
+    stored = json.loads(json.dumps(to_dict(config)))
+    assert stored["family"] == "vit"
+    assert from_dict(stored) == config
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"family": "mixer"}, "stored model: unknown family 'mixer', known are vit"),
+        ({"family": ["vit"]}, "stored model: unknown family"),
+        ({"stride": 8, "alibi": 1}, "stored model: unknown keys alibi, stride"),
+        ({"depth": "12"}, "stored model: depth must be a whole number of at least 1, not '12'"),
+    ],
+)
+def test_from_dict__refuses_what_it_does_not_know(change: dict[str, object], words: str) -> None:
+    with pytest.raises(CheckpointError) as error:
+        from_dict({**to_dict(variant("B/16")), **change})
+    assert words in str(error.value)
+
+
+def test_from_dict__missing_key_is_named() -> None:
+    stored = to_dict(variant("B/16"))
+    del stored["mlp_size"]
+    with pytest.raises(CheckpointError, match="stored model: missing keys mlp_size"):
+        from_dict(stored)
+
+
+def test_config__is_frozen_and_keyword_only() -> None:
+    config = variant("B/16")
+    with pytest.raises(AttributeError):
+        config.depth = 3  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        ViTConfig(16, 768, 12, 3072, 12)  # type: ignore[misc]
+
+
+def test_variants_and_flops__import_no_torch() -> None:
+    code = "import sys, vitctl.models.flops, vitctl.models.variants; print('torch' in sys.modules)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "False"

@@ -1,0 +1,186 @@
+import hashlib
+import json
+import os
+import struct
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from vitctl.errors import CheckpointError
+from vitctl.models.build import build
+from vitctl.models.variants import ViTConfig, to_dict
+from vitctl.models.weights.load import load_weights, save_weights, weights_digest
+
+META: dict[str, Any] = {
+    "mean": [0.5, 0.5, 0.5],
+    "std": [0.5, 0.5, 0.5],
+    "class_names": ["tench", "goldfish, Carassius auratus", "große Eule"],
+    "resample": "bilinear",
+    "eval_resize": 384,
+}
+
+
+@pytest.fixture
+def saved(tiny: ViTConfig, tmp_path: Path) -> Path:
+    return save_weights(tmp_path / "model.safetensors", build(tiny), tiny, META)
+
+
+def test_save__round_trip_is_exact(tiny: ViTConfig, saved: Path) -> None:
+    state = build(tiny).state_dict()
+    for path in (saved, saved.parent, str(saved)):
+        weights = load_weights(path)
+        assert (weights.config, weights.meta) == (tiny, META)
+        assert weights.state.keys() == state.keys()
+        assert all(torch.equal(weights.state[name], tensor) for name, tensor in state.items())
+
+
+def test_save__keeps_every_dtype_shape_and_stride(tiny: ViTConfig, tmp_path: Path) -> None:
+    state = {
+        "bf16": torch.randn(3, 4).bfloat16(),
+        "float64": torch.randn(2, dtype=torch.float64),
+        "scalar": torch.tensor(3),
+        "transposed": torch.arange(12.0).reshape(3, 4).T,
+        "empty": torch.zeros(0, 4),
+    }
+    loaded = load_weights(save_weights(tmp_path, state, tiny, {})).state
+    assert loaded.keys() == state.keys()
+    for name, tensor in state.items():
+        assert (loaded[name].dtype, loaded[name].is_contiguous()) == (tensor.dtype, True)
+        assert torch.equal(loaded[name], tensor)
+    assert weights_digest(loaded) == weights_digest(state)
+
+
+def test_save__equal_weights_give_equal_bytes(tiny: ViTConfig, saved: Path, tmp_path: Path) -> None:
+    state = build(tiny).state_dict()
+    backwards = {name: state[name] for name in reversed(list(state))}
+    meta = {key: META[key] for key in reversed(list(META))}
+    again = save_weights(tmp_path / "again.safetensors", backwards, tiny, meta)
+    assert again.read_bytes() == saved.read_bytes()
+
+
+def test_save__a_failure_leaves_the_old_file_and_nothing_else(
+    tiny: ViTConfig, saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = saved.read_bytes()
+
+    def broken(_source: Path, _target: Path) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(os, "replace", broken)
+    with pytest.raises(OSError, match="disk full"):
+        save_weights(saved, build(tiny, seed=1), tiny, META)
+    assert saved.read_bytes() == before
+    assert list(saved.parent.iterdir()) == [saved]
+
+
+@pytest.mark.parametrize("wanted", [b"\x80\x04", b"\x80\x05"])
+def test_load__a_header_whose_length_looks_like_a_pickle(tiny: ViTConfig, tmp_path: Path, wanted: bytes) -> None:
+    """Bytes 80 04 open a pickle, and a header of 1152 bytes as well."""
+    state = {"x": torch.ones(1)}
+    for padding in range(300, 1200, 8):
+        path = save_weights(tmp_path, state, tiny, {"padding": "x" * padding})
+        if path.read_bytes()[:2] == wanted:
+            break
+    assert path.read_bytes()[:2] == wanted
+    assert torch.equal(load_weights(path).state["x"], state["x"])
+
+
+def with_metadata(path: Path, metadata: dict[str, str] | None) -> None:
+    save_file({"x": torch.ones(1)}, path, metadata)
+
+
+def zip_with_pickle(path: Path) -> None:
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("model/data.pkl", b"\x80\x02}q\x00.")
+
+
+def header(tiny: ViTConfig, **change: object) -> dict[str, str]:
+    return {"vitctl": json.dumps({"format": "vitctl/1", "config": to_dict(tiny), "meta": {}, **change})}
+
+
+BAD_BYTES = {
+    "page": (b"\n<!DOCTYPE html><html>Sign in</html>", "a web page, not weights"),
+    "lfs": (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\n", "a Git LFS pointer, not weights"),
+    "pickle": (b"\x80\x04\x95\x10\x00\x00\x00\x00\x00\x00\x00\x8c\x02os\x94", "never opened because it can run code"),
+    "noise": (bytes(range(200, 250)), "not a safetensors file"),
+    "empty": (b"", "not a safetensors file"),
+    "header": (struct.pack("<Q", 5000) + b'{"x":{', "truncated, its header alone takes 5008 bytes of 14"),
+    "json": (struct.pack("<Q", 8) + b'{"x":{{{' + bytes(9), "damaged or truncated safetensors file"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_BYTES)
+def test_load__says_what_the_file_is_instead(tmp_path: Path, name: str) -> None:
+    content, words = BAD_BYTES[name]
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(content)
+    assert_refused(path, words)
+
+
+def test_load__names_the_safe_way_out_of_a_pickle(tmp_path: Path) -> None:
+    path = tmp_path / "model.pth"
+    zip_with_pickle(path)
+    assert_refused(path, "convert it with torch.load(..., weights_only=True) and safetensors.torch.save_file")
+
+
+def test_load__missing_file_and_empty_folder(tmp_path: Path) -> None:
+    assert_refused(tmp_path / "none.safetensors", "no such weights file; give a .safetensors file or a folder with")
+    with pytest.raises(CheckpointError) as error:
+        load_weights(tmp_path)
+    assert str(error.value).startswith(f"{tmp_path / 'model.safetensors'}: no such weights file")
+
+
+@pytest.mark.parametrize("missing", [1, 1000])
+def test_load__truncated_tensors(saved: Path, missing: int) -> None:
+    saved.write_bytes(saved.read_bytes()[:-missing])
+    assert_refused(saved, "damaged or truncated safetensors file")
+
+
+def test_load__foreign_and_wrong_metadata(tiny: ViTConfig, tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    cases: list[tuple[dict[str, str] | None, str]] = [
+        (None, "a safetensors file without vitctl metadata"),
+        ({"format": "pt"}, "a safetensors file without vitctl metadata"),
+        ({"vitctl": "{"}, "its vitctl metadata is not JSON"),
+        ({"vitctl": "[1]"}, "format None, this vitctl reads 'vitctl/1'"),
+        (header(tiny, format="vitctl/2"), "format 'vitctl/2', this vitctl reads 'vitctl/1'"),
+        (header(tiny, meta=None), "its vitctl metadata lacks config or meta"),
+        (header(tiny, config={"family": "mixer"}), "stored model: unknown family 'mixer'"),
+        (header(tiny, config={**to_dict(tiny), "alibi": 1}), "stored model: unknown keys alibi"),
+    ]
+    for metadata, words in cases:
+        with_metadata(path, metadata)
+        assert_refused(path, words)
+
+
+def assert_refused(path: Path, words: str) -> None:
+    with pytest.raises(CheckpointError) as error:
+        load_weights(path)
+    assert str(error.value).startswith(f"{path}: ")
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_digest__is_sha256_of_names_dtypes_shapes_and_bytes() -> None:
+    state = {"b": torch.tensor([[1.0, 2.0]]), "a": torch.tensor(7)}
+    plain = b"a torch.int64 []\n" + struct.pack("<q", 7) + b"b torch.float32 [1, 2]\n" + struct.pack("<2f", 1, 2)
+    assert weights_digest(state) == hashlib.sha256(plain).hexdigest()
+
+
+def test_digest__sees_every_change_and_no_other() -> None:
+    base = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(2).bfloat16()}
+    same = {"b": base["b"].clone(), "a": torch.arange(6.0).reshape(2, 3).T.contiguous().T}
+    assert weights_digest(same) == weights_digest(base)
+    changes = [
+        {"a": base["a"].reshape(3, 2)},
+        {"a": base["a"].double()},
+        {"a": base["a"].nextafter(torch.tensor(9.0))},
+        {"b": base["b"].half()},
+        {"c": base["b"]},
+    ]
+    digests = {weights_digest({**base, **change}) for change in changes}
+    assert len(digests | {weights_digest(base)}) == len(changes) + 1

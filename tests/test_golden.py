@@ -1,0 +1,119 @@
+"""One 20-step loss curve in float64, and everything that must not change it."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import TINY, Run, checkpoint, sample_keys, train_records
+
+GOLDEN = Path(__file__).parent / "golden" / "tiny.json"
+CURVE = ("loss", "lr", "grad_norm")
+
+
+def curve(folder: Path) -> dict[str, list[float]]:
+    records = train_records(folder)
+    assert [r["step"] for r in records] == list(range(1, 21))
+    return {name: [r[name] for r in records] for name in CURVE}
+
+
+def assert_golden(folder: Path) -> None:
+    golden = json.loads(GOLDEN.read_text())
+    for name, values in curve(folder).items():
+        assert values == pytest.approx(golden[name], rel=1e-9, abs=0), name
+
+
+def test_golden__straight(run: Run, request: pytest.FixtureRequest) -> None:
+    folder = run("straight")
+    if request.config.getoption("--update-golden"):
+        GOLDEN.write_text(json.dumps(curve(folder), indent=1) + "\n")
+    assert_golden(folder)
+    losses = curve(folder)["loss"]
+    assert sum(losses[-5:]) < 0.95 * sum(losses[:5])
+    assert curve(folder)["lr"][0] == 0.0
+
+
+@pytest.mark.parametrize("micro_batch", [16, 5, 4])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_golden__micro_batches_and_workers(run: Run, micro_batch: int, workers: int) -> None:
+    assert_golden(run("other", **{"machine.micro_batch": micro_batch, "machine.workers": workers}))
+
+
+def command(folder: Path, data: Path, **values: Any) -> list[str]:
+    sets = [part for key, value in values.items() for part in ("--set", f"{key}={value}")]
+    return [
+        sys.executable,
+        "-m",
+        "vitctl",
+        "pretrain",
+        "--recipe",
+        str(TINY),
+        "--data",
+        str(data),
+        "--out",
+        str(folder),
+        *sets,
+    ]
+
+
+def test_golden__two_processes(run: Run, tiny_data: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "two"
+    done = subprocess.run(
+        command(folder, tiny_data, **{"machine.processes": 2, "machine.micro_batch": 5}), capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert_golden(folder)
+    one = run("one")
+    assert sample_keys(folder) == sample_keys(one)
+    results = [json.loads((path / "result.json").read_text())["metrics"] for path in (folder, one)]
+    assert results[0] == results[1]
+    assert results[0]["total"] == 23
+
+
+def test_killed_and_resumed__bit_for_bit(run: Run, tiny_data: Path, tmp_path: Path) -> None:
+    """SIGKILL at a random moment of the run, then the same command again."""
+    straight, folder = run("straight"), tmp_path / "killed"
+    slow = {"machine.workers": 1}
+    step = random.randrange(7, 18)
+    process = subprocess.Popen(command(folder, tiny_data, **slow), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 120
+    while not (folder / "log.jsonl").exists() or f'"step": {step},' not in (folder / "log.jsonl").read_text():
+        assert process.poll() is None and time.monotonic() < deadline, "the run ended before it could be killed"
+        time.sleep(0.002)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert process.stderr is not None
+    process.stderr.close()
+    assert not (folder / "result.json").exists()
+    done = subprocess.run(command(folder, tiny_data, **slow), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "going on from step" in done.stdout
+    assert curve(folder) == curve(straight)
+    assert sample_keys(folder) == sample_keys(straight)
+    assert checkpoint(folder, 20) == checkpoint(straight, 20)
+    assert set(checkpoint(folder, 20)) == {"model.safetensors", "ema.safetensors", "optimizer.safetensors"}
+
+
+def test_stopped_by_a_signal__bit_for_bit(run: Run, tiny_data: Path, tmp_path: Path) -> None:
+    straight, folder = run("straight"), tmp_path / "stopped"
+    with subprocess.Popen(
+        command(folder, tiny_data), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        while not (folder / "log.jsonl").exists() or '"step": 3,' not in (folder / "log.jsonl").read_text():
+            assert process.poll() is None
+            time.sleep(0.002)
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate(timeout=120)
+    assert process.returncode == 3
+    assert f"go on with: vitctl resume {folder}" in said
+    done = subprocess.run([sys.executable, "-m", "vitctl", "resume", str(folder)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert curve(folder) == curve(straight)
+    assert checkpoint(folder, 20) == checkpoint(straight, 20)

@@ -1,0 +1,5 @@
+"""`python -m vitctl`"""
+
+from vitctl.cli.app import main
+
+main()

@@ -1,0 +1,149 @@
+"""The whole way at a size for two CPU cores, on data that comes with vitctl."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.markup import escape
+
+from vitctl.cli.render import CONSOLE, Screen, show_table
+from vitctl.data.catalog import find_data_set, open_split
+from vitctl.data.index import find_splits
+from vitctl.launch import launch, prepare
+from vitctl.recipe.load import Override, load_recipe
+
+SETS = ("shapes", "digits", "shapes-shape", "shapes-location", "shapes-count")
+TASKS = [name for name in SETS if name != "shapes"]
+NEXT = """\
+next, with your own images (one folder per class):
+  vitctl data shards PHOTOS data/mine            shards with an index; PHOTOS may hold train/ and test/
+  vitctl data check data/mine                    every byte, every image, images per class
+  vitctl finetune --from {pretrain} --data data/mine
+  vitctl fewshot --from {pretrain} --data data/mine --shots 5
+  vitctl export --from runs/NAME --to onnx
+  vitctl recipes list                            the paper's experiments; add --dry-run to any to see its cost"""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the closing table; accuracies are shares, None where there is none."""
+
+    step: str
+    what: str
+    accuracy: float | None
+    scratch: float | None
+    chance: float | None
+    seconds: float
+    files: str
+
+
+def run(out: Path, seed: int) -> list[Row]:
+    """Do every step in its own folder under `out`, going on where a stopped quickstart ended, and print the closing table.
+
+    Args:
+        out: folder of everything.
+        seed: of everything random.
+
+    Returns:
+        the rows of the table.
+
+    Raises:
+        KeyboardInterrupt: stopped by a signal; every step so far is kept.
+    """
+    step = _Steps(out, seed)
+    pretrained = {"weights.source": str(out / "pretrain")}
+    scratch = {**pretrained, "weights.initialise": "random"}
+    rows = [step.shards()]
+
+    result, seconds = step("pretrain", "quickstart")
+    rows.append(
+        Row("pretrain", "a small ViT on shapes: which shape, which colour", _accuracy(result), None,
+            step.chance("shapes"), seconds, "pretrain")
+    )  # fmt: skip
+    five = {"data.dataset": "digits", "fewshot.shots": (5,)}
+    few, seconds = step("fewshot", "fewshot", **five, **pretrained)
+    base, more = step("fewshot_scratch", "fewshot", **five, **scratch)
+    rows.append(
+        Row("fewshot", "5 digit scans per class, features frozen", _mean(few), _mean(base), step.chance("digits"),
+            seconds + more, "fewshot")
+    )  # fmt: skip
+    fine, seconds = step("finetune", "quickstart_finetune", **pretrained)
+    base, more = step("finetune_scratch", "quickstart_finetune", **scratch)
+    rows.append(
+        Row("finetune", "digit scans, 1,437 of them", _accuracy(fine), _accuracy(base), step.chance("digits"),
+            seconds + more, "finetune")
+    )  # fmt: skip
+    tasks = {"vtab.tasks": tuple(TASKS)}
+    table, seconds = step("vtab", "vtab_mini", **tasks, **pretrained)
+    base, more = step("vtab_scratch", "vtab_mini", **tasks, **scratch)
+    for name in TASKS:
+        got, start = (r["metrics"]["tasks"][name]["mean"] for r in (table, base))
+        rows.append(
+            Row("vtab", f"{name}, 1,000 images", got, start, step.chance(name), (seconds + more) / len(TASKS), "vtab")
+        )
+    exported, seconds = step("export", "export", **{"weights.source": str(out / "finetune")})
+    worst = max(exported["metrics"]["max_difference"].values())
+    rows.append(Row("export", f"ONNX and safetensors, verified to {worst:.0e}", None, None, None, seconds, "export"))
+    _close(rows, out)
+    return rows
+
+
+class _Steps:
+    """Runs one recipe after the other in folders of their own, with one data folder for all."""
+
+    def __init__(self, out: Path, seed: int) -> None:
+        self.out, self.seed = out, seed
+
+    def shards(self) -> Row:
+        began, images = time.perf_counter(), 0
+        for name in SETS:
+            row, folder = find_data_set(name), self.out / "data" / name
+            if not find_splits(folder) and row.make is not None:
+                row.make(folder)
+            images += sum(row.sizes.values())
+        return Row(
+            "shards", f"{images:,} images in {len(SETS)} sets", None, None, None, time.perf_counter() - began, "data"
+        )
+
+    def __call__(self, folder: str, recipe: str, **values: Any) -> tuple[Mapping[str, Any], float]:
+        """Run `recipe` with `values` in `folder`; its result and its seconds."""
+        began = time.perf_counter()
+        run_dir = self.out / folder
+        given = {"seed": self.seed, **({"data.root": str(self.out / "data")} if recipe != "export" else {}), **values}
+        prepare(load_recipe(recipe, [Override(key, value, "quickstart") for key, value in given.items()]), run_dir)
+        with Screen(run_dir) as screen:
+            result = launch(run_dir, screen.report)
+        if result["status"] == "stopped":
+            raise KeyboardInterrupt
+        return result, time.perf_counter() - began
+
+    def chance(self, dataset: str) -> float:
+        """Accuracy of always answering with the most frequent class of the test split."""
+        labels = open_split("test", dataset=dataset, root=str(self.out / "data")).labels()
+        return float(np.bincount(labels).max() / len(labels))
+
+
+def _accuracy(result: Mapping[str, Any]) -> float:
+    return float(result["metrics"]["accuracy"])
+
+
+def _mean(result: Mapping[str, Any]) -> float:
+    return float(next(iter(result["metrics"]["accuracy"].values())))
+
+
+def _close(rows: list[Row], out: Path) -> None:
+    def share(value: float | None) -> str:
+        return "" if value is None else f"{value:.1%}"
+
+    cells = [
+        (r.step, r.what, share(r.accuracy), share(r.scratch), share(r.chance), f"{r.seconds:.0f}", str(out / r.files))
+        for r in rows
+    ]
+    CONSOLE.print()
+    header = ("step", "what it did", "accuracy", "from scratch", "chance", "seconds", "files")
+    show_table(header, cells, left=("what it did", "files"))
+    CONSOLE.print(f"\n{sum(r.seconds for r in rows):.0f} seconds in all\n")
+    CONSOLE.print(escape(NEXT.format(pretrain=out / "pretrain")), soft_wrap=True)

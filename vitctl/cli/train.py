@@ -1,0 +1,102 @@
+"""`vitctl pretrain`, `finetune`, `resume`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vitctl.cli.common import (
+    Data,
+    Dataset,
+    DryRun,
+    From,
+    Out,
+    Precision,
+    Processes,
+    RecipeName,
+    Res,
+    Seed,
+    Set,
+    go,
+    run_job,
+)
+
+Synthetic = Annotated[
+    bool, typer.Option("--synthetic", help="Train on generated noise images: needs no data, measures speed.")
+]
+SYNTHETIC_IMAGES = 1_281_167
+
+
+def pretrain(
+    recipe: RecipeName,
+    data: Data = None,
+    dataset: Dataset = None,
+    res: Res = None,
+    out: Out = None,
+    set_: Set = None,
+    seed: Seed = None,
+    processes: Processes = None,
+    precision: Precision = None,
+    synthetic: Synthetic = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Pre-train a ViT from scratch (Table 3). For example: vitctl pretrain --recipe jft_h14 --data SHARDS"""
+    flags = {
+        "--data": ("data.path", data),
+        "--dataset": ("data.dataset", dataset),
+        "--res": ("data.image_size", res),
+        "--seed": ("seed", seed),
+        "--processes": ("machine.processes", processes),
+        "--precision": ("machine.precision", precision),
+        "--synthetic": ("data.synthetic", SYNTHETIC_IMAGES if synthetic else None),
+    }
+    run_job("pretrain", recipe, flags, set_, out, dry_run=dry_run)
+
+
+def finetune(
+    recipe: Annotated[
+        str | None, typer.Option("--recipe", "-r", help="Default: finetune_DATASET where there is one, else finetune.")
+    ] = None,
+    from_: From = None,
+    data: Data = None,
+    dataset: Dataset = None,
+    res: Res = None,
+    lr: Annotated[float | None, typer.Option("--lr", help="Base learning rate.")] = None,
+    steps: Annotated[int | None, typer.Option("--steps", help="Length in updates.")] = None,
+    out: Out = None,
+    set_: Set = None,
+    seed: Seed = None,
+    processes: Processes = None,
+    precision: Precision = None,
+    dry_run: DryRun = False,
+) -> None:
+    """Fine-tune on a data set (Table 4). For example: vitctl finetune --dataset pets --res 384"""
+    from vitctl.recipe.load import recipe_names
+
+    flags = {
+        "--from": ("weights.source", from_),
+        "--data": ("data.path", data),
+        "--dataset": ("data.dataset", dataset),
+        "--res": ("data.image_size", res),
+        "--lr": ("optimizer.lr", lr),
+        "--steps": ("schedule.total_steps", steps),
+        "--seed": ("seed", seed),
+        "--processes": ("machine.processes", processes),
+        "--precision": ("machine.precision", precision),
+    }
+    own = f"finetune_{dataset}"
+    run_job("finetune", recipe or (own if own in recipe_names() else "finetune"), flags, set_, out, dry_run=dry_run)
+
+
+def resume(run: Annotated[Path, typer.Argument(help="Folder of a run that was stopped.")]) -> None:
+    """Go on with a stopped run from its newest whole checkpoint."""
+    from vitctl.errors import CheckpointError
+    from vitctl.launch import prepare
+    from vitctl.recipe.load import load_recipe
+
+    if not (run / "recipe.toml").is_file():
+        raise CheckpointError(
+            f"{run}: not a run folder, it has no recipe.toml; `vitctl pretrain --out {run}` would start one"
+        )
+    prepare(load_recipe(str(run / "recipe.toml")), run)
+    go(run)

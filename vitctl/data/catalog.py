@@ -1,0 +1,194 @@
+"""Known data sets by name, and where a split of anything that can be trained on is found."""
+
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from vitctl.data.datasets import digits, shapes
+from vitctl.data.index import find_splits, read_index
+from vitctl.data.read import ShardSource, Source, SyntheticSource
+from vitctl.data.shards import write_split
+from vitctl.data.splits import resolve, select
+from vitctl.errors import DataError
+
+Make = Callable[[Path], None]
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """A data set that vitctl knows by name.
+
+    `sizes` are images per split, `obtain` is the command or the steps that make its shards, `make` writes them for a set that
+    comes with vitctl.
+    """
+
+    name: str
+    num_classes: int
+    sizes: Mapping[str, int]
+    obtain: str = ""
+    aliases: tuple[str, ...] = ()
+    make: Make | None = field(default=None, compare=False)
+
+
+def _make_digits(out: Path) -> None:
+    for split in digits.SIZES:
+        write_split(
+            digits.items(split), out / split, digits.CLASS_NAMES, seed=0, source_text="scikit-learn digit scans"
+        )
+
+
+def _make_shapes(out: Path, *, task: str, sizes: Mapping[str, int]) -> None:
+    names = shapes.TASKS[task].class_names
+    for split, size in sizes.items():
+        write_split(
+            shapes.items(task, split, size, 0), out / split, names, seed=0, source_text=f"vitctl shapes, task {task}"
+        )
+
+
+def _shapes(task: str, sizes: Mapping[str, int]) -> DataSet:
+    name = "shapes" if task == "all" else f"shapes-{task}"
+    return DataSet(name, len(shapes.TASKS[task].class_names), sizes, make=partial(_make_shapes, task=task, sizes=sizes))
+
+
+def _torchvision(name: str) -> str:
+    return f"Make them: `vitctl data shards torchvision:{name} ROOT/NAME --download`."
+
+
+DATA_SETS = {
+    row.name: row
+    for row in (
+        DataSet("digits", 10, digits.SIZES, make=_make_digits),
+        _shapes("all", {"train": 8000, "test": 1000}),
+        *(_shapes(task, {"train": 1000, "test": 1000}) for task in shapes.TASKS if task != "all"),
+        DataSet("cifar10", 10, {"train": 50_000, "test": 10_000}, _torchvision("CIFAR10"), ("cifar-10",)),
+        DataSet("cifar100", 100, {"train": 50_000, "test": 10_000}, _torchvision("CIFAR100"), ("cifar-100",)),
+        DataSet("pets", 37, {"train": 3_680, "test": 3_669}, _torchvision("OxfordIIITPet"), ("oxford_iiit_pet",)),
+        DataSet(
+            "flowers102",
+            102,
+            {"train": 1_020, "validation": 1_020, "test": 6_149},
+            _torchvision("Flowers102"),
+            ("flowers", "oxford_flowers102"),
+        ),
+        DataSet(
+            "imagenet",
+            1000,
+            {"train": 1_281_167, "validation": 50_000},
+            "Make them: `vitctl data shards IMAGENET_FOLDER ROOT/NAME`, a folder with train/<wnid>/ and val/<wnid>/.",
+            ("imagenet2012", "ilsvrc2012", "in1k"),
+        ),
+        DataSet(
+            "imagenet21k",
+            21_843,
+            {"train": 14_197_122},
+            "Make them: `vitctl data shards IMAGENET21K_FOLDER ROOT/NAME`, a folder per synset of the 21,843.",
+            ("in21k", "i21k"),
+        ),
+        DataSet(
+            "jft300m",
+            18_291,
+            {"train": 303_000_000, "validation": 49_511},
+            "JFT-300M is private to Google.",
+            ("jft", "jft-300m"),
+        ),
+    )
+}
+
+
+def find_data_set(name: str) -> DataSet:
+    """The table's row of a name or an alias.
+
+    Raises:
+        DataError: there is none; the nearest names are suggested.
+    """
+    by_name = {alias: row for row in DATA_SETS.values() for alias in (row.name, *row.aliases)}
+    if name.lower() in by_name:
+        return by_name[name.lower()]
+    near = difflib.get_close_matches(name, by_name, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(near)}? " if near else ""
+    raise DataError(
+        f"no data set is called '{name}'; {hint}known: {', '.join(DATA_SETS)}; for your own images use --data FOLDER"
+    )
+
+
+def known_size(dataset: str, split: str) -> tuple[int, int] | None:
+    """(images of a split expression, classes) by the table alone, for planning; None when the table cannot tell."""
+    row = find_data_set(dataset)
+    try:
+        return sum(part.stop - part.start for part in resolve(split, row.sizes)), row.num_classes
+    except DataError:
+        return None
+
+
+def open_split(
+    split: str, *, path: str = "", dataset: str = "", root: str = "data", scratch: Path | None = None
+) -> Source:
+    """The images of a split.
+
+    Args:
+        split: an expression such as "train", "train[:98%]", "train[:800]+validation[:200]".
+        path: folder of shards; goes before `dataset`.
+        dataset: a known name, looked for as `root/name`.
+        root: folder of known data sets.
+        scratch: where sets that come with vitctl are written when `root` has none.
+
+    Raises:
+        DataError: in one line what is missing, and how to get it.
+    """
+    folder = _folder(split, path, dataset, root, scratch)
+    splits = find_splits(folder)
+    try:
+        sources = {name: ShardSource(read_index(place)) for name, place in splits.items() if name in split}
+        chosen = select(split, sources)
+    except DataError as error:
+        if any(name in split for name in splits):
+            raise
+        raise DataError(f"{folder}: has no split '{split}'; found: {', '.join(splits) or 'none'}") from error
+    if dataset and not path:
+        _check_against_table(find_data_set(dataset), sources, folder)
+    return chosen
+
+
+def synthetic(num_images: int, *, dataset: str, image_size: int) -> Source:
+    """Generated noise images with the number of classes of a known data set, 1,000 when none is named."""
+    return SyntheticSource(num_images, find_data_set(dataset).num_classes if dataset else 1000, image_size)
+
+
+def _folder(split: str, path: str, dataset: str, root: str, scratch: Path | None) -> Path:
+    if path:
+        folder = Path(path)
+        if not find_splits(folder):
+            raise DataError(
+                f"{folder}: no shards with an index here; make them with `vitctl data shards SOURCE {folder}`, "
+                f"or index those you have with `vitctl data index {folder}`"
+            )
+        return folder
+    if not dataset:
+        raise DataError("no data was given; use --data FOLDER (shards made by `vitctl data shards`) or --dataset NAME")
+    row = find_data_set(dataset)
+    folder = Path(root) / row.name
+    if find_splits(folder):
+        return folder
+    if row.make is not None and scratch is not None:
+        made = scratch / row.name
+        if not find_splits(made):
+            row.make(made)
+        return made
+    obtain = row.obtain.replace("ROOT", root).replace("NAME", row.name)
+    raise DataError(
+        f"{row.name}: expected shards with split '{split}' and {row.num_classes:,} classes in {folder}, found none. {obtain} "
+        f"Other images: --data FOLDER, with shards made by `vitctl data shards SOURCE FOLDER`. "
+        f"--dry-run and pretrain's --synthetic need no data"
+    )
+
+
+def _check_against_table(row: DataSet, sources: Mapping[str, ShardSource], folder: Path) -> None:
+    for name, source in sources.items():
+        wanted = row.sizes.get(name)
+        if len(source.class_names) != row.num_classes or (wanted is not None and len(source) != wanted):
+            raise DataError(
+                f"{folder / name}: {len(source):,} images of {len(source.class_names):,} classes, {row.name} has "
+                f"{wanted or '?':,} of {row.num_classes:,}; if it is another data set give it with --data {folder}"
+            )

@@ -1,0 +1,71 @@
+"""Encoded bytes to pixels. A picture that cannot be read becomes a `BadSample` with a word to count it by."""
+
+import io
+import warnings
+
+import numpy as np
+from PIL import Image, UnidentifiedImageError
+
+from vitctl.errors import DataError
+
+MAX_PIXELS = 89_478_485  # Pillow's own bound: 256 MiB of RGB
+_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
+
+
+class BadSample(DataError):  # noqa: N818 - it names the sample, not the failure
+    """One sample that cannot be used: counted and skipped in training, an error in evaluation.
+
+    Args:
+        reason: a few words to count by, such as `truncated` or `not an image`.
+        detail: what exactly was found, for the message.
+    """
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(f"{reason}: {detail}" if detail else reason)
+        self.reason = reason
+
+
+def decode(data: bytes, *, max_pixels: int = MAX_PIXELS) -> np.ndarray:
+    """Decode an image to RGB.
+
+    Grey, palette, alpha, CMYK and 16-bit pictures become 8-bit RGB: transparency is dropped, and 16-bit
+    values keep their high byte. The EXIF orientation is ignored, as in the authors' pipeline. Of an animation
+    the first frame is taken.
+
+    Args:
+        data: the bytes of a JPEG, PNG, WEBP, GIF, BMP or TIFF file.
+        max_pixels: refuse pictures of more pixels than this, before any of them is decoded.
+
+    Returns:
+        uint8 `[H, W, 3]`, writable.
+
+    Raises:
+        BadSample: `not an image`, `too large`, `truncated` or `damaged`.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Pillow's remarks on metadata; the bound on pixels is ours
+        try:
+            with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
+                if image.width * image.height > max_pixels:
+                    raise BadSample("too large", f"{image.width}x{image.height} pixels, should be at most {max_pixels}")
+                return _rgb(image)
+        except BadSample:
+            raise
+        except UnidentifiedImageError:
+            raise BadSample("not an image", f"begins with {data[:8].hex(' ') or 'nothing'}") from None
+        except Image.DecompressionBombError:
+            raise BadSample("too large", f"should be at most {max_pixels} pixels") from None
+        except MemoryError:
+            raise
+        except Exception as error:  # Pillow's plugins raise a dozen types for damaged files
+            reason = "truncated" if isinstance(error, EOFError) or "truncated" in str(error) else "damaged"
+            raise BadSample(reason, " ".join(str(error).split())) from None
+
+
+def _rgb(image: Image.Image) -> np.ndarray:
+    if image.mode.startswith("I"):  # 16-bit grey, which Pillow would clip at 255 instead of scaling
+        grey = np.clip(np.asarray(image).astype(np.int64) >> 8, 0, 255).astype(np.uint8)
+        return np.repeat(grey[:, :, None], 3, axis=2)
+    if image.mode == "F":
+        raise BadSample("damaged", "floating-point pixels have no known range")
+    return np.array(image.convert("RGB"))

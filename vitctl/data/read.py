@@ -1,0 +1,281 @@
+"""Samples by number: the one way in which loaders, evaluations and few-shot see a data set."""
+
+import bisect
+import hashlib
+import io
+import os
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from PIL import Image
+
+from vitctl.data.decode import BadSample
+from vitctl.data.index import Index, read_index
+from vitctl.data.scan import member_name, split_name, unescape_key
+from vitctl.errors import DataError
+
+_OPEN_SHARDS = 64
+
+
+class Source(Protocol):
+    """A data set whose samples are numbered from 0. It travels to other processes by pickling."""
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Names in label order."""
+        ...
+
+    @property
+    def digest(self) -> str:
+        """Hex digest of what the samples are and how they are numbered."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def labels(self, samples: np.ndarray | None = None) -> np.ndarray:
+        """Labels of the given samples, or of all: int64, -1 for none."""
+        ...
+
+    def key(self, sample: int) -> str:
+        """The name of a sample, unique in its split."""
+        ...
+
+    def place(self, sample: int) -> str:
+        """Where a sample lies, for messages."""
+        ...
+
+    def read(self, sample: int) -> bytes:
+        """The encoded image. Raises `BadSample` when it cannot be read."""
+        ...
+
+
+class ShardSource:
+    """The samples of an indexed split, read by offset, in storage order.
+
+    Files are opened when first needed, at most 64 at a time. Reads carry their own offset, so the source
+    may be shared between threads and survives a fork; pickling it sends the folder, never a descriptor.
+    """
+
+    def __init__(self, index: Index) -> None:
+        self.index = index
+        self._ends = list(accumulate(shard.num_samples for shard in index.shards))
+        self._paths = [index.folder / shard.name for shard in index.shards]
+        self._open = lru_cache(_OPEN_SHARDS)(_OpenShard)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reopen, (self.index.folder, self.index.digest)
+
+    def __len__(self) -> int:
+        return self.index.num_samples
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        return self.index.class_names
+
+    @property
+    def digest(self) -> str:
+        return self.index.digest
+
+    def labels(self, samples: np.ndarray | None = None) -> np.ndarray:
+        """Labels of the given samples, or of all: int64, -1 for none."""
+        labels = self.index.rows["label"]
+        return np.array(labels if samples is None else labels[samples], np.int64)
+
+    def key(self, sample: int) -> str:
+        """The key under which the sample was stored."""
+        row = self.index.rows[sample]
+        header = self._pread(sample, int(row["header"]), int(row["data"]))
+        name = member_name(header)
+        if not name:
+            raise BadSample("damaged", f"{self.place(sample)} has no header at byte {row['header']}")
+        return unescape_key(split_name(name)[0])
+
+    def place(self, sample: int) -> str:
+        """The path of the shard that holds the sample."""
+        return str(self._shard_path(sample))
+
+    def read(self, sample: int) -> bytes:
+        """The encoded image, exactly as it was put into the shard."""
+        row = self.index.rows[sample]
+        return self._pread(sample, int(row["header"]) + int(row["data"]), int(row["size"]))
+
+    def _shard_path(self, sample: int) -> Path:
+        if not 0 <= sample < len(self):
+            raise IndexError(f"sample {sample} of {len(self)}")
+        return self._paths[bisect.bisect_right(self._ends, sample)]
+
+    def _pread(self, sample: int, offset: int, size: int) -> bytes:
+        path = self._shard_path(sample)
+        try:
+            data = os.pread(self._open(path).descriptor, size, offset)
+        except OSError as error:
+            raise BadSample("unreadable", f"{path}: {error.strerror}") from None
+        if len(data) < size:
+            raise BadSample("unreadable", f"{path} ends before byte {offset + size}")
+        return data
+
+
+class _OpenShard:
+    """A descriptor that closes when the last reader lets go of it."""
+
+    def __init__(self, path: Path) -> None:
+        self.descriptor = -1
+        self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def __del__(self) -> None:
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+
+
+def _reopen(folder: Path, digest: str) -> ShardSource:
+    source = ShardSource(read_index(folder))
+    if source.digest != digest:
+        raise DataError(f"{folder}: its index changed while it was in use")
+    return source
+
+
+@dataclass(frozen=True, eq=False)
+class Subset:
+    """Some samples of a source, in an order of their own.
+
+    Args:
+        source: where the samples come from.
+        rows: int64 `[n]`, the sample of `source` that each sample of the subset is.
+    """
+
+    source: Source
+    rows: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        return self.source.class_names
+
+    @cached_property
+    def digest(self) -> str:
+        rows = np.ascontiguousarray(self.rows, "<i8")
+        return hashlib.sha256(f"subset {self.source.digest} ".encode() + rows.tobytes()).hexdigest()
+
+    def labels(self, samples: np.ndarray | None = None) -> np.ndarray:
+        """Labels of the given samples, or of all: int64, -1 for none."""
+        return self.source.labels(self.rows if samples is None else self.rows[samples])
+
+    def key(self, sample: int) -> str:
+        """The key of the sample in its source."""
+        return self.source.key(int(self.rows[sample]))
+
+    def place(self, sample: int) -> str:
+        """Where the sample lies in its source."""
+        return self.source.place(int(self.rows[sample]))
+
+    def read(self, sample: int) -> bytes:
+        """The encoded image."""
+        return self.source.read(int(self.rows[sample]))
+
+
+@dataclass(frozen=True)
+class Concat:
+    """Several sources with the same classes, one after the other."""
+
+    parts: tuple[Source, ...]
+
+    def __post_init__(self) -> None:
+        if len({part.class_names for part in self.parts}) != 1:
+            raise DataError("splits with different class names cannot be joined, their labels mean different things")
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    @cached_property
+    def _ends(self) -> list[int]:
+        return list(accumulate(len(part) for part in self.parts))
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        return self.parts[0].class_names
+
+    @cached_property
+    def digest(self) -> str:
+        return hashlib.sha256(" ".join(["concat", *(part.digest for part in self.parts)]).encode()).hexdigest()
+
+    def labels(self, samples: np.ndarray | None = None) -> np.ndarray:
+        """Labels of the given samples, or of all: int64, -1 for none."""
+        if samples is None:
+            return np.concatenate([part.labels() for part in self.parts])
+        return np.array([part.labels(np.array([row]))[0] for part, row in map(self._locate, samples)], np.int64)
+
+    def key(self, sample: int) -> str:
+        """The key of the sample in its part."""
+        part, row = self._locate(sample)
+        return part.key(row)
+
+    def place(self, sample: int) -> str:
+        """Where the sample lies in its part."""
+        part, row = self._locate(sample)
+        return part.place(row)
+
+    def read(self, sample: int) -> bytes:
+        """The encoded image."""
+        part, row = self._locate(sample)
+        return part.read(row)
+
+    def _locate(self, sample: int) -> tuple[Source, int]:
+        if not 0 <= sample < len(self):
+            raise IndexError(f"sample {sample} of {len(self)}")
+        number = bisect.bisect_right(self._ends, sample)
+        return self.parts[number], int(sample) - (self._ends[number - 1] if number else 0)
+
+
+@dataclass(frozen=True)
+class SyntheticSource:
+    """Coloured noise in place of photographs, for smoke runs and benchmarks: nothing is stored.
+
+    The tint of a picture tells its class, so that a model can learn it. Labels go round the classes.
+
+    Args:
+        num_samples: samples in the set.
+        num_classes: classes in the set.
+        image_size: height and width of each JPEG, in pixels.
+    """
+
+    num_samples: int
+    num_classes: int
+    image_size: int
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        return tuple(str(label) for label in range(self.num_classes))
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(repr(self).encode()).hexdigest()
+
+    def labels(self, samples: np.ndarray | None = None) -> np.ndarray:
+        """Labels of the given samples, or of all: int64."""
+        return np.asarray(np.arange(len(self)) if samples is None else samples, np.int64) % self.num_classes
+
+    def key(self, sample: int) -> str:
+        """The number of the sample, as text."""
+        return str(sample)
+
+    def place(self, sample: int) -> str:
+        """Says that the sample is synthetic."""
+        return f"synthetic sample {sample}"
+
+    def read(self, sample: int) -> bytes:
+        """A JPEG that is a pure function of the sample's number."""
+        tint = np.random.default_rng((0, sample % self.num_classes)).uniform(64, 192, 3)
+        noise = np.random.default_rng((1, sample)).normal(0, 40, (16, 16, 3))
+        pixels = np.clip(tint + noise, 0, 255).astype(np.uint8)
+        file = io.BytesIO()
+        Image.fromarray(pixels).resize((self.image_size, self.image_size)).save(file, "JPEG", quality=90)
+        return file.getvalue()

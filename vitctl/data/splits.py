@@ -1,0 +1,99 @@
+"""Split expressions, and the order in which they count: `train[:98%]`, `train[:800]+validation[:200]`."""
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from vitctl.data.read import Concat, Source, Subset
+from vitctl.errors import DataError
+
+_PART = re.compile(r"(?P<split>\w+)(?:\[(?P<start>-?\d+%?)?:(?P<stop>-?\d+%?)?\])?")
+
+
+class Part(NamedTuple):
+    """The samples `start` to `stop` (excluded) of a split, counted in md5 order."""
+
+    split: str
+    start: int
+    stop: int
+
+
+def md5_order(keys: Iterable[str | int], split: str) -> np.ndarray:
+    """The order in which TensorFlow Datasets stores a split: by the MD5 of the split's name and the sample's key.
+
+    Because it is a pure function of the names, "the first 800" are the same 800 samples on every machine.
+
+    Args:
+        keys: one per sample, as the original data set names them; numbers count as their decimal text.
+        split: name of the split, the salt of the hash.
+
+    Returns:
+        int64 `[n]`, the numbers of the samples in that order.
+    """
+    salt = split.encode()
+    digests = [hashlib.md5(salt + str(key).replace("\\", "/").encode(), usedforsecurity=False).digest() for key in keys]
+    return np.array(sorted(range(len(digests)), key=digests.__getitem__), np.int64)
+
+
+def resolve(spec: str, sizes: Mapping[str, int]) -> list[Part]:
+    """Turn a split expression into ranges of samples.
+
+    Args:
+        spec: parts joined by `+`; each a split's name, and perhaps `[start:stop]` with counts or percentages,
+            which count from the end when negative. Percentages round to the nearest sample.
+        sizes: samples in each split.
+
+    Raises:
+        DataError: the expression is malformed, names an unknown split, or asks for more than there is.
+    """
+    return [_part(part.strip(), sizes) for part in spec.split("+")]
+
+
+def select(spec: str, sources: Mapping[str, Source]) -> Source:
+    """The samples that a split expression means.
+
+    A whole split comes in storage order; the samples of a range are counted, and come, in md5 order of their keys.
+
+    Args:
+        spec: see `resolve`.
+        sources: the splits of one data set, by name.
+
+    Raises:
+        DataError: as `resolve`; or nothing is selected.
+    """
+    parts = resolve(spec, {name: len(source) for name, source in sources.items()})
+    chosen = [_chosen(part, sources[part.split]) for part in parts]
+    if not all(len(source) for source in chosen):
+        raise DataError(f"split {spec!r} selects no samples")
+    return chosen[0] if len(chosen) == 1 else Concat(tuple(chosen))
+
+
+def _chosen(part: Part, source: Source) -> Source:
+    if (part.start, part.stop) == (0, len(source)):
+        return source
+    order = md5_order(map(source.key, range(len(source))), part.split)
+    return Subset(source, order[part.start : part.stop])
+
+
+def _part(text: str, sizes: Mapping[str, int]) -> Part:
+    match = _PART.fullmatch(text)
+    if match is None:
+        raise DataError(f"split {text!r}: should look like train, train[:98%] or train[:800]+validation[:200]")
+    split = match["split"]
+    if split not in sizes:
+        raise DataError(f"split {text!r}: there is no {split!r}, should be one of: {', '.join(sizes)}")
+    start = _boundary(match["start"], 0, sizes[split], text)
+    stop = _boundary(match["stop"], sizes[split], sizes[split], text)
+    return Part(split, start, max(start, stop))
+
+
+def _boundary(text: str | None, default: int, size: int, part: str) -> int:
+    if text is None:
+        return default
+    value = round(int(text[:-1]) * size / 100) if text.endswith("%") else int(text)
+    if abs(value) > size:
+        raise DataError(f"split {part!r}: {text} is more than the {size} samples there are")
+    return value + size if value < 0 else value

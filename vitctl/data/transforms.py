@@ -1,0 +1,189 @@
+"""Pixels to the square a model sees. What is random is drawn from a generator that the caller hands in."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitctl.data.decode import MAX_PIXELS, BadSample
+from vitctl.errors import DataError
+
+Resample = Literal["bilinear", "bilinear_antialias"]
+_CROP_ATTEMPTS = 100
+
+
+@dataclass(frozen=True)
+class TrainTransform:
+    """Random crop, resize and left-right flip.
+
+    Args:
+        image_size: height and width of the result, in pixels.
+        crop: `inception` cuts out a random part and resizes it; `random` resizes to a square of `resize` and cuts the
+            result out at random (as in BiT); `none` only resizes.
+        flip: mirror left and right with probability one half.
+        resample: `bilinear` as TensorFlow does it, without antialiasing; `bilinear_antialias` as Pillow does it.
+        area_range: `inception`: part of the image's area, 0 to 1.
+        aspect_range: `inception`: width by height.
+        resize: `random`: size before the crop, in pixels.
+
+    Raises:
+        DataError: sizes that do not fit, or an unknown choice.
+
+    Paper: Section 4.1 and Appendix B.1.1; the crop as run is that of the authors' code.
+    """
+
+    image_size: int
+    crop: Literal["inception", "random", "none"] = "inception"
+    flip: bool = True
+    resample: Resample = "bilinear"
+    area_range: tuple[float, float] = (0.05, 1.0)
+    aspect_range: tuple[float, float] = (0.75, 1.33)
+    resize: int = 0
+
+    def __post_init__(self) -> None:
+        _check_choice("crop", self.crop, ("inception", "random", "none"))
+        _check_choice("resample", self.resample, ("bilinear", "bilinear_antialias"))
+        if self.crop == "random" and self.resize < self.image_size:
+            raise DataError(
+                f"crop 'random': resize is {self.resize}, should be at least image_size, which is {self.image_size}"
+            )
+
+    def __call__(self, image: np.ndarray, rng: np.random.Generator) -> Tensor:
+        """Transform one image.
+
+        Args:
+            image: uint8 `[H, W, 3]`.
+            rng: the only source of chance.
+
+        Returns:
+            uint8 `[3, image_size, image_size]`.
+        """
+        size = self.image_size
+        if self.crop == "inception":
+            top, left, height, width = inception_box(
+                image.shape[0], image.shape[1], rng, self.area_range, self.aspect_range
+            )
+            pixels = _resize(image[top : top + height, left : left + width], size, size, self.resample)
+        elif self.crop == "random":
+            pixels = _resize(image, self.resize, self.resize, self.resample)
+            top, left = rng.integers(0, self.resize - size + 1, 2).tolist()
+            pixels = pixels[:, top : top + size, left : left + size]
+        else:
+            pixels = _resize(image, size, size, self.resample)
+        return pixels.flip(2) if self.flip and rng.random() < 0.5 else pixels
+
+
+@dataclass(frozen=True)
+class EvalTransform:
+    """Resize and centre crop.
+
+    The authors' pre-training evaluation shrinks the shorter side by TensorFlow's `area` method; we have none, and
+    `bilinear_antialias` is our stand-in for it.
+
+    Args:
+        image_size: height and width of the result, in pixels.
+        method: `square` squashes to a square; `shorter_side` keeps the aspect and scales the shorter side.
+        resize: size of the square, or of the shorter side, before the centre crop; 0 for image_size.
+        resample: see `TrainTransform`.
+
+    Raises:
+        DataError: sizes that do not fit, or an unknown choice.
+
+    Paper: the authors' code; Section 4.1 for the resolution.
+    """
+
+    image_size: int
+    method: Literal["square", "shorter_side"] = "square"
+    resize: int = 0
+    resample: Resample = "bilinear"
+
+    def __post_init__(self) -> None:
+        _check_choice("method", self.method, ("square", "shorter_side"))
+        _check_choice("resample", self.resample, ("bilinear", "bilinear_antialias"))
+        if 0 < self.resize < self.image_size:
+            raise DataError(f"resize is {self.resize}, should be 0 or at least image_size, which is {self.image_size}")
+
+    def __call__(self, image: np.ndarray) -> Tensor:
+        """Transform one image.
+
+        Args:
+            image: uint8 `[H, W, 3]`.
+
+        Returns:
+            uint8 `[3, image_size, image_size]`.
+
+        Raises:
+            BadSample: `too large`, for an image so narrow that it would grow beyond all bounds.
+        """
+        size, target = self.image_size, self.resize or self.image_size
+        height = width = target
+        if self.method == "shorter_side":
+            ratio = target / min(image.shape[:2])
+            height, width = round(image.shape[0] * ratio), round(image.shape[1] * ratio)
+            if height * width > MAX_PIXELS:
+                raise BadSample("too large", f"{image.shape[1]}x{image.shape[0]} pixels would become {width}x{height}")
+        pixels = _resize(image, height, width, self.resample)
+        top, left = (height - size) // 2, (width - size) // 2
+        return pixels[:, top : top + size, left : left + size]
+
+
+def augmentation_rng(seed: int, epoch: int, sample: int) -> np.random.Generator:
+    """The generator that augments one sample in one epoch, whoever draws it and whenever."""
+    return np.random.default_rng((seed, epoch, sample))
+
+
+def inception_box(
+    height: int,
+    width: int,
+    rng: np.random.Generator,
+    area_range: tuple[float, float],
+    aspect_range: tuple[float, float],
+) -> tuple[int, int, int, int]:
+    """Choose a random part of an image, as `tf.image.sample_distorted_bounding_box` distributes it.
+
+    The aspect is uniform in its range; then the height is uniform among those that keep the area in its range and
+    the box inside the image (so it is the side, not the area, that is uniform). After 100 failures: the whole image.
+
+    Args:
+        height: of the image, in pixels.
+        width: of the image, in pixels.
+        rng: the source of chance.
+        area_range: part of the image's area, 0 to 1.
+        aspect_range: width by height of the box.
+
+    Returns:
+        top, left, height and width of the box, in pixels.
+    """
+    smallest, largest = (fraction * height * width for fraction in area_range)
+    for _ in range(_CROP_ATTEMPTS):
+        aspect = rng.uniform(*aspect_range)
+        highest = min(height, round(math.sqrt(largest / aspect)), int((width + 0.5) / aspect))
+        lowest = min(highest, round(math.sqrt(smallest / aspect)))
+        box_height = int(rng.integers(lowest, highest + 1))
+        box_width = round(box_height * aspect)
+        if 0 < box_width <= width and smallest <= box_height * box_width <= largest:
+            return _offset(height - box_height, rng), _offset(width - box_width, rng), box_height, box_width
+    return 0, 0, height, width
+
+
+def _offset(room: int, rng: np.random.Generator) -> int:
+    """TensorFlow never takes the last offset, unless it is the only one."""
+    return int(rng.integers(room)) if room else 0
+
+
+def _resize(image: np.ndarray, height: int, width: int, resample: Resample) -> Tensor:
+    """Resize uint8 `[H, W, 3]` with half-pixel centres; returns uint8 `[3, height, width]`."""
+    pixels = torch.from_numpy(image).permute(2, 0, 1)[None]
+    if pixels.shape[2:] != (height, width):
+        antialias = resample == "bilinear_antialias"
+        pixels = F.interpolate(pixels, (height, width), mode="bilinear", align_corners=False, antialias=antialias)
+    return pixels[0]
+
+
+def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise DataError(f"{name} is {value!r}, should be one of: {', '.join(choices)}")

@@ -1,0 +1,145 @@
+"""Checkpoints: safetensors and JSON, written aside, flushed, renamed; the newest whole one is found by its digests."""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from vitctl.engine.journal import write_json
+from vitctl.errors import CheckpointError
+from vitctl.models.weights.load import save_weights
+
+FORMAT = "vitctl-checkpoint/1"
+OPTIMIZER = "optimizer.safetensors"
+STATE = "state.json"
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A whole checkpoint on disk."""
+
+    folder: Path
+    state: dict[str, Any]
+
+    @property
+    def step(self) -> int:
+        """Finished optimizer steps."""
+        return int(self.state["step"])
+
+    def tensors(self, name: str) -> dict[str, Tensor]:
+        """The tensors of one of its files, on the CPU; none when it has no such file."""
+        path = self.folder / name
+        return load_file(path) if path.exists() else {}
+
+
+def save_checkpoint(
+    root: Path,
+    step: int,
+    *,
+    weights: Mapping[str, Mapping[str, Tensor]],
+    config: Any,
+    meta: dict[str, Any],
+    optimizer: dict[str, Tensor],
+    state: dict[str, Any],
+) -> Path:
+    """Write `root/step_XXXXXXXX` as a whole or not at all.
+
+    Args:
+        root: the run's checkpoints folder.
+        step: finished steps.
+        weights: "model" and perhaps "ema" -> named tensors; each becomes a weights file of its own.
+        config, meta: of the model, kept inside the weights files.
+        optimizer: named tensors.
+        state: what else is needed to go on; JSON.
+
+    Returns:
+        the checkpoint's folder.
+    """
+    final = root / f"step_{step:08d}"
+    aside = root / f".{final.name}.{os.getpid()}"
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    for name, tensors in weights.items():
+        save_weights(aside / f"{name}.safetensors", tensors, config, meta)
+    save_file({k: v.detach().cpu().contiguous() for k, v in optimizer.items()}, aside / OPTIMIZER)
+    _flush(aside / OPTIMIZER)
+    files = {path.name: {"bytes": path.stat().st_size, "sha256": _sha256(path)} for path in sorted(aside.iterdir())}
+    write_json(aside / STATE, {"format": FORMAT, "step": step, **state, "files": files})
+    _flush(aside)
+    if final.exists():
+        shutil.rmtree(final)
+    aside.rename(final)
+    _flush(root)
+    return final
+
+
+def newest_checkpoint(root: Path) -> tuple[Saved | None, list[str]]:
+    """The newest whole checkpoint, and one line for each newer one that is not whole.
+
+    Files are compared with the sizes and digests that were noted when they were written.
+    """
+    problems: list[str] = []
+    for folder in sorted(root.glob("step_*"), reverse=True):
+        try:
+            return read_checkpoint(folder), problems
+        except CheckpointError as error:
+            problems.append(str(error))
+    return None, problems
+
+
+def read_checkpoint(folder: Path) -> Saved:
+    """Check one checkpoint against its own digests.
+
+    Raises:
+        CheckpointError: a file is missing or is not what was written.
+    """
+    try:
+        state = json.loads((folder / STATE).read_text(encoding="utf-8"))
+        files = dict(state["files"])
+    except (OSError, ValueError, KeyError, TypeError):
+        raise CheckpointError(f"{folder}: not a whole checkpoint: {STATE} is missing or torn") from None
+    if state.get("format") != FORMAT:
+        raise CheckpointError(f"{folder}: {STATE} says {state.get('format')!r}, this vitctl reads {FORMAT!r}")
+    for name, noted in files.items():
+        path = folder / name
+        if not path.is_file() or path.stat().st_size != noted["bytes"] or _sha256(path) != noted["sha256"]:
+            raise CheckpointError(
+                f"{folder}: not a whole checkpoint: {name} is missing or changed since it was written"
+            )
+    return Saved(folder, state)
+
+
+def keep(root: Path, *, last: int, best: int, scores: Mapping[int, float]) -> None:
+    """Delete all checkpoints but the `last` newest and the `best` of the highest scores, and what crashes left aside."""
+    folders = {int(path.name[5:]): path for path in root.glob("step_*") if path.name[5:].isdigit()}
+    newest = sorted(folders)[-last:]
+    ranked = sorted((step for step in folders if step in scores), key=lambda step: (scores[step], step))
+    kept = {*newest, *(ranked[-best:] if best else ())}
+    _remove([path for step, path in folders.items() if step not in kept])
+    _remove(path for path in root.glob(".step_*") if path.is_dir())
+
+
+def _remove(paths: Iterable[Path]) -> None:
+    for path in paths:
+        doomed = path if path.name.startswith(".") else path.rename(path.with_name(f".{path.name}.old"))
+        shutil.rmtree(doomed, ignore_errors=True)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

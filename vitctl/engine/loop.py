@@ -1,0 +1,153 @@
+"""The update and the loop."""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from vitctl.data.loader import Batch
+from vitctl.engine.averaging import Average
+from vitctl.engine.optimizer import clip_gradients, decay_weights
+from vitctl.engine.preemption import StopFlag, Stopped
+from vitctl.engine.runtime import Runtime, seed_step
+from vitctl.errors import VitctlError
+
+Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one update did, the same on every process."""
+
+    loss: float
+    grad_norm: float
+    lr: float
+    num_bad: int
+    stop: bool
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """A model and all that changes it.
+
+    `model` is wrapped by the runtime, `bare` is the same model unwrapped. `loss(logits, labels, weights)` sums over its batch,
+    `lr(step)` is the rate after `step` finished updates, `batch_size` is global.
+    """
+
+    runtime: Runtime
+    model: nn.Module
+    bare: nn.Module
+    optimizer: Optimizer
+    average: Average | None
+    normalise: Callable[[Tensor], Tensor]
+    loss: Loss
+    lr: Callable[[int], float]
+    batch_size: int
+    weight_decay: float
+    clip_norm: float
+    seed: int
+    stop: StopFlag
+
+    def update(self, step: int, micro_batches: list[Batch]) -> Result:
+        """One optimizer step after `step` finished ones, from this process's share of the global batch.
+
+        The gradient is that of the mean loss over the readable images of the global batch, whatever the micro-batches
+        and processes: each share adds loss / batch_size, and a few unreadable images are corrected for at the end.
+        """
+        seed_step(self.seed, step, self.runtime.rank)
+        self.model.train()
+        losses = [self._backward(batch, last=batch is micro_batches[-1]) for batch in micro_batches]
+        own = [
+            sum(float(loss) for loss in losses),
+            sum(float(batch.weights.sum()) for batch in micro_batches),
+            float(sum(len(batch.bad) for batch in micro_batches)),
+            float(self.stop.raised),
+        ]
+        loss_sum, num_images, num_bad, stop = self.runtime.sum(own)
+        if 0 < num_images < self.batch_size:
+            for p in self.bare.parameters():
+                if p.grad is not None:
+                    p.grad.mul_(self.batch_size / num_images)
+        norm, lr = float(clip_gradients(self.bare.parameters(), self.clip_norm)), self.lr(step)
+        if not math.isfinite(loss_sum) or not math.isfinite(norm):
+            raise VitctlError(
+                f"step {step + 1}: loss {loss_sum / max(1.0, num_images):g}, gradient norm {norm:g}, learning rate {lr:g}: "
+                f"not finite, training stopped; lower optimizer.lr, set optimizer.clip_norm, or lengthen schedule.warmup_steps"
+            )
+        self._step(lr)
+        return Result(loss_sum / max(1.0, num_images), norm, lr, int(num_bad), bool(stop))
+
+    def _backward(self, batch: Batch, *, last: bool) -> Tensor:
+        accelerator = self.runtime.accelerator
+        with nullcontext() if last else accelerator.no_sync(self.model):
+            logits = self.model(self.normalise(batch.images))
+            loss = self.loss(logits, batch.labels.to(logits.device), batch.weights.to(logits.device))
+            accelerator.backward(loss * (self.runtime.num_processes / self.batch_size))
+        return loss.detach()
+
+    def _step(self, lr: float) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        decay_weights(self.optimizer, lr, self.weight_decay)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.average is not None:
+            self.average.update(self.bare)
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """What happens around the updates. `evaluate_every` and `save_every` are in steps, 0 for never before the end."""
+
+    log: Callable[[int, Result, float, list[Batch]], None]
+    evaluate: Callable[[int], None]
+    save: Callable[[int], None]
+    evaluate_every: int
+    save_every: int
+
+
+def run_steps(
+    trainer: Trainer, batches: Iterator[Batch], share: int, first_step: int, total_steps: int, hooks: Hooks
+) -> None:
+    """Train from `first_step` finished steps to `total_steps`.
+
+    Args:
+        trainer: the model and its update.
+        batches: micro-batches of this process, from first_step on, without end.
+        share: images of this process in a global batch.
+        first_step, total_steps: finished steps before and after.
+        hooks: logging, evaluation, saving.
+
+    Raises:
+        Stopped: a signal came to any process; the state is saved.
+    """
+    step = first_step
+    try:
+        while step < total_steps:
+            began = time.perf_counter()
+            micro_batches = take(batches, share)
+            waited = time.perf_counter() - began
+            result = trainer.update(step, micro_batches)
+            step += 1
+            hooks.log(step, result, waited, micro_batches)
+            if result.stop:
+                raise Stopped
+            if step == total_steps or (hooks.evaluate_every and step % hooks.evaluate_every == 0):
+                hooks.evaluate(step)
+            if step == total_steps or (hooks.save_every and step % hooks.save_every == 0):
+                hooks.save(step)
+    except Stopped:
+        hooks.save(step)
+        raise
+
+
+def take(batches: Iterator[Batch], share: int) -> list[Batch]:
+    """Micro-batches that make up this process's share of one global batch."""
+    micro_batches: list[Batch] = []
+    while sum(len(batch.labels) for batch in micro_batches) < share:
+        micro_batches.append(next(batches))
+    return micro_batches

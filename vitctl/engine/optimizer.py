@@ -1,0 +1,85 @@
+"""The paper's two optimizers, exact clipping, and optimizer state as named tensors."""
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, AdamW, Optimizer
+
+from vitctl.errors import CheckpointError
+
+
+def build_optimizer(
+    model: nn.Module, *, name: str, weight_decay: float, beta1: float, beta2: float, eps: float, momentum: float
+) -> Optimizer:
+    """Adam in the AdamW form, or SGD with momentum, over every parameter (biases and norms too, as the authors did).
+
+    The learning rate is set before each step by the loop. The decay is decoupled: p -= lr * weight_decay * p.
+
+    Paper: Section 4.1, Tables 3 and 4.
+    """
+    if name == "adam":
+        return AdamW(model.parameters(), lr=0.0, betas=(beta1, beta2), eps=eps, weight_decay=weight_decay)
+    return SGD(model.parameters(), lr=0.0, momentum=momentum, weight_decay=0.0)
+
+
+def decay_weights(optimizer: Optimizer, lr: float, weight_decay: float) -> None:
+    """Decoupled decay for SGD, whose own weight_decay would enter the momentum; AdamW does this inside its step."""
+    if isinstance(optimizer, SGD) and weight_decay:
+        with torch.no_grad():
+            torch._foreach_mul_(
+                [p for group in optimizer.param_groups for p in group["params"]], 1.0 - lr * weight_decay
+            )
+
+
+def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor:
+    """Scale all gradients by min(1, max_norm / norm), without the small constant that torch adds to the norm.
+
+    Args:
+        parameters: with gradients.
+        max_norm: bound of the global norm; 0 only measures.
+
+    Returns:
+        the global norm before clipping, a scalar in float32 or wider.
+    """
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    norm = nn.utils.get_total_norm(gradients)
+    if max_norm:
+        torch._foreach_mul_(gradients, torch.clamp(max_norm / norm, max=1.0))
+    return norm
+
+
+def optimizer_tensors(optimizer: Optimizer, model: nn.Module) -> dict[str, Tensor]:
+    """The optimizer's state as "slot/parameter name" -> tensor, ready for safetensors."""
+    names = _names(optimizer, model)
+    return {
+        f"{slot}/{name}": value
+        for parameter, name in names.items()
+        for slot, value in optimizer.state[parameter].items()
+        if isinstance(value, Tensor)
+    }
+
+
+def load_optimizer_tensors(optimizer: Optimizer, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """The inverse of `optimizer_tensors`.
+
+    Raises:
+        CheckpointError: the tensors belong to another model.
+    """
+    by_name: dict[str, dict[str, Tensor]] = {}
+    for key, value in tensors.items():
+        slot, name = key.split("/", 1)
+        by_name.setdefault(name, {})[slot] = value
+    names = _names(optimizer, model)
+    if by_name and set(by_name) != set(names.values()):
+        odd = sorted(set(by_name) ^ set(names.values()))
+        raise CheckpointError(f"optimizer state does not fit the model: {len(odd)} parameters differ, first {odd[0]}")
+    for parameter, name in names.items():
+        for slot, value in by_name.get(name, {}).items():
+            home = torch.device("cpu") if slot == "step" else parameter.device
+            optimizer.state[parameter][slot] = value.to(home).clone()
+
+
+def _names(optimizer: Optimizer, model: nn.Module) -> dict[nn.Parameter, str]:
+    known = {parameter: name for name, parameter in model.named_parameters()}
+    return {p: known[p] for group in optimizer.param_groups for p in group["params"]}

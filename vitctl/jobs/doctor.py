@@ -1,0 +1,113 @@
+"""A look at the installation and the machine."""
+
+import importlib.metadata
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+MIN_FREE_GIB = 5
+MIN_SHM_MIB = 256
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing looked at: whether it is well, and what was seen (with the remedy when it is not)."""
+
+    ok: bool
+    what: str
+    said: str
+
+
+def examine() -> list[Finding]:
+    """Look at everything that a run stands on. Nothing is changed, nothing is fetched."""
+    return [finding for look in (_python, _packages, _torch, _precision, _data, _disk) for finding in _guarded(look)]
+
+
+def _guarded(look: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
+    try:
+        yield from look()
+    except Exception as error:
+        yield Finding(False, look.__name__.strip("_"), f"{type(error).__name__}: {error}")
+
+
+def _python() -> Iterator[Finding]:
+    yield Finding(sys.version_info >= (3, 11), "python", f"{platform.python_version()} on {platform.platform()}")
+
+
+def _packages() -> Iterator[Finding]:
+    for name in (
+        "accelerate",
+        "webdataset",
+        "safetensors",
+        "onnx",
+        "onnxscript",
+        "onnxruntime",
+        "scikit-learn",
+        "pydantic",
+    ):
+        try:
+            yield Finding(True, name, importlib.metadata.version(name))
+        except importlib.metadata.PackageNotFoundError:
+            yield Finding(False, name, f"not installed; pip install {name}")
+
+
+def _torch() -> Iterator[Finding]:
+    import torch
+
+    yield Finding(True, "torch", torch.__version__)
+    try:
+        import torchvision
+
+        yield Finding(True, "torchvision", torchvision.__version__)
+    except (ImportError, RuntimeError) as error:
+        yield Finding(False, "torchvision", f"does not fit torch ({error}); install both from the same index")
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    yield Finding(True, "cpu", f"{cpus} cores, {torch.get_num_threads()} torch threads")
+    if torch.cuda.is_available():
+        for i in range(torch.cuda.device_count()):
+            p = torch.cuda.get_device_properties(i)
+            yield Finding(True, f"gpu {i}", f"{p.name}, {p.total_memory / 2**30:.0f} GiB")
+    else:
+        yield Finding(True, "gpu", "none: training runs on the CPU")
+
+
+def _precision() -> Iterator[Finding]:
+    import torch
+
+    from vitctl.engine.runtime import best_precision
+
+    yield Finding(
+        True, "precision", f"machine.precision = 'auto' takes {best_precision(not torch.cuda.is_available())} here"
+    )
+
+
+def _data() -> Iterator[Finding]:
+    from vitctl.data.catalog import DATA_SETS
+    from vitctl.data.index import find_splits
+
+    present = [name for name in DATA_SETS if find_splits(Path("data") / name)]
+    own = [name for name, row in DATA_SETS.items() if row.make is not None]
+    yield Finding(True, "data", f"under ./data: {', '.join(present) or 'nothing'}; with vitctl: {', '.join(own)}")
+
+
+def _disk() -> Iterator[Finding]:
+    free = shutil.disk_usage(".").free / 2**30
+    yield Finding(
+        free >= MIN_FREE_GIB, "disk", f"{free:.1f} GiB free here" + ("" if free >= MIN_FREE_GIB else "; runs need more")
+    )
+    writable = os.access(".", os.W_OK)
+    yield Finding(
+        writable,
+        "folder",
+        f"{Path.cwd()} " + ("can be written" if writable else "cannot be written; use --out elsewhere"),
+    )
+    if Path("/dev/shm").exists():
+        shm = shutil.disk_usage("/dev/shm").free / 2**20
+        said = f"{shm:,.0f} MiB of shared memory" + (
+            "" if shm >= MIN_SHM_MIB else "; in a container start it with --shm-size=2g"
+        )
+        yield Finding(shm >= MIN_SHM_MIB, "shm", said)

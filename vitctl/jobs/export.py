@@ -1,0 +1,159 @@
+"""Files for other programs, proven equal to the model before they are kept."""
+
+import json
+import os
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from vitctl.engine.journal import LOG, Journal, Report, silent
+from vitctl.engine.preemption import StopFlag
+from vitctl.errors import CheckpointError, RecipeError
+from vitctl.jobs.inputs import Found, find_weights, loaded_model
+from vitctl.jobs.result import RunResult
+from vitctl.models.weights.load import load_weights, save_weights, weights_digest
+from vitctl.recipe.schema import ExportRecipe
+
+TOLERANCE = 1e-4
+ONNX_OPSET = 20
+
+
+def export(recipe: ExportRecipe, run_dir: Path, report: Report = silent, stop: StopFlag | None = None) -> RunResult:  # noqa: ARG001
+    """Write weights.source as export.to, verify each file by reading it back, and delete it if it does not agree.
+
+    The ONNX file takes uint8 images [B, 3, S, S] (RGB, 0..255), already resized; the value range is inside the graph, and
+    class names and pre-processing are in its metadata.
+
+    Args:
+        recipe: checked.
+        run_dir: gets model.onnx, model.safetensors.
+        report: called with every log record.
+        stop: not needed, nothing here takes long.
+
+    Returns:
+        the files and, for each, the largest difference to the model's logits in units of their standard deviation.
+
+    Raises:
+        CheckpointError: a written file disagrees with the model; it is not kept.
+    """
+    unknown = sorted(set(recipe.export.to) - set(WRITERS))
+    if unknown or not recipe.export.to:
+        raise RecipeError(
+            f"export.to: {', '.join(unknown) or 'nothing'} cannot be written; choose from {', '.join(WRITERS)}"
+        )
+    found = find_weights(recipe.weights.source, name=recipe.export.weights)
+    model, _ = loaded_model(found, 0, torch.float32)
+    journal = Journal(run_dir / LOG, report)
+    journal.write("weights", step=0, path=str(found.path), text=f"to {', '.join(recipe.export.to)}")
+    files, differences = {}, {}
+    for kind in recipe.export.to:
+        path, difference = WRITERS[kind](
+            found, Raw(model.eval(), found.weights.meta), run_dir, recipe.export.batch_sizes
+        )
+        journal.write(
+            "export", step=0, path=str(path), difference=difference, batch_sizes=list(recipe.export.batch_sizes)
+        )
+        files[kind], differences[kind] = str(path), difference
+    digest = weights_digest(found.weights.state)
+    return RunResult(
+        "export",
+        "done",
+        metrics={"max_difference": differences},
+        provenance={
+            "weights": str(found.path),
+            "weights_sha256": digest,
+            "batch_sizes": list(recipe.export.batch_sizes),
+        },
+        files=files,
+    )
+
+
+class Raw(nn.Module):
+    """A model with its value range in front: uint8 images [B, 3, S, S] to logits [B, K]."""
+
+    def __init__(self, model: nn.Module, meta: dict[str, Any]) -> None:
+        super().__init__()
+        self.model = model
+        self.mean: Tensor
+        self.std: Tensor
+        self.register_buffer("mean", torch.tensor(meta["mean"]).view(1, 3, 1, 1))
+        self.register_buffer("std", torch.tensor(meta["std"]).view(1, 3, 1, 1))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits [B, K] of images [B, 3, S, S], uint8."""
+        normalised: Tensor = (images.float() / 255.0 - self.mean) / self.std
+        return self.model(normalised)
+
+
+def _write_onnx(found: Found, raw: Raw, run_dir: Path, batch_sizes: tuple[int, ...]) -> tuple[Path, float]:
+    import onnx
+
+    path, aside = run_dir / "model.onnx", run_dir / f".model.{os.getpid()}.onnx"
+    size = found.weights.config.image_size
+    example = torch.zeros(2, 3, size, size, dtype=torch.uint8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        program = torch.onnx.export(
+            raw,
+            (example,),
+            input_names=["images"],
+            output_names=["logits"],
+            dynamic_shapes=({0: torch.export.Dim("batch")},),
+            dynamo=True,
+            opset_version=ONNX_OPSET,
+            verbose=False,
+        )
+    assert program is not None
+    proto = program.model_proto
+    meta = {k: v for k, v in found.weights.meta.items() if k != "class_names"}
+    notes = {"class_names": json.dumps(found.weights.meta.get("class_names", [])), "preprocessing": json.dumps(meta)}
+    onnx.helper.set_model_props(
+        proto, {**notes, "producer": "vitctl", "weights_sha256": weights_digest(found.weights.state)}
+    )
+    onnx.save(proto, aside)
+    return path, _agree(path, aside, raw, size, batch_sizes, _run_onnx(aside))
+
+
+def _run_onnx(path: Path) -> Any:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    return lambda images: session.run(["logits"], {"images": images.numpy()})[0]
+
+
+def _write_safetensors(found: Found, raw: Raw, run_dir: Path, batch_sizes: tuple[int, ...]) -> tuple[Path, float]:
+    path, aside = run_dir / "model.safetensors", run_dir / f".model.{os.getpid()}.safetensors"
+    save_weights(aside, found.weights.state, found.weights.config, found.weights.meta)
+    again, _ = loaded_model(Found(aside, load_weights(aside)), 0, torch.float32)
+    read_back = Raw(again.eval(), found.weights.meta)
+    return path, _agree(path, aside, raw, found.weights.config.image_size, batch_sizes, lambda x: read_back(x).numpy())
+
+
+@torch.inference_mode()
+def _agree(path: Path, aside: Path, raw: Raw, size: int, batch_sizes: tuple[int, ...], run: Any) -> float:
+    """Largest difference over all batch sizes in standard deviations of the logits; keeps the file if it is small."""
+    worst = 0.0
+    generator = torch.Generator().manual_seed(0)
+    for batch in batch_sizes:
+        images = torch.randint(0, 256, (batch, 3, size, size), dtype=torch.uint8, generator=generator)
+        expected, got = raw(images).numpy(), np.asarray(run(images))
+        spread = float(expected.std()) or 1.0
+        difference = float(np.abs(expected - got).max()) / spread if got.shape == expected.shape else float("inf")
+        worst = max(worst, difference)
+    if not worst <= TOLERANCE:
+        aside.unlink()
+        raise CheckpointError(
+            f"{path}: the exported file differs from the model by {worst:.1e} standard deviations of the logits "
+            f"(allowed {TOLERANCE:g}); it was not kept"
+        )
+    aside.replace(path)
+    return worst
+
+
+WRITERS = {"onnx": _write_onnx, "safetensors": _write_safetensors}

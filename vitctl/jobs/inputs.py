@@ -1,0 +1,173 @@
+"""What jobs take in: splits, transforms, and the weights of an earlier run, from the words of a recipe."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vitctl.data.catalog import open_split, synthetic
+from vitctl.data.read import Source
+from vitctl.data.transforms import EvalTransform, TrainTransform
+from vitctl.engine.checkpoint import newest_checkpoint
+from vitctl.errors import CheckpointError, DataError
+from vitctl.jobs.result import read_result
+from vitctl.models.build import build, load_state, transfer
+from vitctl.models.position import resize_position_embedding
+from vitctl.models.vit import VisionTransformer
+from vitctl.models.weights.load import Weights, load_weights
+from vitctl.recipe.schema import Place, StartWeights, TrainImages
+
+RUNS = Path("runs")
+
+
+def open_images(place: Place, split: str, run_dir: Path) -> Source:
+    """A split of a recipe's [data]; sets that come with vitctl are written to RUN/data when they are nowhere else."""
+    return open_split(split, path=place.path, dataset=place.dataset, root=place.root, scratch=run_dir / "data")
+
+
+def open_training_images(data: TrainImages, run_dir: Path) -> tuple[Source, Source | None]:
+    """The training split, and the split to score on (None: there is none, and the recipe names none).
+
+    Raises:
+        DataError: data is missing, or the two splits have other classes.
+    """
+    if data.synthetic:
+        return synthetic(data.synthetic, dataset=data.dataset, image_size=data.image_size), None
+    train = open_images(data, data.train_split, run_dir)
+    test = open_images(data, data.eval_split, run_dir) if data.eval_split else None
+    if test is not None and test.class_names != train.class_names:
+        odd = sorted(set(train.class_names) ^ set(test.class_names))[:3]
+        raise DataError(
+            f"'{data.train_split}' has {len(train.class_names)} classes, '{data.eval_split}' {len(test.class_names)}, "
+            f"and they are not the same{': ' + ', '.join(odd) if odd else ' in order'}; make both with one class list"
+        )
+    return train, test
+
+
+def at_size(data: TrainImages, stored: int) -> TrainImages:
+    """[data] with its image size: the recipe's, or the one stored with the weights where the recipe says 0."""
+    return data if data.image_size else TrainImages(**{**data.model_dump(), "image_size": stored})
+
+
+def train_transform(data: TrainImages) -> TrainTransform:
+    """Augmentation of a recipe's [data]."""
+    return TrainTransform(
+        data.image_size, crop=data.crop, flip=data.flip, resample=data.resample, resize=data.train_resize
+    )
+
+
+def eval_transform(data: TrainImages) -> EvalTransform:
+    """Evaluation pre-processing of a recipe's [data]."""
+    return EvalTransform(data.image_size, method=data.eval_method, resize=data.eval_resize, resample=data.resample)
+
+
+def preprocessing(data: TrainImages, mean: tuple[float, ...], std: tuple[float, ...]) -> dict[str, Any]:
+    """What must travel with the weights for the same numbers elsewhere."""
+    return {
+        "image_size": data.image_size,
+        "eval_method": data.eval_method,
+        "eval_resize": data.eval_resize,
+        "resample": data.resample,
+        "mean": list(mean),
+        "std": list(std),
+    }
+
+
+@dataclass(frozen=True)
+class Found:
+    """Weights and where they were found."""
+
+    path: Path
+    weights: Weights
+
+
+def find_weights(source: str, runs: Path = RUNS, *, name: str = "model") -> Found:
+    """The weights that a recipe's weights.source means.
+
+    Args:
+        source: a weights file, a checkpoint folder, a run folder (its last checkpoint), or "newest".
+        runs: where "newest" looks for the newest finished pre-training run.
+        name: "model" or "ema".
+
+    Raises:
+        CheckpointError: there are none; the message says where was looked.
+    """
+    folder = newest_pretraining(runs) if source == "newest" else Path(source)
+    if (folder / "checkpoints").is_dir():
+        saved, problems = newest_checkpoint(folder / "checkpoints")
+        if saved is None:
+            raise CheckpointError(f"{folder}: holds no whole checkpoint{': ' + problems[0] if problems else ''}")
+        folder = saved.folder
+    path = folder / f"{name}.safetensors" if folder.is_dir() else folder
+    if not path.exists():
+        raise CheckpointError(
+            f"{path}: no such weights; give a run folder, a checkpoint folder or a .safetensors file with --from"
+        )
+    return Found(path, load_weights(path))
+
+
+def newest_pretraining(runs: Path) -> Path:
+    """The newest run under `runs` whose pre-training is done.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    finished = []
+    for file in runs.glob("*/result.json"):
+        result = read_result(file.parent)
+        if result is not None and result.job == "pretrain" and result.status == "done":
+            finished.append((file.stat().st_mtime, file.parent))
+    if not finished:
+        raise CheckpointError(
+            f"no finished pre-training run under {runs.resolve()}; give weights with --from RUN_OR_FILE, "
+            f"or train some first: vitctl pretrain --recipe smoke"
+        )
+    return max(finished)[1]
+
+
+def loaded_model(found: Found, image_size: int, dtype: torch.dtype) -> tuple[VisionTransformer, int]:
+    """The stored model with its own head, and its image size.
+
+    Args:
+        found: weights.
+        image_size: other than the stored one: the position embedding is resized; 0 keeps it.
+        dtype: of the parameters.
+    """
+    config, state = found.weights.config, dict(found.weights.state)
+    target = replace(config, image_size=image_size or config.image_size)
+    if target.grid != config.grid and "position_embedding" in state:
+        table = state["position_embedding"]
+        state["position_embedding"] = resize_position_embedding(table, config.grid, target.grid, config.prefix_tokens)
+    model = build(target, dtype=dtype)
+    load_state(model, state)
+    return model, target.image_size
+
+
+def transferred_model(
+    weights: Weights,
+    wanted: StartWeights,
+    *,
+    num_classes: int,
+    image_size: int,
+    dropout: float,
+    seed: int,
+    dtype: torch.dtype,
+) -> tuple[VisionTransformer, list[str]]:
+    """The stored body under a new zero head for `num_classes`, or only its architecture with fresh weights.
+
+    Returns:
+        the model, and lines that say what was done.
+    """
+    target = replace(
+        weights.config,
+        num_classes=num_classes,
+        image_size=image_size,
+        dropout=dropout,
+        representation_size=0,
+        head_bias=0.0,
+    )
+    model = build(target, seed=seed, dtype=dtype)
+    if wanted.initialise == "random":
+        return model, [f"random weights (seed {seed}), the architecture alone is taken"]
+    return model, transfer(model, weights.config, weights.state)

@@ -1,0 +1,164 @@
+"""What a run will cost and do, without a GPU and without data; and what can be checked before the first step."""
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from vitctl.data.catalog import find_data_set, known_size, open_split
+from vitctl.data.index import find_splits
+from vitctl.engine.schedule import lr_at, total_steps
+from vitctl.errors import DataError, RecipeError
+from vitctl.jobs.inputs import find_weights, open_images, open_training_images
+from vitctl.jobs.pretrain import model_config
+from vitctl.jobs.vtab import chosen_tasks, open_tasks
+from vitctl.models.flops import count_macs, count_parameters, training_flops, training_memory_bytes
+from vitctl.models.variants import ViTConfig
+from vitctl.recipe.schema import Evaluate, ExportRecipe, Fewshot, Finetune, Pretrain, Recipe, TrainImages, Vtab
+
+CURVE_POINTS = 9
+GPU_BYTES = 80 * 2**30
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The cost of a training run. Sizes are in bytes; `curve` is (step, learning rate).
+
+    `fitting_micro_batch` is the largest micro-batch whose estimate stays below nine tenths of an 80 GiB GPU, 0 when none does.
+    """
+
+    config: ViTConfig
+    data: str
+    num_images: int
+    num_classes: int
+    steps: int
+    epochs: float
+    parameters: int
+    tokens: int
+    macs_per_image: int
+    training_flops: int
+    micro_batch: int
+    memory_bytes: int
+    fitting_micro_batch: int
+    checkpoint_bytes: int
+    disk_bytes: int
+    curve: tuple[tuple[int, float], ...]
+    notes: tuple[str, ...] = field(default=())
+
+
+def make_plan(recipe: Pretrain | Finetune) -> Plan:
+    """The cost of `recipe`, from the data where it is, else from what is known of the data set it names.
+
+    Raises:
+        RecipeError: the number of images is not to be known without the data.
+    """
+    notes: list[str] = []
+    num_images, num_classes, data = _size(recipe.data)
+    if isinstance(recipe, Pretrain):
+        config = model_config(recipe, num_classes)
+    else:
+        found = find_weights(recipe.weights.source)
+        notes.append(f"weights from {found.path}")
+        config = replace(
+            found.weights.config,
+            num_classes=num_classes,
+            image_size=recipe.data.image_size or found.weights.config.image_size,
+            representation_size=0,
+            dropout=recipe.dropout,
+        )
+    o, s, m = recipe.optimizer, recipe.schedule, recipe.machine
+    steps = total_steps(num_images, s.batch_size, steps=s.total_steps, epochs=s.total_epochs)
+    share = -(-s.batch_size // m.processes)
+    micro_batch = min(m.micro_batch or share, share)
+    slots, averaging = (2 if o.name == "adam" else 1), recipe.averaging.decay > 0
+    precision = "bf16" if m.precision == "auto" else m.precision
+    if m.precision == "auto":
+        notes.append("memory is that of bf16, which machine.precision = 'auto' takes where the device has it")
+    memory = [training_memory_bytes(config, n, precision, slots, averaging) for n in (0, 1)]
+    fitting = max(0, int((0.9 * GPU_BYTES - memory[0]) // (memory[1] - memory[0])))
+    parameters = count_parameters(config)
+    checkpoint = 4 * parameters * (1 + slots + averaging)
+    kept = recipe.checkpoint.keep_last + recipe.checkpoint.keep_best + 1
+    points = sorted(
+        {round(i * (steps - 1) / (CURVE_POINTS - 1)) for i in range(CURVE_POINTS)} | {min(s.warmup_steps, steps - 1)}
+    )
+    return Plan(
+        config=config,
+        data=data,
+        num_images=num_images,
+        num_classes=num_classes,
+        steps=steps,
+        epochs=steps * s.batch_size / num_images,
+        parameters=parameters,
+        tokens=config.num_tokens,
+        macs_per_image=count_macs(config),
+        training_flops=training_flops(config, steps * s.batch_size),
+        micro_batch=micro_batch,
+        memory_bytes=training_memory_bytes(config, micro_batch, precision, slots, averaging),
+        fitting_micro_batch=min(fitting, share),
+        checkpoint_bytes=checkpoint,
+        disk_bytes=checkpoint * kept,
+        curve=tuple(
+            (p, lr_at(p, base_lr=o.lr, total=steps, warmup=s.warmup_steps, decay=s.decay, end_lr=s.end_lr))
+            for p in points
+        ),
+        notes=tuple(notes),
+    )
+
+
+def _size(data: TrainImages) -> tuple[int, int, str]:
+    """Images, classes, and where that is known from."""
+    if data.synthetic:
+        return data.synthetic, find_data_set(data.dataset).num_classes if data.dataset else 1000, "synthetic images"
+    place = (
+        Path(data.path) if data.path else Path(data.root) / find_data_set(data.dataset).name if data.dataset else None
+    )
+    if place is not None and find_splits(place):
+        source = open_split(data.train_split, path=data.path, dataset=data.dataset, root=data.root)
+        return len(source), len(source.class_names), str(place)
+    known = known_size(data.dataset, data.train_split) if data.dataset and not data.path else None
+    if known is None:
+        raise RecipeError(
+            f"the plan needs the number of images of {data.path or 'the data'}: no shards are there; "
+            f"give shards with --data, a known set with --dataset, or --synthetic"
+        )
+    return *known, f"{data.dataset}, as known by name"
+
+
+def check(recipe: Recipe, run_dir: Path) -> None:
+    """All that can be known before the first process starts; sets that come with vitctl are written here, once.
+
+    Raises:
+        VitctlError: data or weights are missing or do not fit, the model or the schedule is impossible.
+    """
+    if isinstance(recipe, Finetune | Fewshot | Vtab | Evaluate | ExportRecipe):
+        find_weights(recipe.weights.source)
+    if isinstance(recipe, Pretrain | Finetune):
+        _check_training(recipe, run_dir)
+    elif isinstance(recipe, Fewshot):
+        open_images(recipe.data, recipe.data.train_split, run_dir)
+    elif isinstance(recipe, Vtab):
+        open_tasks(recipe, chosen_tasks(recipe), run_dir)
+    if isinstance(recipe, Fewshot | Evaluate):
+        open_images(recipe.data, recipe.data.eval_split, run_dir)
+
+
+def _check_training(recipe: Pretrain | Finetune, run_dir: Path) -> None:
+    train, test = open_training_images(recipe.data, run_dir)
+    s = recipe.schedule
+    steps = total_steps(len(train), s.batch_size, steps=s.total_steps, epochs=s.total_epochs)
+    if steps <= s.warmup_steps:
+        raise RecipeError(
+            f"{steps} steps ({s.total_epochs:g} epochs of {len(train):,} images in batches of {s.batch_size}) leave nothing "
+            f"after schedule.warmup_steps = {s.warmup_steps}; lower it, or train longer"
+        )
+    if s.batch_size < recipe.machine.processes:
+        raise RecipeError(
+            f"schedule.batch_size = {s.batch_size} is less than machine.processes = {recipe.machine.processes}"
+        )
+    if recipe.checkpoint.keep_best and not (recipe.evaluation.every_steps and test is not None):
+        raise RecipeError(
+            "checkpoint.keep_best needs evaluation.every_steps and a data.eval_split to tell which is best"
+        )
+    if (train.labels() < 0).any():
+        raise DataError(f"'{recipe.data.train_split}' has images without a label; index it with its class files")
+    if isinstance(recipe, Pretrain):
+        model_config(recipe, len(train.class_names))

@@ -1,0 +1,212 @@
+"""From a recipe's training sections to the engine's plain arguments; shared by the jobs that take gradient steps."""
+
+import os
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from vitctl.data.loader import Batch, eval_batches, train_batches
+from vitctl.data.order import Order
+from vitctl.data.read import Source
+from vitctl.data.transforms import EvalTransform, TrainTransform
+from vitctl.engine.evaluation import Score, evaluate
+from vitctl.engine.journal import LOG, Journal, Report
+from vitctl.engine.losses import classification_loss
+from vitctl.engine.optimizer import build_optimizer
+from vitctl.engine.preemption import StopFlag
+from vitctl.engine.runtime import Runtime, start
+from vitctl.engine.schedule import lr_at, total_steps
+from vitctl.engine.training import CHECKPOINTS, Settings, Task, fit
+from vitctl.jobs.inputs import Found
+from vitctl.jobs.result import RunResult
+from vitctl.models.weights.load import weights_digest
+from vitctl.recipe.schema import Log, Machine, StartWeights, TrainImages, TrainRecipe
+
+
+def start_runtime(machine: Machine, run_dir: Path, log: Log | None = None) -> Runtime:
+    """Join the processes that [machine] asks for."""
+    trackers = log.trackers if log else ()
+    runtime = start(
+        precision=machine.precision,
+        device=machine.device,
+        processes=machine.processes,
+        trackers=trackers,
+        folder=run_dir,
+    )
+    if trackers:
+        runtime.accelerator.init_trackers("tracking")
+    return runtime
+
+
+def num_workers(machine: Machine, runtime: Runtime) -> int:
+    """Loader workers of each process: as asked, or up to 8 with a GPU, and half of the cores without one."""
+    if machine.workers >= 0:
+        return machine.workers
+    cores = (os.cpu_count() or 1) // min(runtime.num_processes, max(1, torch.cuda.device_count()))
+    return min(8, cores) if runtime.device.type == "cuda" else max(1, min(8, cores // 2))
+
+
+def open_journal(runtime: Runtime, run_dir: Path, report: Report) -> Journal:
+    """log.jsonl of the main process."""
+    return Journal(run_dir / LOG if runtime.is_main else None, report)
+
+
+def train(
+    recipe: TrainRecipe,
+    runtime: Runtime,
+    run_dir: Path,
+    journal: Journal,
+    stop: StopFlag,
+    *,
+    model: nn.Module,
+    config: Any,
+    meta: dict[str, Any],
+    train_on: tuple[Source, TrainTransform],
+    score_on: tuple[Source, EvalTransform] | None,
+    max_bad_fraction: float,
+) -> Score | None:
+    """Train `model` as [optimizer], [schedule], [loss], [averaging], [evaluation], [checkpoint] and [log] say.
+
+    Args:
+        recipe: with those sections.
+        runtime, run_dir, journal, stop: of the job.
+        model, config, meta: the model, on the runtime's device, and what is stored with its weights.
+        train_on: training images and their augmentation.
+        score_on: images that are scored and their pre-processing.
+        max_bad_fraction: of unreadable images.
+
+    Returns:
+        the score after the last step; None without images to score.
+    """
+    source, transform = train_on
+    o, s = recipe.optimizer, recipe.schedule
+    steps = total_steps(len(source), s.batch_size, steps=s.total_steps, epochs=s.total_epochs)
+    normalise = partial(runtime.images, mean=tuple(meta["mean"]), std=tuple(meta["std"]))
+    workers = num_workers(recipe.machine, runtime)
+    share = -(-s.batch_size // runtime.num_processes)
+
+    def batches(first_step: int) -> Iterator[Batch]:
+        return train_batches(
+            source,
+            Order(len(source), recipe.seed),
+            transform,
+            seed=recipe.seed,
+            batch_size=s.batch_size,
+            micro_batch=min(recipe.machine.micro_batch or share, share),
+            rank=runtime.rank,
+            num_processes=runtime.num_processes,
+            first_step=first_step,
+            num_workers=workers,
+        )
+
+    def score(scored: nn.Module) -> Score:
+        assert score_on is not None
+        return score_images(runtime, scored, *score_on, normalise, recipe.evaluation.batch_size, workers, stop)
+
+    task = Task(
+        model=model,
+        optimizer=build_optimizer(
+            model,
+            name=o.name,
+            weight_decay=o.weight_decay,
+            beta1=o.beta1,
+            beta2=o.beta2,
+            eps=o.eps,
+            momentum=o.momentum,
+        ),
+        loss=partial(classification_loss, name=recipe.loss.name, label_smoothing=recipe.loss.label_smoothing),
+        lr=partial(lr_at, base_lr=o.lr, total=steps, warmup=s.warmup_steps, decay=s.decay, end_lr=s.end_lr),
+        normalise=normalise,
+        batches=batches,
+        num_images=len(source),
+        key=source.key,
+        score=score if score_on else None,
+        config=config,
+        meta=meta,
+    )
+    return fit(runtime, run_dir, task, _settings(recipe, steps, max_bad_fraction), journal, stop)
+
+
+def _settings(recipe: TrainRecipe, steps: int, max_bad_fraction: float) -> Settings:
+    return Settings(
+        batch_size=recipe.schedule.batch_size,
+        total_steps=steps,
+        weight_decay=recipe.optimizer.weight_decay,
+        clip_norm=recipe.optimizer.clip_norm,
+        averaging_decay=recipe.averaging.decay,
+        seed=recipe.seed,
+        evaluate_every=recipe.evaluation.every_steps,
+        save_every=recipe.checkpoint.every_steps,
+        keep_last=recipe.checkpoint.keep_last,
+        keep_best=recipe.checkpoint.keep_best,
+        log_every=recipe.log.every_steps,
+        log_sample_keys=recipe.log.sample_keys,
+        max_bad_fraction=max_bad_fraction,
+    )
+
+
+def score_images(
+    runtime: Runtime,
+    model: nn.Module,
+    source: Source,
+    transform: EvalTransform,
+    normalise: Any,
+    batch_size: int,
+    workers: int,
+    stop: StopFlag,
+) -> Score:
+    """Top-1 accuracy on every image of a split, over all processes."""
+    batches = eval_batches(
+        source,
+        transform,
+        batch_size=batch_size,
+        rank=runtime.rank,
+        num_processes=runtime.num_processes,
+        num_workers=workers,
+    )
+    return evaluate(runtime, model, batches, num_images=len(source), normalise=normalise, stop=stop)
+
+
+def on_device(model: nn.Module, runtime: Runtime) -> nn.Module:
+    """The model on the runtime's device, in the runtime's parameter type."""
+    return model.to(device=runtime.device, dtype=runtime.dtype)
+
+
+def provenance(data: TrainImages, train_on: Source, score_on: Source | None, model: nn.Module) -> dict[str, Any]:
+    """What the numbers of a training run belong to."""
+    own = {
+        "train_split": data.train_split,
+        "train_sha256": train_on.digest,
+        "num_train": len(train_on),
+        "weights_sha256": weights_digest(model.state_dict()),
+    }
+    if score_on is None:
+        return own
+    labels = score_on.labels()
+    return own | {
+        "split": data.eval_split,
+        "data_sha256": score_on.digest,
+        "majority_class": float(np.bincount(labels).max() / len(labels)),
+    }
+
+
+def weights_used(found: Found, section: StartWeights) -> dict[str, Any]:
+    """Which pre-trained weights a result stands on."""
+    return {
+        "from": str(found.path),
+        "from_sha256": weights_digest(found.weights.state),
+        "initialise": section.initialise,
+    }
+
+
+def training_result(recipe: TrainRecipe, run_dir: Path, score: Score | None, used: dict[str, Any]) -> RunResult:
+    """The result of a finished training run."""
+    metrics = {"accuracy": score.accuracy, "correct": score.correct, "total": score.total} if score else {}
+    saved = sorted((run_dir / CHECKPOINTS).glob("step_*"))
+    files = {path.stem: str(path) for path in sorted(saved[-1].glob("*.safetensors"))} if saved else {}
+    return RunResult(recipe.job, "done", metrics=metrics, provenance=used, files=files)

@@ -1,0 +1,261 @@
+"""Read a recipe: TOML, `extends`, overrides, the origin of every value, and every problem at once."""
+
+import difflib
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from vitctl.errors import RecipeError
+from vitctl.recipe.schema import JOBS, Recipe
+
+MAX_BYTES = 1 << 20
+MAX_PARENTS = 16
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A checked recipe, where each of its values was set ("a.b" -> "file.toml:3", "--set", ...), and the name it went by."""
+
+    recipe: Recipe
+    origins: dict[str, str]
+    name: str
+
+    def origin(self, key: str) -> str:
+        """Where `key` was set; 'default' when no file and no flag did."""
+        return self.origins.get(key, "default")
+
+
+class Override(NamedTuple):
+    """One value given on the command line: dotted key, value, and the flag it came by."""
+
+    key: str
+    value: Any
+    flag: str = "--set"
+
+
+def recipe_folder() -> Path:
+    """The folder of the shipped recipes: inside the wheel, or beside the package in a checkout."""
+    package = Path(__file__).resolve().parents[1]
+    return next(folder for folder in (package / "recipes", package.parent / "recipes") if folder.is_dir())
+
+
+def recipe_names() -> list[str]:
+    """Names of the shipped recipes, sorted."""
+    return sorted(path.stem for path in recipe_folder().glob("*.toml"))
+
+
+def find_recipe(name: str) -> Path:
+    """The file of a shipped recipe's name or of a user's path.
+
+    Raises:
+        RecipeError: there is none; the message suggests the nearest names.
+    """
+    path = Path(name)
+    if name.endswith(".toml") or path.is_file():
+        if path.is_file():
+            return path
+        raise RecipeError(f"{name}: no such recipe file")
+    if name in recipe_names():
+        return recipe_folder() / f"{name}.toml"
+    raise RecipeError(
+        f"no recipe is called '{name}'{_suggest(name, recipe_names())}; `vitctl recipes list` shows them all"
+    )
+
+
+def parse_override(text: str) -> Override:
+    """`a.b=value` as typed after --set; the value is TOML where it reads as such, else the text itself.
+
+    Raises:
+        RecipeError: there is no `=`.
+    """
+    key, found, value = text.partition("=")
+    if not found or not key.strip():
+        raise RecipeError(f"--set {text}: write it as section.key=value, e.g. --set optimizer.lr=0.001")
+    try:
+        parsed = tomllib.loads(f"value = {value}")
+        return Override(key.strip(), parsed["value"] if list(parsed) == ["value"] else value)
+    except tomllib.TOMLDecodeError:
+        return Override(key.strip(), value)
+
+
+def load_recipe(name: str, overrides: Iterable[Override] = (), *, job: str | None = None) -> Loaded:
+    """Read, merge and check a recipe.
+
+    Args:
+        name: a shipped recipe's name or the path of a .toml file.
+        overrides: values of flags, later ones win; they go before the file, the file before its parents, those before defaults.
+        job: the command that asks; a recipe of another job is refused.
+
+    Raises:
+        RecipeError: with every problem of the recipe, one per line, each with file and line and the nearest known key.
+    """
+    values, origins = _read_with_parents(find_recipe(name), ())
+    for override in overrides:
+        _put(values, override)
+        for key in [k for k in origins if k == override.key or k.startswith(override.key + ".")]:
+            del origins[key]
+        table = isinstance(override.value, dict)
+        origins |= dict.fromkeys(
+            _leaves(override.value, override.key + ".") if table else [override.key], override.flag
+        )
+    if job is not None and values.get("job", job) in [other for other in JOBS if other != job]:
+        raise RecipeError(f"recipe '{name}' is for `vitctl {values['job']}`, not for `vitctl {job}`")
+    return Loaded(_check(values, origins, name), origins, name)
+
+
+def _read_with_parents(path: Path, children: tuple[Path, ...]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Values and origins of a file merged over those of the recipe it extends."""
+    path = path.resolve()
+    if path in children or len(children) >= MAX_PARENTS:
+        chain = " -> ".join(p.name for p in (*children, path))
+        raise RecipeError(f"{path.name}: recipes extend each other in a circle: {chain}")
+    own, lines = _read(path)
+    origins = {key: f"{path.name}:{_line(lines, key)}" for key in _leaves(own)}
+    parent = own.pop("extends", None)
+    origins.pop("extends", None)
+    if parent is None:
+        return own, origins
+    if not isinstance(parent, str):
+        raise RecipeError(
+            f'{path.name}:{_line(lines, "extends")}: extends takes one recipe name or path, e.g. extends = "smoke"'
+        )
+    beside = path.parent / parent
+    values, inherited = _read_with_parents(beside if beside.is_file() else find_recipe(parent), (*children, path))
+    return _merge(values, own), inherited | origins
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
+    if path.stat().st_size > MAX_BYTES:
+        raise RecipeError(f"{path}: larger than {MAX_BYTES >> 20} MiB; this is no recipe")
+    try:
+        text = path.read_text(encoding="utf-8")
+        return tomllib.loads(text), _line_numbers(text)
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise RecipeError(f"{path}: not valid TOML: {error}") from None
+
+
+def _line_numbers(text: str) -> dict[str, int]:
+    """Line of every `key =` and every [table], by dotted key (tomllib does not tell)."""
+    lines: dict[str, int] = {}
+    table = ""
+    for number, line in enumerate(text.splitlines(), 1):
+        if header := re.match(r"\s*\[\s*([\w.\-\s\"']+?)\s*\]", line):
+            table = re.sub(r"[\s\"']", "", header[1]) + "."
+            lines[table[:-1]] = number
+        elif entry := re.match(r"\s*([\w.\-\"' ]+?)\s*=", line):
+            lines[table + re.sub(r"[\s\"']", "", entry[1])] = number
+    return lines
+
+
+def _line(lines: Mapping[str, int], key: str) -> int:
+    """Line of a key, or of the inline table that holds it."""
+    while key not in lines and "." in key:
+        key = key.rpartition(".")[0]
+    return lines.get(key, 1)
+
+
+def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterable[str]:
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}"
+
+
+def _merge(below: dict[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Deep merge of tables; everything else is replaced."""
+    merged = dict(below)
+    for key, value in above.items():
+        old = merged.get(key)
+        merged[key] = _merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def _put(values: dict[str, Any], override: Override) -> None:
+    *tables, leaf = override.key.split(".")
+    for table in tables:
+        inner = values.setdefault(table, {})
+        if not isinstance(inner, dict):
+            raise RecipeError(f"{override.flag} {override.key}: '{table}' is a value, not a section")
+        values = inner
+    values[leaf] = override.value
+
+
+def _check(values: dict[str, Any], origins: Mapping[str, str], name: str) -> Recipe:
+    job = values.get("job")
+    if not isinstance(job, str) or job not in JOBS:
+        where = origins.get("job", name)
+        said = f"job = {job!r}{_suggest(str(job), list(JOBS))}" if job is not None else "job is missing"
+        raise RecipeError(f"{where}: {said}; set it to one of {', '.join(JOBS)}")
+    schema = JOBS[job]
+    try:
+        return schema.model_validate(values)
+    except ValidationError as error:
+        problems = [_problem(detail, schema, origins, name) for detail in error.errors()]
+        title = (
+            f"recipe '{name}' has {len(problems)} problem{'s' if len(problems) > 1 else ''}:\n  "
+            if len(problems) > 1
+            else ""
+        )
+        raise RecipeError(title + "\n  ".join(problems)) from None
+
+
+def _problem(detail: ErrorDetails, schema: type[BaseModel], origins: Mapping[str, str], name: str) -> str:
+    """One line: where, what, and how to mend."""
+    key = ".".join(str(part) for part in detail["loc"])
+    value = detail.get("input")
+    where = origins.get(key) or next(
+        (o for k, o in origins.items() if k.startswith(key + ".") or key.startswith(k + ".")), name
+    )
+    match detail["type"]:
+        case "extra_forbidden":
+            *tables, leaf = key.split(".")
+            known = _fields(schema, tables)
+            elsewhere = [k for k in every_key(schema) if k.rsplit(".", 1)[-1] == leaf]
+            hint = f"; did you mean {elsewhere[0]}?" if elsewhere and leaf not in known else _suggest(leaf, known)
+            return f"{where}: unknown key {key}{hint or '; known here: ' + ', '.join(known)}"
+        case "missing":
+            return f"{where}: {key} is missing; set it in the recipe or with --set {key}=..."
+        case "model_type":
+            inside = _fields(schema, key.split("."))[0]
+            return f"{where}: {key} is a section, not a value; set what is in it, e.g. {key}.{inside}"
+        case "value_error":
+            return f"{where}: {key + ': ' if key else ''}{detail['ctx']['error']!s}"
+        case _:
+            return f"{where}: {key} = {_shown(value)} is not allowed: {detail['msg'][0].lower()}{detail['msg'][1:]}"
+
+
+def _fields(schema: type[BaseModel], tables: list[str]) -> list[str]:
+    for table in tables:
+        annotation = schema.model_fields[table].annotation if table in schema.model_fields else None
+        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+            return []
+        schema = annotation
+    return list(schema.model_fields)
+
+
+def every_key(schema: type[BaseModel], prefix: str = "") -> list[str]:
+    """All dotted keys of a recipe schema, in the order in which they are written."""
+    keys: list[str] = []
+    for name, field in schema.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            keys += every_key(field.annotation, f"{prefix}{name}.")
+        else:
+            keys.append(prefix + name)
+    return keys
+
+
+def _suggest(word: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(word, known, n=3, cutoff=0.55)
+    return f"; did you mean {' or '.join(near)}?" if near else ""
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,70 @@
+"""Write a checked recipe as TOML, each value with its origin, and compare two recipes."""
+
+import json
+from typing import Any
+
+from pydantic import BaseModel
+
+from vitctl.recipe.load import Loaded
+from vitctl.recipe.schema import Recipe
+
+
+def to_toml(loaded: Loaded, *, origins: bool = True) -> str:
+    """The whole recipe as TOML that `load_recipe` reads back to an equal recipe.
+
+    Args:
+        loaded: a checked recipe.
+        origins: add the origin of each value as a comment.
+    """
+    lines = [f"# {loaded.name}, resolved; the origin of each value follows it"] if origins else []
+    _table(loaded.recipe, "", loaded, origins, lines)
+    return "\n".join(lines) + "\n"
+
+
+def flat(recipe: Recipe) -> dict[str, Any]:
+    """All values of a recipe by dotted key."""
+    values: dict[str, Any] = {}
+
+    def walk(section: BaseModel, prefix: str) -> None:
+        for name in type(section).model_fields:
+            value = getattr(section, name)
+            if isinstance(value, BaseModel):
+                walk(value, f"{prefix}{name}.")
+            else:
+                values[prefix + name] = value
+
+    walk(recipe, "")
+    return values
+
+
+def differences(first: Recipe, second: Recipe) -> list[tuple[str, Any, Any]]:
+    """Dotted key and both values of everything in which two recipes differ; None stands for a key that one lacks."""
+    one, two = flat(first), flat(second)
+    return [(key, one.get(key), two.get(key)) for key in dict.fromkeys([*one, *two]) if one.get(key) != two.get(key)]
+
+
+def toml_value(value: Any) -> str:
+    """One value as TOML. None, which TOML lacks, gives an empty text."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, tuple | list):
+        return "[" + ", ".join(toml_value(item) for item in value) + "]"
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # the one that JSON leaves as it is
+    return repr(value)
+
+
+def _table(section: BaseModel, prefix: str, loaded: Loaded, origins: bool, lines: list[str]) -> None:
+    inner: list[str] = []
+    for name in type(section).model_fields:
+        value = getattr(section, name)
+        if isinstance(value, BaseModel):
+            inner.append(name)
+            continue
+        text = f"{name} = {toml_value(value)}" if value is not None else f"# {name} is unset"
+        lines.append(f"{text:<40}  # {loaded.origin(prefix + name)}" if origins and value is not None else text)
+    for name in inner:
+        lines += ["", f"[{prefix}{name}]"]
+        _table(getattr(section, name), f"{prefix}{name}.", loaded, origins, lines)
