@@ -9,6 +9,7 @@ from vitctl.cli import data, model, recipes, system, train
 from vitctl.errors import VitctlError
 
 EXIT_BUG, EXIT_USER, EXIT_STOPPED = 1, 2, 3
+INTERRUPTED = 130  # what newer typers make of Ctrl-C
 USAGE_ERROR: Any = typer.BadParameter.__mro__[1]  # of click, or of the copy of click that newer typers carry
 
 app = typer.Typer(
@@ -54,6 +55,8 @@ def main() -> None:
     """Run the command line. Exit codes: 0 done, 2 the user can mend it, 3 stopped and saved, 1 a bug."""
     try:
         code = app(standalone_mode=False)
+        if code == INTERRUPTED:
+            raise KeyboardInterrupt
     except USAGE_ERROR as error:
         error.show()
         code = EXIT_USER

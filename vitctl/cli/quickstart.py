@@ -15,8 +15,8 @@ from vitctl.data.index import find_splits
 from vitctl.launch import launch, prepare
 from vitctl.recipe.load import Override, load_recipe
 
-SETS = ("shapes", "digits", "shapes-shape", "shapes-location", "shapes-count")
-TASKS = [name for name in SETS if name != "shapes"]
+SETS = ("glyphs", "digits", "shapes-location", "shapes-count")
+TASKS = [name for name in SETS if name != "glyphs"]
 NEXT = """\
 next, with your own images (one folder per class):
   vitctl data shards PHOTOS data/mine            shards with an index; PHOTOS may hold train/ and test/
@@ -60,8 +60,8 @@ def run(out: Path, seed: int) -> list[Row]:
 
     result, seconds = step("pretrain", "quickstart")
     rows.append(
-        Row("pretrain", "a small ViT on shapes: which shape, which colour", _accuracy(result), None,
-            step.chance("shapes"), seconds, "pretrain")
+        Row("pretrain", "a small ViT on 100 letters of an invented alphabet", _accuracy(result), None,
+            step.chance("glyphs"), seconds, "pretrain")
     )  # fmt: skip
     five = {"data.dataset": "digits", "fewshot.shots": (5,)}
     few, seconds = step("fewshot", "fewshot", **five, **pretrained)

@@ -127,7 +127,9 @@ def show_table(
     header: Sequence[str], rows: Sequence[Sequence[str]], *, title: str = "", left: Sequence[str] | None = ()
 ) -> None:
     """A table whose first column and those named in `left` are text, all of them when it is None; the others are numbers."""
-    table = Table(title=escape(title) or None, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    if title:
+        CONSOLE.print(escape(title), soft_wrap=True)
+    table = Table(box=None, pad_edge=False, header_style="bold")
     for i, name in enumerate(header):
         table.add_column(
             escape(name), justify="left" if i == 0 or left is None or name in left else "right", overflow="fold"

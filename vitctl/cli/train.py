@@ -71,6 +71,7 @@ def finetune(
     dry_run: DryRun = False,
 ) -> None:
     """Fine-tune on a data set (Table 4). For example: vitctl finetune --dataset pets --res 384"""
+    from vitctl.data.catalog import find_data_set
     from vitctl.recipe.load import recipe_names
 
     flags = {
@@ -84,7 +85,7 @@ def finetune(
         "--processes": ("machine.processes", processes),
         "--precision": ("machine.precision", precision),
     }
-    own = f"finetune_{dataset}"
+    own = f"finetune_{find_data_set(dataset).name}" if dataset else ""
     run_job("finetune", recipe or (own if own in recipe_names() else "finetune"), flags, set_, out, dry_run=dry_run)
 
 

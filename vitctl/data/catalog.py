@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from vitctl.data.datasets import digits, shapes
+from vitctl.data.datasets import digits, glyphs, shapes
 from vitctl.data.index import find_splits, read_index
 from vitctl.data.read import ShardSource, Source, SyntheticSource
 from vitctl.data.shards import write_split
@@ -39,6 +39,12 @@ def _make_digits(out: Path) -> None:
         )
 
 
+def _make_glyphs(out: Path) -> None:
+    for split, size in GLYPHS_SIZES.items():
+        items = glyphs.items(split, size, 0)
+        write_split(items, out / split, glyphs.CLASS_NAMES, seed=0, source_text="vitctl glyphs generator")
+
+
 def _make_shapes(out: Path, *, task: str, sizes: Mapping[str, int]) -> None:
     names = shapes.TASKS[task].class_names
     for split, size in sizes.items():
@@ -56,10 +62,13 @@ def _torchvision(name: str) -> str:
     return f"Make them: `vitctl data shards torchvision:{name} ROOT/NAME --download`."
 
 
+GLYPHS_SIZES = {"train": 10_000, "test": 1_000}
+
 DATA_SETS = {
     row.name: row
     for row in (
         DataSet("digits", 10, digits.SIZES, make=_make_digits),
+        DataSet("glyphs", glyphs.NUM_LETTERS, GLYPHS_SIZES, make=_make_glyphs),
         _shapes("all", {"train": 8000, "test": 1000}),
         *(_shapes(task, {"train": 1000, "test": 1000}) for task in shapes.TASKS if task != "all"),
         DataSet("cifar10", 10, {"train": 50_000, "test": 10_000}, _torchvision("CIFAR10"), ("cifar-10",)),

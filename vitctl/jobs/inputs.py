@@ -5,12 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import ValidationError
 
 from vitctl.data.catalog import open_split, synthetic
 from vitctl.data.read import Source
 from vitctl.data.transforms import EvalTransform, TrainTransform
 from vitctl.engine.checkpoint import newest_checkpoint
-from vitctl.errors import CheckpointError, DataError
+from vitctl.errors import CheckpointError, DataError, RecipeError
 from vitctl.jobs.result import read_result
 from vitctl.models.build import build, load_state, transfer
 from vitctl.models.position import resize_position_embedding
@@ -46,8 +47,15 @@ def open_training_images(data: TrainImages, run_dir: Path) -> tuple[Source, Sour
 
 
 def at_size(data: TrainImages, stored: int) -> TrainImages:
-    """[data] with its image size: the recipe's, or the one stored with the weights where the recipe says 0."""
-    return data if data.image_size else TrainImages(**{**data.model_dump(), "image_size": stored})
+    """[data] with its image size: the recipe's, or the one stored with the weights where the recipe says 0.
+
+    Raises:
+        RecipeError: the recipe's crop has no room for the stored size.
+    """
+    try:
+        return data if data.image_size else TrainImages(**{**data.model_dump(), "image_size": stored})
+    except ValidationError as error:
+        raise RecipeError("; ".join(str(detail["ctx"]["error"]) for detail in error.errors())) from None
 
 
 def train_transform(data: TrainImages) -> TrainTransform:

@@ -7,7 +7,7 @@ from vitctl.data.catalog import find_data_set, known_size, open_split
 from vitctl.data.index import find_splits
 from vitctl.engine.schedule import lr_at, total_steps
 from vitctl.errors import DataError, RecipeError
-from vitctl.jobs.inputs import find_weights, open_images, open_training_images
+from vitctl.jobs.inputs import at_size, find_weights, open_images, open_training_images
 from vitctl.jobs.pretrain import model_config
 from vitctl.jobs.vtab import chosen_tasks, open_tasks
 from vitctl.models.flops import count_macs, count_parameters, training_flops, training_memory_bytes
@@ -130,7 +130,9 @@ def check(recipe: Recipe, run_dir: Path) -> None:
         VitctlError: data or weights are missing or do not fit, the model or the schedule is impossible.
     """
     if isinstance(recipe, Finetune | Fewshot | Vtab | Evaluate | ExportRecipe):
-        find_weights(recipe.weights.source)
+        found = find_weights(recipe.weights.source)
+        if isinstance(recipe, Finetune):
+            at_size(recipe.data, found.weights.config.image_size)
     if isinstance(recipe, Pretrain | Finetune):
         _check_training(recipe, run_dir)
     elif isinstance(recipe, Fewshot):

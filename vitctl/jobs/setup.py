@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from vitctl.data.loader import Batch, eval_batches, train_batches
 from vitctl.data.order import Order
@@ -26,6 +27,7 @@ from vitctl.jobs.inputs import Found
 from vitctl.jobs.result import RunResult
 from vitctl.models.weights.load import weights_digest
 from vitctl.recipe.schema import Log, Machine, StartWeights, TrainImages, TrainRecipe
+from vitctl.recipe.schema import Optimizer as OptimizerSection
 
 
 def start_runtime(machine: Machine, run_dir: Path, log: Log | None = None) -> Runtime:
@@ -110,15 +112,7 @@ def train(
 
     task = Task(
         model=model,
-        optimizer=build_optimizer(
-            model,
-            name=o.name,
-            weight_decay=o.weight_decay,
-            beta1=o.beta1,
-            beta2=o.beta2,
-            eps=o.eps,
-            momentum=o.momentum,
-        ),
+        optimizer=_optimizer(recipe.optimizer, model),
         loss=partial(classification_loss, name=recipe.loss.name, label_smoothing=recipe.loss.label_smoothing),
         lr=partial(lr_at, base_lr=o.lr, total=steps, warmup=s.warmup_steps, decay=s.decay, end_lr=s.end_lr),
         normalise=normalise,
@@ -130,6 +124,18 @@ def train(
         meta=meta,
     )
     return fit(runtime, run_dir, task, _settings(recipe, steps, max_bad_fraction), journal, stop)
+
+
+def _optimizer(o: OptimizerSection, model: nn.Module) -> Optimizer:
+    return build_optimizer(
+        model,
+        name=o.name,
+        weight_decay=o.weight_decay,
+        beta1=o.beta1,
+        beta2=o.beta2,
+        eps=o.eps,
+        momentum=o.momentum,
+    )
 
 
 def _settings(recipe: TrainRecipe, steps: int, max_bad_fraction: float) -> Settings:

@@ -14,12 +14,11 @@ def _tuple(value: Any) -> Any:
 
 
 Ints = Annotated[tuple[int, ...], BeforeValidator(_tuple)]
-Floats = Annotated[tuple[float, ...], BeforeValidator(_tuple)]
 Names = Annotated[tuple[str, ...], BeforeValidator(_tuple)]
 Triple = Annotated[tuple[float, float, float], BeforeValidator(_tuple)]
 
-
 Resample = Literal["bilinear", "bilinear_antialias"]
+IMAGE_SIZE = "side of the square that the model sees; 0: as stored with the weights"
 RESAMPLE = "how images are resized; plain bilinear has no antialias, as in TensorFlow"
 
 
@@ -85,18 +84,14 @@ class Place(Section):
 class EvaluateImages(Place):
     """[data] of `evaluate`: the pre-processing is the one stored with the weights."""
 
-    image_size: int = knob(
-        0, "side of the square that the model sees; 0: as stored with the weights", unit="pixels", ge=0
-    )
+    image_size: int = knob(0, IMAGE_SIZE, unit="pixels", ge=0)
 
 
 class FewshotImages(Place):
     """[data] of `fewshot`."""
 
     train_split: str = knob("train", "split that the shots are drawn from")
-    image_size: int = knob(
-        0, "side of the square that the model sees; 0: as stored with the weights", unit="pixels", ge=0
-    )
+    image_size: int = knob(0, IMAGE_SIZE, unit="pixels", ge=0)
     eval_resize: int = knob(
         0, "images are squashed to this square before the centre crop; 0: 8/7 of image_size, as 256 for 224",
         unit="pixels", source="big_vision fewshot_lsr", ge=0,
@@ -108,9 +103,7 @@ class TrainImages(Place):
     """[data] of the jobs that train."""
 
     train_split: str = knob("train", "split that is trained on, e.g. 'train' or 'train[:98%]'", source="B.1.1")
-    image_size: int = knob(
-        0, "side of the square that the model sees; 0: as stored with the weights", unit="pixels", source="B.1.1", ge=0
-    )
+    image_size: int = knob(0, IMAGE_SIZE, unit="pixels", source="B.1.1", ge=0)
     crop: Literal["inception", "random", "none"] = knob(
         "inception",
         "random area 5-100 % and aspect 3/4-4/3; or resize and random crop; or resize only",
@@ -247,9 +240,6 @@ class Machine(Section):
     """[machine] How the work is spread; nothing here but precision touches the numbers, and only in rounding."""
 
     processes: int = knob(1, "processes, one per GPU; more than 1 are started by accelerate", ge=1)
-    micro_batch: int = knob(
-        0, "largest number of images in one forward pass of a process; 0: the whole share", unit="images", ge=0
-    )
     workers: int = knob(-1, "data loader workers of each process; -1: as many as the cores allow; 0: none", ge=-1)
     precision: Literal["auto", "bf16", "float32", "float64"] = knob(
         "auto", "auto: bf16 where the device is good at it, else float32; master weights, loss and norms stay float32"
@@ -257,11 +247,22 @@ class Machine(Section):
     device: Literal["auto", "cpu"] = knob("auto", "auto: CUDA where there is some, else CPU")
 
 
-class Evaluation(Section):
+class TrainMachine(Machine):
+    """[machine] of the jobs that train."""
+
+    micro_batch: int = knob(0, "most images in one forward pass of a process; 0: its whole share", unit="images", ge=0)
+
+
+class Scoring(Section):
+    """[evaluation] of the jobs that only score."""
+
+    batch_size: int = knob(256, "images in one forward pass of a process", unit="images", ge=1)
+
+
+class Evaluation(Scoring):
     """[evaluation] Scoring of data.eval_split during and after training."""
 
     every_steps: int = knob(0, "score every so many steps; 0: only at the end", unit="steps", ge=0)
-    batch_size: int = knob(256, "images in one forward pass of a process", unit="images", ge=1)
 
 
 class Checkpoint(Section):
@@ -297,7 +298,7 @@ class Suite(Section):
     """[vtab] A table of small tasks, each fine-tuned on 1,000 images with one setting."""
 
     suite: Literal["vtab", "mini"] = knob(
-        "vtab", "vtab: the 19 tasks; mini: 6 tasks that need no download", source="4.1, D.10"
+        "vtab", "vtab: the 19 tasks; mini: tasks that need no download", source="4.1, D.10"
     )
     tasks: Names = knob((), "only these tasks; the means are then labelled partial")
     seeds: Ints = knob((0,), "fine-tuning runs per task", source="Table 2 caption")
@@ -323,6 +324,7 @@ class Recipe(Section):
 class TrainRecipe(Recipe):
     """The sections of every job that takes gradient steps."""
 
+    machine: TrainMachine = TrainMachine()
     optimizer: Optimizer
     schedule: Schedule
     loss: Loss
@@ -355,7 +357,7 @@ class Fewshot(Recipe):
     job: Literal["fewshot"]
     weights: StartWeights = StartWeights()
     data: FewshotImages = FewshotImages()
-    evaluation: Evaluation = Evaluation()
+    evaluation: Scoring = Scoring()
     fewshot: FewShot = FewShot()
 
 
@@ -375,7 +377,7 @@ class Evaluate(Recipe):
     job: Literal["evaluate"]
     weights: Weights = Weights()
     data: EvaluateImages = EvaluateImages()
-    evaluation: Evaluation = Evaluation()
+    evaluation: Scoring = Scoring()
 
 
 class ExportRecipe(Recipe):

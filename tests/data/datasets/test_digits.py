@@ -21,9 +21,10 @@ def test_digits__pictures_are_the_scans() -> None:
         number = int(item.key[-4:])
         picture = decode(item.read())
         assert picture.shape == (32, 32, 3)
-        small = picture[::4, ::4, 0]
-        np.testing.assert_array_equal(picture, small.repeat(4, 0).repeat(4, 1)[:, :, None].repeat(3, 2))
-        np.testing.assert_array_equal(np.round(small.astype(float) * 16 / 255), scans[number].reshape(8, 8))
+        np.testing.assert_array_equal(picture, picture[:, :, :1].repeat(3, 2))
+        blocks = picture[:, :, 0].reshape(8, 4, 8, 4).mean(axis=(1, 3))
+        scan = scans[number].reshape(8, 8) * 255 / 16
+        assert np.corrcoef(blocks.ravel(), scan.ravel())[0, 1] > 0.98
         assert item.label == targets[number]
 
 

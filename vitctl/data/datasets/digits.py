@@ -3,6 +3,7 @@
 from functools import partial
 
 import numpy as np
+from PIL import Image
 
 from vitctl.data.datasets.png import encode_png
 from vitctl.data.shards import Item
@@ -10,13 +11,13 @@ from vitctl.data.splits import md5_order
 
 CLASS_NAMES = tuple("0123456789")
 SIZES = {"train": 1437, "test": 360}
-_ENLARGE = 4
+SIDE = 32
 
 
 def items(split: str) -> list[Item]:
     """Digits of one split, as PNG files of 32x32 pixels.
 
-    The scans have 8x8 pixels of 17 grey levels; each pixel becomes a square of 4x4.
+    The scans have 8x8 pixels of 17 grey levels; they are enlarged to 32x32 with a bicubic filter.
     The first 1,437 in md5 order are the training split, the other 360 the test split.
 
     Args:
@@ -40,5 +41,5 @@ def items(split: str) -> list[Item]:
 
 def _png(scan: np.ndarray) -> bytes:
     grey = np.round(scan * (255 / 16)).astype(np.uint8)
-    enlarged = grey.repeat(_ENLARGE, axis=0).repeat(_ENLARGE, axis=1)
+    enlarged = np.asarray(Image.fromarray(grey).resize((SIDE, SIDE), Image.Resampling.BICUBIC))
     return encode_png(np.repeat(enlarged[:, :, None], 3, axis=2))

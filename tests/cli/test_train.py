@@ -1,0 +1,263 @@
+"""`vitctl pretrain`, `finetune`, `resume` as typed."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from tests.cli.conftest import Vitctl
+from tests.conftest import TINY
+from vitctl.data import catalog
+
+SHORT = ("--set", "schedule.total_steps=6")
+
+
+def test_pretrain__plain_lines_a_result_and_again(vitctl: Vitctl, tiny_data: Path, tmp_path: Path) -> None:
+    line = (
+        "pretrain",
+        "--recipe",
+        TINY,
+        "--data",
+        tiny_data,
+        "--out",
+        "runs/[b16] x",
+        *SHORT,
+        "--set",
+        "log.every_steps=3",
+    )
+    said = vitctl(*line)
+    assert (said.code, said.err) == (0, "")
+    lines = said.out.splitlines()
+    assert lines[0] == "run folder: runs/[b16] x"
+    assert [text.split()[1] for text in lines if text.startswith("step") and "loss" in text] == ["3/6", "6/6"]
+    for word in ("lr ", "loss ", "images/s", "data-wait ", "left "):
+        assert word in lines[1]
+    assert any(text.startswith("accuracy ") and "of 23)" in text for text in lines)
+    assert lines[-1] == "result: runs/[b16] x/result.json"
+    assert "\x1b" not in said.out
+    again = vitctl(*line)
+    assert again.code == 0
+    assert "going on from step 6 of 6" in again.out
+    assert [text for text in again.out.splitlines() if text.startswith("accuracy")] == [
+        text for text in lines if text.startswith("accuracy")
+    ]
+    assert json.loads((tmp_path / "runs/[b16] x/result.json").read_text())["metrics"]["total"] == 23
+
+
+def test_pretrain__long_paths_are_not_broken_into_lines(vitctl: Vitctl, tiny_data: Path) -> None:
+    folder = "runs/" + "x" * 200
+    said = vitctl("pretrain", "--recipe", TINY, "--data", tiny_data, "--out", folder, "--set", "schedule.total_steps=6")
+    assert f"run folder: {folder}\n" in said.out
+    assert f"result: {folder}/result.json\n" in said.out
+
+
+def test_pretrain__a_changed_recipe_does_not_go_on(vitctl: Vitctl, tiny_data: Path) -> None:
+    line = ("pretrain", "--recipe", TINY, "--data", tiny_data, "--out", "run", *SHORT)
+    assert vitctl(*line).code == 0
+    said = vitctl(*line, "--seed", 5)
+    assert said.code == 2
+    assert (
+        said.err == "vitctl: run: holds a run of another recipe: seed was 0, now 5; choose another folder with --out\n"
+    )
+
+
+def test_pretrain__flags_are_overrides_and_go_before_set(vitctl: Vitctl, tiny_data: Path, tmp_path: Path) -> None:
+    vitctl(
+        "pretrain",
+        "-r",
+        TINY,
+        "--data",
+        tiny_data,
+        "-o",
+        "run",
+        "-s",
+        "seed=3",
+        "--seed",
+        4,
+        "-s",
+        "log.every_steps=2",
+        *SHORT,
+    )
+    text = (tmp_path / "run" / "recipe.toml").read_text()
+    assert "seed = 4                                  # --seed" in text
+    assert "every_steps = 2                           # --set" in text
+    assert f'path = "{tiny_data}"' in text
+    assert "# --data" in text
+
+
+def test_resume__goes_on_with_a_stopped_run(vitctl: Vitctl, tiny_data: Path, tmp_path: Path) -> None:
+    assert vitctl("pretrain", "-r", TINY, "--data", tiny_data, "-o", "run", *SHORT).code == 0
+    first = (tmp_path / "run" / "result.json").read_text()
+    (tmp_path / "run" / "result.json").unlink()
+    said = vitctl("resume", "run")
+    assert said.code == 0
+    assert "going on from step 6 of 6" in said.out
+    assert json.loads((tmp_path / "run" / "result.json").read_text()) == json.loads(first)
+
+
+@pytest.mark.parametrize("recipe", ["jft_h14", "smoke", "in1k_b32"])
+def test_dry_run__needs_no_data_and_writes_nothing(vitctl: Vitctl, tmp_path: Path, recipe: str) -> None:
+    said = vitctl("pretrain", "--recipe", recipe, "--dry-run", "--set", "machine.processes=8")
+    assert (said.code, said.err) == (0, "")
+    for word in (
+        "parameters",
+        "tokens",
+        "exaFLOPs",
+        "learning rate",
+        "memory",
+        "checkpoint",
+        "on disk",
+        "--num_processes 8",
+    ):
+        assert word in said.out
+    assert "accelerate.commands.launch --multi_gpu" in said.out
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_dry_run__of_jft_h14_has_the_papers_numbers(vitctl: Vitctl) -> None:
+    out = vitctl("pretrain", "--recipe", "jft_h14", "--dry-run").out
+    for words in (
+        "655,835,251",
+        "257 (16x16 patches of 14 pixels)",
+        "1,035,644 of 4,096 images",
+        "3.000e-04",
+        "303,000,000 images",
+    ):
+        assert words in out
+    assert "weight_decay = 0.1                        # jft_b16.toml:" in out
+
+
+def test_as_typed__pretrain_jft_h14_without_data(vitctl: Vitctl, tmp_path: Path) -> None:
+    said = vitctl("pretrain", "--recipe", "jft_h14")
+    assert said.code == 2
+    for words in (
+        "18,291 classes",
+        "data/jft300m",
+        "--data FOLDER",
+        "`vitctl data shards SOURCE FOLDER`",
+        "--dry-run",
+        "--synthetic",
+    ):
+        assert words in said.err
+    assert said.err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_pretrain__synthetic_needs_no_data(vitctl: Vitctl) -> None:
+    small = ("model.depth=1", "model.hidden_size=12", "model.mlp_size=12", "model.num_heads=3", "data.image_size=32",
+             "schedule.total_epochs=0", "schedule.total_steps=2", "schedule.warmup_steps=1", "schedule.batch_size=4",
+             "machine.workers=0", "machine.device=cpu", "model.pre_logits=false")  # fmt: skip
+    sets = [part for text in small for part in ("--set", text)]
+    said = vitctl("pretrain", "--recipe", "jft_b16", "--synthetic", "--out", "run", *sets)
+    assert (said.code, said.err) == (0, "")
+    assert "step 2/2" in said.out
+    assert "accuracy" not in said.out
+
+
+def test_as_typed__finetune_pets_without_weights_and_without_data(
+    vitctl: Vitctl, tmp_path: Path, pretrained: Path
+) -> None:
+    said = vitctl("finetune", "--dataset", "pets", "--res", 384)
+    assert said.code == 2
+    assert said.err == (
+        f"vitctl: no finished pre-training run under {tmp_path}/runs; give weights with --from RUN_OR_FILE, "
+        "or train some first: vitctl pretrain --recipe smoke\n"
+    )
+    said = vitctl("finetune", "--dataset", "pets", "--res", 384, "--from", pretrained)
+    assert said.code == 2
+    assert said.err.startswith(
+        "vitctl: pets: expected shards with split 'train' and 37 classes in data/pets, found none. Make them: "
+    )
+    assert "`vitctl data shards torchvision:OxfordIIITPet data/pets --download`" in said.err
+    assert said.err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def plant_pets(root: Path) -> None:
+    """The original files of Oxford-IIIT Pet, 37 breeds, two images each."""
+    base = root / "oxford-iiit-pet"
+    (base / "images").mkdir(parents=True)
+    (base / "annotations").mkdir()
+    lines = []
+    for breed in range(37):
+        name = f"breed_{breed:02d}_{breed + 100}"
+        Image.new("RGB", (40, 30), (breed * 6, 255 - breed * 6, 99)).save(base / "images" / f"{name}.jpg")
+        lines.append(f"{name} {breed + 1} 1 1\n")
+    for split in ("trainval", "test"):
+        (base / "annotations" / f"{split}.txt").write_text("".join(lines))
+
+
+def test_as_typed__finetune_pets_from_original_files(
+    vitctl: Vitctl, tmp_path: Path, pretrained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant_pets(tmp_path / "originals")
+    made = vitctl("data", "shards", "torchvision:OxfordIIITPet", "data/pets", "--root", "originals")
+    assert (made.code, made.err) == (0, "")
+    assert "train: 37 images of 37 classes in 1 shard(s)" in made.out
+    assert "ready in data/pets; train on them with --data data/pets" in made.out
+    wrong = vitctl("finetune", "--dataset", "pets", "--res", 32, "--from", pretrained)
+    assert wrong.code == 2
+    assert (
+        "data/pets/train: 37 images of 37 classes, pets has 3,680 of 37; if it is another data set give it" in wrong.err
+    )
+
+    row = replace(catalog.DATA_SETS["pets"], sizes={"train": 37, "test": 37})
+    monkeypatch.setitem(catalog.DATA_SETS, "pets", row)
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "mine").symlink_to(pretrained)
+    small = (
+        "--steps",
+        2,
+        "--set",
+        "schedule.warmup_steps=1",
+        "--set",
+        "schedule.batch_size=8",
+        "--set",
+        "machine.workers=0",
+    )
+    said = vitctl("finetune", "--dataset", "pets", "--res", 32, *small, "--out", "fine")
+    assert (said.code, said.err) == (0, "")
+    assert "weights: runs/mine/checkpoints/step_00000020/model.safetensors (body:" in said.out
+    assert "position embedding 4x4 -> 8x8" in said.out
+    assert "new zero head with 37 classes" in said.out
+    recipe = (tmp_path / "fine" / "recipe.toml").read_text()
+    assert recipe.startswith("# finetune_pets, resolved")
+    assert "image_size = 32                           # --res" in recipe
+    plan = vitctl("finetune", "--dataset", "pets", "--res", 384, "--dry-run")
+    assert plan.code == 0
+    assert "96x96 patches of 4 pixels" in plan.out
+
+
+def test_finetune__a_dataset_without_a_recipe_of_its_own(vitctl: Vitctl, pretrained: Path) -> None:
+    said = vitctl("finetune", "--dataset", "digits", "--from", pretrained, "--dry-run")
+    assert said.code == 0
+    assert said.out.startswith("# finetune, resolved")
+    assert "1,437 images, 10 classes" in said.out
+
+
+def test_finetune__an_alias_takes_the_recipe_of_its_data_set(vitctl: Vitctl, pretrained: Path) -> None:
+    said = vitctl("finetune", "--dataset", "oxford_iiit_pet", "--from", pretrained, "--dry-run")
+    assert said.code == 0
+    assert said.out.startswith("# finetune_pets, resolved")
+
+
+def test_finetune__an_unknown_dataset(vitctl: Vitctl, pretrained: Path) -> None:
+    said = vitctl("finetune", "--dataset", "pest", "--from", pretrained)
+    assert said.code == 2
+    assert said.err.startswith("vitctl: no data set is called 'pest'; did you mean pets")
+    assert said.err.count("\n") == 1
+
+
+def test_out__a_file_is_in_the_way(vitctl: Vitctl, tiny_data: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    said = vitctl("pretrain", "-r", TINY, "--data", tiny_data, "--out", "file/run")
+    assert said.code == 2
+    assert said.err == "vitctl: file/run: cannot be written (Not a directory); choose another folder with --out\n"
+
+
+def test_out__without_it_a_new_folder_under_runs(vitctl: Vitctl, tiny_data: Path, tmp_path: Path) -> None:
+    assert vitctl("pretrain", "-r", TINY, "--data", tiny_data, *SHORT).code == 0
+    assert vitctl("pretrain", "-r", TINY, "--data", tiny_data, *SHORT).code == 0
+    assert len(list((tmp_path / "runs").glob("tiny_*"))) == 2

@@ -1,0 +1,83 @@
+"""Every image once, or no score."""
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+
+from tests.engine.conftest import Tiny, batch, rows
+from vitctl.data.loader import Batch
+from vitctl.engine.evaluation import Score, evaluate, representations
+from vitctl.engine.preemption import StopFlag, Stopped
+from vitctl.engine.runtime import Runtime
+from vitctl.errors import DataError
+
+
+def scaled(images: torch.Tensor) -> torch.Tensor:
+    return images.double() / 255
+
+
+def padded(whole: Batch, extra: int) -> Batch:
+    """The batch and rows that do not count, as the last batch of a process has them."""
+    more = batch(extra, seed=9)
+    return Batch(
+        torch.cat([whole.images, more.images]),
+        torch.cat([whole.labels, more.labels]),
+        torch.cat([whole.weights, torch.zeros(extra)]),
+        torch.cat([whole.samples, torch.full((extra,), -1)]),
+    )
+
+
+def test_evaluate__counts_right_answers_and_not_the_padding(runtime: Runtime) -> None:
+    model, whole = Tiny(), batch(23)
+    right = int((model(scaled(whole.images)).argmax(1) == whole.labels).sum())
+    assert 0 < right < 23
+    parts = [rows(whole, slice(0, 10)), rows(whole, slice(10, 20)), padded(rows(whole, slice(20, 23)), 7)]
+    score = evaluate(runtime, model, parts, num_images=23, normalise=scaled, stop=StopFlag())
+    assert score == Score(right, 23)
+    assert score.accuracy == right / 23
+
+
+@pytest.mark.parametrize("num_images", [7, 9])
+def test_evaluate__refuses_a_count_that_is_not_the_splits(runtime: Runtime, num_images: int) -> None:
+    with pytest.raises(DataError, match=f"evaluation counted 8 images, the split has {num_images}; no score is given"):
+        evaluate(runtime, Tiny(), [batch(8)], num_images=num_images, normalise=scaled, stop=StopFlag())
+
+
+def test_evaluate__turns_dropout_off_and_keeps_no_graph(runtime: Runtime) -> None:
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Dropout(0.9), torch.nn.Linear(48, 3, dtype=torch.float64))
+    run = partial(evaluate, runtime, model, num_images=20, normalise=scaled, stop=StopFlag())
+    assert run([batch(20)]) == run([batch(20)])
+
+
+def test_evaluate__stops_between_batches(runtime: Runtime) -> None:
+    stop, seen = StopFlag(), []
+
+    def batches():  # type: ignore[no-untyped-def]
+        for number in range(9):
+            seen.append(number)
+            if number == 2:
+                stop.raise_(15)
+            yield batch(2)
+
+    with pytest.raises(Stopped):
+        evaluate(runtime, Tiny(), batches(), num_images=18, normalise=scaled, stop=stop)
+    assert seen == [0, 1, 2]
+
+
+def test_representations__come_in_the_order_of_the_split(runtime: Runtime) -> None:
+    model, whole = Tiny(), batch(11)
+    mixed = [rows(whole, slice(7, 11)), padded(rows(whole, slice(0, 3)), 2), rows(whole, slice(3, 7))]
+    table = representations(runtime, model, mixed, num_images=11, normalise=scaled, stop=StopFlag())
+    assert table.dtype == torch.float32
+    with torch.no_grad():
+        expected = model.features(scaled(whole.images)).float()
+    torch.testing.assert_close(table, expected, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("samples", [[0, 1, 2, 2], [0, 1, 2, -1]])
+def test_representations__refuse_the_missing_and_the_doubled(runtime: Runtime, samples: list[int]) -> None:
+    odd = replace(batch(4), samples=torch.tensor(samples))
+    with pytest.raises(DataError, match="3 different images came through, the split has 4"):
+        representations(runtime, Tiny(), [odd], num_images=4, normalise=scaled, stop=StopFlag())

@@ -1,0 +1,69 @@
+"""Records are whole lines, and none is lost to a crash but the torn one."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vitctl.engine import journal
+from vitctl.engine.journal import Journal, append_line, cut_after, parse_lines, read_lines, write_json
+
+
+def test_journal__writes_and_reports(tmp_path: Path) -> None:
+    seen: list[dict[str, Any]] = []
+    writer = Journal(tmp_path / "log.jsonl", seen.append)
+    writer.write("train", step=1, loss=0.5)
+    writer.write("evaluate", step=1, text="größer\nals")
+    assert read_lines(tmp_path / "log.jsonl") == seen
+    assert [(r["kind"], r["step"]) for r in seen] == [("train", 1), ("evaluate", 1)]
+    assert seen[0]["time"] > 1e9
+    assert (tmp_path / "log.jsonl").read_text().count("\n") == 2
+
+
+def test_journal__of_the_other_processes_is_silent(tmp_path: Path) -> None:
+    seen: list[dict[str, Any]] = []
+    Journal(None, seen.append).write("train", step=1)
+    assert seen == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_read_lines__leaves_out_a_torn_line(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    append_line(path, {"step": 1})
+    path.write_text(path.read_text() + '{"step": 2, "lo')
+    assert read_lines(path) == [{"step": 1}]
+    assert read_lines(tmp_path / "none") == []
+    assert parse_lines('{"a": 1}\n\n{"b"\n{"c": 2}\n') == [{"a": 1}, {"c": 2}]
+
+
+def test_journal__a_torn_line_does_not_swallow_the_next_record(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_text('{"step": 1}\n{"step": 2, "lo')
+    Journal(path).write("resume", step=1)
+    assert [r.get("kind", "old") for r in read_lines(path)] == ["old", "resume"]
+
+
+def test_cut_after__drops_later_steps_and_torn_lines(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    for step in (0, 5, 10, 15):
+        append_line(path, {"step": step, "text": "ü"})
+    append_line(path, {"kind": "without a step"})
+    path.write_text(path.read_text() + '{"st')
+    cut_after(path, 10)
+    assert [r.get("step") for r in read_lines(path)] == [0, 5, 10, None]
+    assert path.read_text().endswith("}\n")
+    cut_after(tmp_path / "none", 3)
+    assert [p.name for p in tmp_path.iterdir()] == ["log.jsonl"]
+
+
+def test_write_json__old_or_new_never_half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "result.json"
+    write_json(path, {"a": 1})
+
+    def crash(_: int) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(journal.os, "fsync", crash)
+    with pytest.raises(OSError, match="disk full"):
+        write_json(path, {"a": 2})
+    assert '"a": 1' in path.read_text()

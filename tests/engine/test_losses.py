@@ -1,0 +1,80 @@
+"""Losses against their definitions in NumPy, float64."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from vitctl.engine.losses import classification_loss
+
+RNG = np.random.default_rng(0)
+LOGITS = RNG.normal(size=(7, 5)) * 4
+LABELS = RNG.integers(0, 5, 7)
+WEIGHTS = np.array([1, 1, 0, 1, 0, 1, 1], np.float32)
+
+
+def reference(name: str, smoothing: float, weights: NDArray[np.float32]) -> float:
+    targets = np.eye(5)[LABELS] * (1 - smoothing) + smoothing / 5
+    if name == "sigmoid":
+        p = 1 / (1 + np.exp(-LOGITS))
+        each = -(targets * np.log(p) + (1 - targets) * np.log(1 - p)).sum(axis=1)
+    else:
+        p = np.exp(LOGITS) / np.exp(LOGITS).sum(axis=1, keepdims=True)
+        each = -(targets * np.log(p)).sum(axis=1)
+    return float((each * weights).sum())
+
+
+def ours(name: str, smoothing: float, weights: NDArray[np.float32], dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    loss = partial(classification_loss, name=name, label_smoothing=smoothing)
+    return loss(torch.tensor(LOGITS, dtype=dtype), torch.tensor(LABELS), torch.tensor(weights))
+
+
+@pytest.mark.parametrize("name", ["sigmoid", "softmax"])
+@pytest.mark.parametrize("smoothing", [0.0, 1e-4, 0.3])
+@pytest.mark.parametrize("weights", [WEIGHTS, np.ones(7, np.float32)])
+def test_loss__equals_its_definition(name: str, smoothing: float, weights: NDArray[np.float32]) -> None:
+    got = ours(name, smoothing, weights)
+    assert got.dtype == torch.float64
+    assert float(got) == pytest.approx(reference(name, smoothing, weights), rel=1e-12)
+
+
+@pytest.mark.parametrize("name", ["sigmoid", "softmax"])
+def test_loss__weight_0_is_not_there_at_all(name: str) -> None:
+    loss = partial(classification_loss, name=name, label_smoothing=0.1)
+    logits, labels = torch.tensor(LOGITS), torch.tensor(LABELS)
+    kept = torch.tensor(WEIGHTS) > 0
+    without = loss(logits[kept], labels[kept], torch.ones(int(kept.sum())))
+    assert float(loss(logits, labels, torch.tensor(WEIGHTS))) == pytest.approx(float(without), rel=1e-14)
+    logits.requires_grad_()
+    loss(logits, labels, torch.tensor(WEIGHTS)).backward()
+    assert logits.grad is not None
+    assert logits.grad[~kept].abs().max() == 0
+    assert logits.grad[kept].abs().min() > 0
+
+
+def test_loss__sigmoid_with_the_papers_bias_starts_at_its_closed_form() -> None:
+    """Head bias -10 over 18,291 classes: softplus(-10) for each absent class and softplus(10) for the present one."""
+    logits = torch.full((2, 18_291), -10.0, dtype=torch.float64)
+    got = classification_loss(logits, torch.tensor([0, 5]), torch.ones(2), name="sigmoid", label_smoothing=0.0) / 2
+    assert float(got) == pytest.approx(18_290 * np.log1p(np.exp(-10)) + np.log1p(np.exp(10)), rel=1e-11)
+
+
+@pytest.mark.parametrize("name", ["sigmoid", "softmax"])
+def test_loss__is_computed_in_float32_whatever_the_logits(name: str) -> None:
+    got = ours(name, 0.0, WEIGHTS, torch.bfloat16)
+    assert got.dtype == torch.float32
+    rounded = torch.tensor(LOGITS, dtype=torch.bfloat16).float()
+    exact = classification_loss(rounded, torch.tensor(LABELS), torch.tensor(WEIGHTS), name=name, label_smoothing=0.0)
+    assert torch.equal(got, exact)
+
+
+@pytest.mark.parametrize("name", ["sigmoid", "softmax"])
+def test_loss__large_logits_stay_finite(name: str) -> None:
+    logits = torch.tensor([[1e4, -1e4, 0.0]], requires_grad=True)
+    loss = classification_loss(logits, torch.tensor([1]), torch.ones(1), name=name, label_smoothing=0.0)
+    loss.backward()
+    assert torch.isfinite(loss)
+    assert logits.grad is not None
+    assert torch.isfinite(logits.grad).all()

@@ -1,0 +1,161 @@
+"""Ten steps of each optimizer against NumPy, in the order in which the authors' code computes them."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from vitctl.engine.optimizer import (
+    build_optimizer,
+    clip_gradients,
+    decay_weights,
+    load_optimizer_tensors,
+    optimizer_tensors,
+)
+from vitctl.errors import CheckpointError
+
+LRS = [0.0, 0.01, 0.02, 0.03, 0.04, 0.04, 0.03, 0.02, 0.01, 0.001]
+B1, B2, EPS = 0.9, 0.999, 1e-8
+
+
+class Toy(nn.Module):
+    """A matrix, a norm's scale and bias, and a token: all of them decay."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(1)
+        shapes = {"kernel": (3, 4), "scale": (4,), "bias": (4,), "token": (1, 1, 4)}
+        for name, shape in shapes.items():
+            value = torch.randn(shape, generator=generator, dtype=torch.float64)
+            self.register_parameter(name, nn.Parameter(value))
+
+
+def gradients() -> list[dict[str, Any]]:
+    rng = np.random.default_rng(2)
+    return [{name: rng.normal(size=p.shape) for name, p in Toy().named_parameters()} for _ in LRS]
+
+
+def optimizer_for(model: nn.Module, name: str, weight_decay: float) -> torch.optim.Optimizer:
+    return build_optimizer(model, name=name, weight_decay=weight_decay, beta1=B1, beta2=B2, eps=EPS, momentum=0.9)
+
+
+def ten_steps(name: str, weight_decay: float) -> dict[str, Any]:
+    model = Toy()
+    optimizer = optimizer_for(model, name, weight_decay)
+    for lr, grads in zip(LRS, gradients(), strict=True):
+        _step(model, optimizer, lr, grads, weight_decay)
+    return {name: p.detach().numpy() for name, p in model.named_parameters()}
+
+
+def _step(
+    model: nn.Module, optimizer: torch.optim.Optimizer, lr: float, grads: dict[str, Any], weight_decay: float
+) -> None:
+    for key, p in model.named_parameters():
+        p.grad = torch.tensor(grads[key])
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+    decay_weights(optimizer, lr, weight_decay)
+    optimizer.step()
+
+
+def start_values() -> dict[str, Any]:
+    return {name: p.detach().numpy().copy() for name, p in Toy().named_parameters()}
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1, 0.3])
+def test_adam__is_the_authors_form_over_every_parameter(weight_decay: float) -> None:
+    """p - lr m / (sqrt(v) + eps) - lr wd p, moments corrected for their start, eps outside the root."""
+    values = start_values()
+    first = {k: np.zeros_like(v) for k, v in values.items()}
+    second = {k: np.zeros_like(v) for k, v in values.items()}
+    for t, (lr, grads) in enumerate(zip(LRS, gradients(), strict=True), 1):
+        for k, p in values.items():
+            first[k] = B1 * first[k] + (1 - B1) * grads[k]
+            second[k] = B2 * second[k] + (1 - B2) * grads[k] ** 2
+            m, v = first[k] / (1 - B1**t), second[k] / (1 - B2**t)
+            values[k] = p - lr * m / (np.sqrt(v) + EPS) - lr * weight_decay * p
+    got = ten_steps("adam", weight_decay)
+    assert len(got) == 4
+    for k, expected in values.items():
+        np.testing.assert_allclose(got[k], expected, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_sgd__momentum_without_nesterov_and_decay_outside_the_momentum(weight_decay: float) -> None:
+    values = start_values()
+    momenta = {k: np.zeros_like(v) for k, v in values.items()}
+    for lr, grads in zip(LRS, gradients(), strict=True):
+        for k, p in values.items():
+            momenta[k] = 0.9 * momenta[k] + grads[k]
+            values[k] = p - lr * momenta[k] - lr * weight_decay * p
+    got = ten_steps("sgd", weight_decay)
+    for k, expected in values.items():
+        np.testing.assert_allclose(got[k], expected, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("name", ["adam", "sgd"])
+def test_optimizer__rate_0_changes_nothing_but_the_moments(name: str) -> None:
+    model = Toy()
+    optimizer = optimizer_for(model, name, 0.1)
+    _step(model, optimizer, 0.0, gradients()[0], 0.1)
+    for k, p in model.named_parameters():
+        assert torch.equal(p, dict(Toy().named_parameters())[k])
+    assert len(optimizer_tensors(optimizer, model)) == (12 if name == "adam" else 4)
+
+
+@pytest.mark.parametrize("bound", [1.0, 0.1, 1e3, 0.0])
+def test_clip__is_exactly_min_of_1_and_bound_over_norm(bound: float) -> None:
+    model, grads = Toy(), gradients()[0]
+    for key, p in model.named_parameters():
+        p.grad = torch.tensor(grads[key])
+    norm = np.sqrt(sum((g**2).sum() for g in grads.values()))
+    assert 1.0 < norm < 1e3
+    assert float(clip_gradients(model.parameters(), bound)) == pytest.approx(norm, rel=1e-14)
+    factor = min(1.0, bound / norm) if bound else 1.0
+    for key, p in model.named_parameters():
+        assert p.grad is not None
+        np.testing.assert_allclose(p.grad.numpy(), grads[key] * factor, rtol=1e-14)
+
+
+def test_clip__of_gradients_that_are_all_0() -> None:
+    model = Toy()
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+    assert float(clip_gradients(model.parameters(), 1.0)) == 0.0
+    assert all(p.grad is not None and torch.equal(p.grad, torch.zeros_like(p)) for p in model.parameters())
+
+
+@pytest.mark.parametrize("name", ["adam", "sgd"])
+def test_optimizer_tensors__go_on_bit_for_bit(name: str) -> None:
+    straight, model = Toy(), Toy()
+    one, two = optimizer_for(straight, name, 0.1), optimizer_for(model, name, 0.1)
+    steps = list(zip(LRS, gradients(), strict=True))
+    for lr, grads in steps:
+        _step(straight, one, lr, grads, 0.1)
+    for lr, grads in steps[:4]:
+        _step(model, two, lr, grads, 0.1)
+    tensors = optimizer_tensors(two, model)
+    assert all("/" in key for key in tensors)
+    resumed = Toy()
+    resumed.load_state_dict(model.state_dict())
+    three = optimizer_for(resumed, name, 0.1)
+    load_optimizer_tensors(three, resumed, tensors)
+    for lr, grads in steps[4:]:
+        _step(resumed, three, lr, grads, 0.1)
+    assert all(torch.equal(a, b) for a, b in zip(straight.parameters(), resumed.parameters(), strict=True))
+    assert {k: v.tolist() for k, v in optimizer_tensors(three, resumed).items()} == {
+        k: v.tolist() for k, v in optimizer_tensors(one, straight).items()
+    }
+
+
+def test_load_optimizer_tensors__of_another_model() -> None:
+    model = Toy()
+    optimizer = optimizer_for(model, "adam", 0.0)
+    with pytest.raises(
+        CheckpointError, match="optimizer state does not fit the model: 5 parameters differ, first bias"
+    ):
+        load_optimizer_tensors(optimizer, model, {"exp_avg/other": torch.zeros(1)})
+    load_optimizer_tensors(optimizer, model, {})
+    assert optimizer_tensors(optimizer, model) == {}

@@ -1,0 +1,100 @@
+"""The closed form against a direct solve in NumPy."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vitctl.engine.ridge import choose_shots, fit_and_score
+from vitctl.errors import DataError
+
+WIDTH, CLASSES = 12, 4
+
+
+def reference(train: np.ndarray, labels: np.ndarray, test: np.ndarray, l2: float) -> np.ndarray:
+    """Standardise by the training images, a column of 100, then (X'X + l2 I)^-1 X'Y."""
+    mean, std = train.mean(axis=0), train.std(axis=0) + 1e-5
+    x, z = (np.concatenate([(t - mean) / std, np.full((len(t), 1), 100.0)], axis=1) for t in (train, test))
+    y = 2 * np.eye(CLASSES)[labels] - 1
+    weights: np.ndarray = np.linalg.solve(x.T @ x + l2 * np.eye(x.shape[1]), x.T @ y)
+    scores: np.ndarray = z @ weights
+    return scores
+
+
+def draw(num: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(num)
+    labels = np.arange(num) % CLASSES
+    train = rng.normal(size=(num, WIDTH)) + 0.7 * rng.normal(size=(CLASSES, WIDTH))[labels]
+    return train, labels, rng.normal(size=(9, WIDTH))
+
+
+@pytest.mark.parametrize("num", [4, 8, WIDTH, WIDTH + 1, WIDTH + 2, 40, 100])
+@pytest.mark.parametrize("power", [-10, -3, 0, 5, 10, 19])
+def test_fit_and_score__equals_the_direct_solve(num: int, power: int) -> None:
+    """More and fewer images than WIDTH + 1 take the two ways; both are the same solution."""
+    train, labels, test = draw(num)
+    got = fit_and_score(
+        torch.tensor(train), torch.tensor(labels), torch.tensor(test), num_classes=CLASSES, l2=2.0**power
+    ).numpy()
+    assert got.dtype == np.float64
+    np.testing.assert_allclose(got, reference(train, labels, test, 2.0**power), rtol=0, atol=1e-9)
+
+
+def test_fit_and_score__float32_agrees_at_the_papers_regulariser() -> None:
+    train, labels, test = draw(100)
+    got = fit_and_score(
+        torch.tensor(train).float(), torch.tensor(labels), torch.tensor(test).float(), num_classes=CLASSES, l2=1024.0
+    )
+    assert got.dtype == torch.float32
+    np.testing.assert_allclose(got.numpy(), reference(train, labels, test, 1024.0), rtol=0, atol=1e-4)
+
+
+def test_fit_and_score__does_not_care_about_shift_and_scale_of_features() -> None:
+    train, labels, test = draw(40)
+    scale, shift = np.linspace(0.5, 30, WIDTH), np.linspace(-5, 5, WIDTH)
+    one = fit_and_score(torch.tensor(train), torch.tensor(labels), torch.tensor(test), num_classes=CLASSES, l2=8.0)
+    two = fit_and_score(
+        torch.tensor(train * scale + shift),
+        torch.tensor(labels),
+        torch.tensor(test * scale + shift),
+        num_classes=CLASSES,
+        l2=8.0,
+    )
+    np.testing.assert_allclose(one.numpy(), two.numpy(), atol=1e-4)
+
+
+def test_fit_and_score__a_feature_that_never_changes_is_harmless() -> None:
+    train, labels, test = draw(40)
+    train[:, 3] = 7.0
+    test[:, 3] = 7.0
+    got = fit_and_score(torch.tensor(train), torch.tensor(labels), torch.tensor(test), num_classes=CLASSES, l2=8.0)
+    assert torch.isfinite(got).all()
+
+
+@settings(max_examples=30)
+@given(st.integers(0, 2**31), st.integers(1, 4), st.integers(1, 5))
+def test_choose_shots__of_each_class_and_fewer_are_prefixes_of_more(seed: int, shots: int, more: int) -> None:
+    labels = np.random.default_rng(1).permutation(np.repeat(np.arange(CLASSES), 9))
+    few = choose_shots(labels, shots, num_classes=CLASSES, seed=seed)
+    many = choose_shots(labels, min(9, shots + more), num_classes=CLASSES, seed=seed)
+    assert labels[few].tolist() == np.repeat(np.arange(CLASSES), shots).tolist()
+    assert len(set(many.tolist())) == len(many)
+    for label in range(CLASSES):
+        own = [few[labels[few] == label], many[labels[many] == label]]
+        assert own[0].tolist() == own[1][:shots].tolist()
+
+
+def test_choose_shots__is_the_authors_draw() -> None:
+    """One generator for all classes, each class permuted in turn."""
+    labels = np.random.default_rng(5).integers(0, CLASSES, 80)
+    rng = np.random.default_rng(3)
+    expected = [rng.permutation(np.where(labels == label)[0])[:2] for label in range(CLASSES)]
+    assert choose_shots(labels, 2, num_classes=CLASSES, seed=3).tolist() == np.concatenate(expected).tolist()
+    assert choose_shots(labels, 2, num_classes=CLASSES, seed=4).tolist() != np.concatenate(expected).tolist()
+
+
+def test_choose_shots__too_few_images() -> None:
+    labels = np.array([0, 0, 1])
+    with pytest.raises(DataError, match=r"class 1 has 1 training images, 2 shots were asked; set fewshot\.shots lower"):
+        choose_shots(labels, 2, num_classes=2, seed=0)

@@ -1,0 +1,158 @@
+"""A training run on disk: what it keeps, what it goes on from, when it gives up."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.conftest import TINY, Run, checkpoint, sample_keys, train_records
+from vitctl.data.index import read_index
+from vitctl.engine.preemption import StopFlag, Stopped
+from vitctl.errors import DataError
+from vitctl.jobs.pretrain import pretrain
+from vitctl.launch import prepare
+from vitctl.recipe.load import Override, load_recipe
+
+SHORT = {"schedule.total_steps": 8, "checkpoint.every_steps": 2, "evaluation.every_steps": 4}
+
+
+def records(folder: Path, kind: str) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    return [record for record in lines if record["kind"] == kind]
+
+
+def saved_steps(folder: Path) -> list[int]:
+    return sorted(int(path.name[5:]) for path in (folder / "checkpoints").iterdir())
+
+
+def test_fit__keeps_the_last_and_the_best(run: Run) -> None:
+    folder = run("a", **SHORT, **{"checkpoint.keep_last": 1, "checkpoint.keep_best": 1})
+    scores = {r["step"]: r["accuracy"] for r in records(folder, "evaluate")}
+    assert sorted(scores) == [4, 8]
+    best = 8 if scores[8] >= scores[4] else 4
+    assert saved_steps(folder) == sorted({8, best})
+
+
+def test_fit__again_in_a_finished_folder_trains_nothing_and_says_the_same(run: Run) -> None:
+    folder = run("a", **SHORT)
+    first, files = json.loads((folder / "result.json").read_text()), checkpoint(folder, 8)
+    assert run("a", **SHORT) == folder
+    assert json.loads((folder / "result.json").read_text()) == first
+    assert checkpoint(folder, 8) == files
+    assert [r["step"] for r in train_records(folder)] == list(range(1, 9))
+    assert len(records(folder, "evaluate")) == 2
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "ema.safetensors", "optimizer.safetensors"])
+def test_resume__a_torn_checkpoint_gives_way_to_the_older_one_and_is_said(run: Run, name: str) -> None:
+    straight, folder = run("straight", **SHORT), run("a", **SHORT)
+    torn = folder / "checkpoints" / "step_00000008" / name
+    torn.write_bytes(torn.read_bytes()[:-3])
+    run("a", **SHORT)
+    assert [r["text"].split(": ")[-1] for r in records(folder, "warning")] == [
+        f"{name} is missing or changed since it was written"
+    ]
+    assert [r["step"] for r in records(folder, "resume")] == [6]
+    assert checkpoint(folder, 8) == checkpoint(straight, 8)
+    assert [r["loss"] for r in train_records(folder)] == [r["loss"] for r in train_records(straight)]
+    assert sample_keys(folder) == sample_keys(straight)
+
+
+def test_resume__without_any_whole_checkpoint_starts_anew(run: Run) -> None:
+    straight, folder = run("straight", **SHORT), run("a", **SHORT)
+    for path in (folder / "checkpoints").iterdir():
+        (path / "state.json").unlink()
+    run("a", **SHORT)
+    assert len(records(folder, "warning")) == 2
+    assert records(folder, "resume") == []
+    assert checkpoint(folder, 8) == checkpoint(straight, 8)
+    assert [r["step"] for r in train_records(folder)] == list(range(1, 9))
+
+
+def test_stop__saves_and_goes_on_bit_for_bit(run: Run, tiny_data: Path, tmp_path: Path) -> None:
+    straight, folder = run("straight", **SHORT), tmp_path / "a"
+    values = {"data.path": str(tiny_data), **SHORT}
+    loaded = load_recipe(str(TINY), [Override(key, value) for key, value in values.items()])
+    prepare(loaded, folder)
+    stop = StopFlag()
+
+    def report(record: dict[str, Any]) -> None:
+        if record["kind"] == "train" and record["step"] == 4:
+            stop.raise_(15)
+
+    with pytest.raises(Stopped):
+        pretrain(loaded.recipe, folder, report, stop)  # type: ignore[arg-type]
+    assert saved_steps(folder)[-1] in (4, 5)
+    run("a", **SHORT)
+    assert checkpoint(folder, 8) == checkpoint(straight, 8)
+    assert [r["loss"] for r in train_records(folder)] == [r["loss"] for r in train_records(straight)]
+
+
+def test_fit__evaluates_at_each_step_once_and_counts_every_image(run: Run) -> None:
+    folder = run("a", **{**SHORT, "evaluation.every_steps": 3})
+    assert [(r["step"], r["total"]) for r in records(folder, "evaluate")] == [(3, 23), (6, 23), (8, 23)]
+
+
+def test_fit__without_a_split_to_score(run: Run) -> None:
+    folder = run("a", **{**SHORT, "data.eval_split": ""})
+    assert records(folder, "evaluate") == []
+    assert json.loads((folder / "result.json").read_text())["metrics"] == {}
+
+
+def test_log__every_steps_and_the_last(run: Run) -> None:
+    folder = run("a", **{**SHORT, "log.every_steps": 3})
+    assert [r["step"] for r in train_records(folder)] == [3, 6, 8]
+    last = train_records(folder)[-1]
+    assert (last["samples"], last["total_steps"], last["epoch"]) == (128, 8, round(128 / 70, 4))
+    assert last["images_per_second"] > 0
+    assert 0 <= last["data_wait"] <= 1
+
+
+def damaged(data: Path, out: Path, split: str, samples: list[int]) -> Path:
+    """A copy of the shards in which some images of a split are zeros."""
+    shutil.copytree(data, out)
+    index = read_index(out / split)
+    ends = np.cumsum([shard.num_samples for shard in index.shards])
+    for sample in samples:
+        row = index.rows[sample]
+        path = out / split / index.shards[int(np.searchsorted(ends, sample, side="right"))].name
+        content = bytearray(path.read_bytes())
+        begin = int(row["header"]) + int(row["data"])
+        content[begin : begin + int(row["size"])] = bytes(int(row["size"]))
+        path.write_bytes(bytes(content))
+    return out
+
+
+def test_bad_samples__are_skipped_counted_and_listed(run: Run, tiny_data: Path, tmp_path: Path) -> None:
+    data = damaged(tiny_data, tmp_path / "data", "train", [3])
+    folder = run("a", **{**SHORT, "data.path": str(data)})
+    listed = [json.loads(line) for line in (folder / "bad_samples.jsonl").read_text().splitlines()]
+    assert {entry["sample"] for entry in listed} == {3}
+    assert all(entry["key"] and entry["reason"] for entry in listed)
+    assert train_records(folder)[-1]["num_bad"] == len(listed) == sum(s < 8 * 16 for s in positions_of(3))
+
+
+def positions_of(sample: int) -> list[int]:
+    from vitctl.data.order import Order
+
+    positions = np.arange(8 * 16)
+    return [int(p) for p in positions[Order(70, 0).at(positions)[1] == sample]]
+
+
+def test_bad_samples__above_the_budget_stop_the_run(run: Run, tiny_data: Path, tmp_path: Path) -> None:
+    data = damaged(tiny_data, tmp_path / "data", "train", [3])
+    said = r"[12] of \d+ images read so far cannot be used, more than data\.max_bad_fraction = 0 allows"
+    with pytest.raises(DataError, match=said) as e:
+        run("a", **{**SHORT, "data.path": str(data), "data.max_bad_fraction": 0.0})
+    assert str(tmp_path / "a" / "bad_samples.jsonl") in str(e.value)
+    assert (tmp_path / "a" / "bad_samples.jsonl").exists()
+    assert not (tmp_path / "a" / "result.json").exists()
+
+
+def test_bad_samples__in_the_scored_split_are_an_error(run: Run, tiny_data: Path, tmp_path: Path) -> None:
+    data = damaged(tiny_data, tmp_path / "data", "test", [5])
+    with pytest.raises(DataError, match=r"cannot be evaluated .*; a score needs every image"):
+        run("a", **{**SHORT, "data.path": str(data)})

@@ -1,0 +1,131 @@
+"""Where weights are found, and what is said when they are not."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from vitctl.errors import CheckpointError, DataError, RecipeError
+from vitctl.jobs.inputs import at_size, find_weights, loaded_model, open_training_images, transferred_model
+from vitctl.recipe.schema import StartWeights, TrainImages
+
+
+def finished(runs: Path, name: str, age: int, job: str = "pretrain", status: str = "done") -> Path:
+    folder = runs / name
+    folder.mkdir(parents=True)
+    (folder / "result.json").write_text(json.dumps({"job": job, "status": status}))
+    os.utime(folder / "result.json", (10**9 - age, 10**9 - age))
+    return folder
+
+
+def test_find_weights__by_run_by_checkpoint_and_by_file_are_the_same(pretrained: Path) -> None:
+    checkpoint = pretrained / "checkpoints" / "step_00000020"
+    found = [find_weights(str(path)) for path in (pretrained, checkpoint, checkpoint / "model.safetensors")]
+    assert {f.path for f in found} == {checkpoint / "model.safetensors"}
+    assert find_weights(str(pretrained), name="ema").path == checkpoint / "ema.safetensors"
+    assert found[0].weights.meta["class_names"][0] == "circle"
+
+
+def test_newest__takes_the_newest_finished_pretraining(tmp_path: Path, pretrained: Path) -> None:
+    for name, age, job, status in (
+        ("old", 500, "pretrain", "done"),
+        ("stopped", 20, "pretrain", "stopped"),
+        ("other", 10, "finetune", "done"),
+    ):
+        finished(tmp_path, name, age, job, status)
+    (tmp_path / "running").mkdir()
+    newest = finished(tmp_path, "new", 100)
+    (newest / "checkpoints").symlink_to(pretrained / "checkpoints")
+    assert find_weights("newest", tmp_path).path.is_relative_to(newest)
+
+
+def test_newest__says_where_it_looked_and_what_to_do(tmp_path: Path) -> None:
+    finished(tmp_path, "other", 10, "finetune")
+    with pytest.raises(CheckpointError) as caught:
+        find_weights("newest", tmp_path)
+    assert str(caught.value) == (
+        f"no finished pre-training run under {tmp_path}; give weights with --from RUN_OR_FILE, "
+        "or train some first: vitctl pretrain --recipe smoke"
+    )
+
+
+def test_newest__a_result_that_is_none_is_named(tmp_path: Path) -> None:
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "result.json").write_text("{")
+    with pytest.raises(CheckpointError, match=r"bad/result\.json: not a result of vitctl .*; delete it to run again"):
+        find_weights("newest", tmp_path)
+
+
+def test_find_weights__refuses(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="nowhere: no such weights; give a run folder, a checkpoint folder or a"):
+        find_weights(str(tmp_path / "nowhere"))
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    with pytest.raises(CheckpointError, match="run: holds no whole checkpoint"):
+        find_weights(str(tmp_path / "run"))
+
+
+def test_loaded_model__at_another_size_only_the_position_embedding_changes(pretrained: Path) -> None:
+    found = find_weights(str(pretrained))
+    same, size = loaded_model(found, 0, torch.float64)
+    assert size == 16
+    larger, size = loaded_model(found, 32, torch.float64)
+    assert size == 32
+    changed = {
+        name
+        for (name, a), b in zip(same.state_dict().items(), larger.state_dict().values(), strict=True)
+        if a.shape != b.shape or not torch.equal(a, b)
+    }
+    assert changed == {"position_embedding"}
+    assert larger(torch.zeros(1, 3, 32, 32, dtype=torch.float64)).shape == (1, 6)
+
+
+def test_transferred_model__zero_head_or_fresh_weights(pretrained: Path) -> None:
+    weights = find_weights(str(pretrained)).weights
+    model, lines = transferred_model(
+        weights, StartWeights(), num_classes=4, image_size=16, dropout=0.1, seed=0, dtype=torch.float64
+    )
+    assert model.config.representation_size == 0
+    assert model.config.dropout == 0.1
+    state = model.state_dict()
+    assert state["head.weight"].abs().max() == 0 == state["head.bias"].abs().max()
+    assert torch.equal(model.state_dict()["position_embedding"], weights.state["position_embedding"])
+    assert any("head and pre-logits dropped, new zero head with 4 classes" in line for line in lines)
+    random, lines = transferred_model(
+        weights,
+        StartWeights(initialise="random"),
+        num_classes=4,
+        image_size=16,
+        dropout=0.0,
+        seed=0,
+        dtype=torch.float64,
+    )
+    assert random.config.depth == 2
+    assert not torch.equal(random.state_dict()["position_embedding"], weights.state["position_embedding"])
+    assert lines == ["random weights (seed 0), the architecture alone is taken"]
+
+
+def test_at_size__fills_in_the_stored_size_and_checks_again() -> None:
+    assert at_size(TrainImages(), 48).image_size == 48
+    assert at_size(TrainImages(image_size=32), 48).image_size == 32
+    with pytest.raises(RecipeError, match=r"^crop = 'random' cuts .*set data.train_resize to at least 48$"):
+        at_size(TrainImages(crop="random", train_resize=20), 48)
+
+
+def test_open_training_images__splits_of_other_classes(tiny_data: Path, tmp_path: Path) -> None:
+    from vitctl.data.datasets import shapes
+    from vitctl.data.shards import write_split
+
+    (tmp_path / "train").symlink_to(tiny_data / "train")
+    write_split(
+        shapes.items("count", "test", 5, 0, 16),
+        tmp_path / "test",
+        shapes.TASKS["count"].class_names,
+        seed=0,
+        source_text="x",
+    )
+    with pytest.raises(
+        DataError, match=r"'train' has 6 classes, 'test' 8, and they are not the same: .*; make both with one"
+    ):
+        open_training_images(TrainImages(path=str(tmp_path), image_size=16), tmp_path)

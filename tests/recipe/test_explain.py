@@ -1,0 +1,60 @@
+"""Every key of every recipe can be explained."""
+
+import pytest
+
+from vitctl.errors import RecipeError
+from vitctl.recipe.explain import explain
+from vitctl.recipe.load import every_key
+from vitctl.recipe.schema import JOBS
+
+
+def test_explain__every_key_of_every_job() -> None:
+    keys = {key for schema in JOBS.values() for key in every_key(schema)}
+    assert len(keys) > 70
+    for key in keys:
+        lines = explain(key)
+        assert lines[0] == key
+        assert [line.split()[0] for line in lines[2:6]] == ["type", "default", "source", "jobs"], key
+        assert len(lines[1].strip()) > 10, key
+
+
+def test_explain__type_unit_default_source() -> None:
+    assert explain("optimizer.weight_decay") == [
+        "optimizer.weight_decay",
+        "  decoupled: p -= lr_t * weight_decay * p, on every parameter",
+        "  type     number, at least 0",
+        "  default  0.0",
+        "  source   Table 3",
+        "  jobs     pretrain, finetune, vtab",
+    ]
+    words = "\n".join(explain("schedule.warmup_steps") + explain("model.depth") + explain("data.mean"))
+    assert "whole number, at least 0 [steps]" in words
+    assert "default  unset" in words
+    assert "3 numbers" in words
+
+
+def test_explain__a_key_with_another_default_per_job_has_an_entry_for_each() -> None:
+    lines = explain("data.image_size")
+    pairs = list(zip(lines, lines[2:], strict=False))
+    assert ("  default  224", "  jobs     pretrain") in pairs
+    assert ("  default  384", "  jobs     vtab") in pairs
+    assert ("  default  0", "  jobs     finetune") in pairs
+
+
+def test_explain__a_section() -> None:
+    heads = [line for line in explain("averaging") + explain("loss") if not line.startswith(" ")]
+    assert heads == ["averaging.decay", "loss.name", "loss.label_smoothing"]
+
+
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        ("weight_decay", "no recipe has a key 'weight_decay'; did you mean optimizer.weight_decay?"),
+        ("optimizer.weight_dekay", "no recipe has a key 'optimizer.weight_dekay'; did you mean optimizer.weight_decay"),
+        ("zzz", "no recipe has a key 'zzz'"),
+    ],
+)
+def test_explain__refuses(key: str, said: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        explain(key)
+    assert str(caught.value).startswith(said)

@@ -1,0 +1,277 @@
+"""What a recipe may say, and what is answered when it says something else."""
+
+import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import TINY
+from vitctl.errors import RecipeError
+from vitctl.recipe.load import MAX_BYTES, Override, find_recipe, load_recipe, parse_override, recipe_names
+from vitctl.recipe.schema import Pretrain
+
+MINIMAL = """\
+job = "pretrain"
+
+[model]
+name = "B/16"
+
+[optimizer]
+name = "adam"
+lr = 0.1
+
+[schedule]
+batch_size = 8
+total_steps = 4
+
+[loss]
+name = "softmax"
+"""
+
+
+def write(folder: Path, name: str, text: str) -> Path:
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def refused(path: Path | str, *overrides: Override, job: str | None = None) -> str:
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(str(path), overrides, job=job)
+    return str(caught.value)
+
+
+def test_load_recipe__gives_values_defaults_and_origins(tmp_path: Path) -> None:
+    loaded = load_recipe(str(write(tmp_path, "a.toml", MINIMAL)))
+    assert isinstance(loaded.recipe, Pretrain)
+    assert (loaded.recipe.optimizer.lr, loaded.recipe.optimizer.beta2) == (0.1, 0.999)
+    assert loaded.origin("optimizer.lr") == "a.toml:8"
+    assert loaded.origin("job") == "a.toml:1"
+    assert loaded.origin("optimizer.beta2") == "default"
+
+
+def test_load_recipe__is_frozen(tmp_path: Path) -> None:
+    recipe: Any = load_recipe(str(write(tmp_path, "a.toml", MINIMAL))).recipe
+    with pytest.raises(ValueError, match="frozen"):
+        recipe.optimizer.lr = 1.0
+
+
+def test_load_recipe__names_every_problem_at_once(tmp_path: Path) -> None:
+    text = MINIMAL.replace("lr = 0.1", 'lr = "fast"\nweight_decya = 0.1').replace("batch_size = 8", "batch_size = 8.5")
+    text += '\n[schedul]\nx = 1\n[data]\nflip = 1\ncrop = "centre"\nbatch_size = 3\n'
+    said = refused(write(tmp_path, "a.toml", text.replace('[loss]\nname = "softmax"\n', "")))
+    assert "has 8 problems:" in said
+    for line in (
+        "a.toml:8: optimizer.lr = 'fast' is not allowed: input should be a valid number",
+        "a.toml:9: unknown key optimizer.weight_decya; did you mean weight_decay?",
+        "a.toml:12: schedule.batch_size = 8.5 is not allowed: input should be a valid integer",
+        "unknown key schedul; did you mean schedule?",
+        "data.flip = 1 is not allowed: input should be a valid boolean",
+        "data.crop = 'centre' is not allowed: input should be 'inception', 'random' or 'none'",
+        "unknown key data.batch_size; did you mean schedule.batch_size?",
+        "loss is missing; set it in the recipe or with --set loss=...",
+    ):
+        assert line in said
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (("total_steps = 4", ""), "set exactly one of schedule.total_steps and schedule.total_epochs"),
+        (("total_steps = 4", "total_steps = 4\ntotal_epochs = 2.0"), "set exactly one of schedule.total_steps"),
+        (
+            ("total_steps = 4", "total_steps = 4\nwarmup_steps = 4"),
+            "warmup_steps = 4 leaves nothing of total_steps = 4",
+        ),
+        (("lr = 0.1", "lr = 0.1\nmomentum = 0.5"), "momentum belongs to sgd and does nothing for adam; leave it out"),
+        (("lr = 0.1", "lr = nan"), "a.toml:8: optimizer.lr = nan is not allowed: input should be a finite number"),
+        (("lr = 0.1", "lr = 0"), "a.toml:8: optimizer.lr = 0 is not allowed: input should be greater than 0"),
+        (("lr = 0.1", "lr = 2020-01-01"), "a.toml:8: optimizer.lr = datetime.date(2020, 1, 1) is not allowed"),
+        (("lr = 0.1", "lr = { start = 1 }"), "a.toml:8: optimizer.lr = {'start': 1} is not allowed"),
+        (("[loss]\nname =", "loss ="), "a.toml:14: unknown key schedule.loss; known here: batch_size"),
+        (('[loss]\nname = "softmax"', ""), "a.toml: loss is missing"),
+        (
+            ('job = "pretrain"', 'job = "pretrian"'),
+            "a.toml:1: job = 'pretrian'; did you mean pretrain?; set it to one of",
+        ),
+        (('job = "pretrain"', "job = [1]"), "a.toml:1: job = [1]; set it to one of pretrain, finetune"),
+        (('job = "pretrain"', ""), "a.toml: job is missing; set it to one of pretrain, finetune"),
+        (('name = "B/16"', "name = B/16"), "a.toml: not valid TOML: Invalid value (at line 4, column 8)"),
+    ],
+)
+def test_load_recipe__refuses(tmp_path: Path, change: tuple[str, str], said: str) -> None:
+    assert change[0] in MINIMAL
+    assert said in refused(write(tmp_path, "a.toml", MINIMAL.replace(*change)))
+
+
+def test_load_recipe__one_problem_is_one_line(tmp_path: Path) -> None:
+    assert "\n" not in refused(write(tmp_path, "a.toml", MINIMAL.replace("lr = 0.1", "lr = -1")))
+
+
+def test_load_recipe__a_section_given_as_a_value(tmp_path: Path) -> None:
+    path = write(tmp_path, "a.toml", MINIMAL)
+    said = refused(path, Override("model", 3))
+    assert said == "--set: model is a section, not a value; set what is in it, e.g. model.name"
+
+
+def test_extends__deep_merge_the_nearest_wins_and_origins_stay(tmp_path: Path) -> None:
+    write(tmp_path, "first.toml", MINIMAL)
+    write(tmp_path, "second.toml", 'extends = "first.toml"\n[optimizer]\nlr = 0.2\nbeta1 = 0.8\n')
+    third = write(tmp_path, "third.toml", 'extends = "second.toml"\n\n[optimizer]\nbeta1 = 0.7\n')
+    loaded = load_recipe(str(third), [Override("optimizer.eps", 1e-6)])
+    optimizer: Any = loaded.recipe.optimizer  # type: ignore[attr-defined]
+    assert (optimizer.name, optimizer.lr, optimizer.beta1, optimizer.eps) == ("adam", 0.2, 0.7, 1e-6)
+    origins = {key: loaded.origin(f"optimizer.{key}") for key in ("name", "lr", "beta1", "eps", "beta2")}
+    assert origins == {
+        "name": "first.toml:7",
+        "lr": "second.toml:3",
+        "beta1": "third.toml:4",
+        "eps": "--set",
+        "beta2": "default",
+    }
+
+
+def test_extends__a_shipped_recipe_by_name(tmp_path: Path) -> None:
+    loaded = load_recipe(str(write(tmp_path, "mine.toml", 'extends = "smoke"\nseed = 7\n')))
+    assert loaded.recipe.seed == 7
+    assert loaded.origin("optimizer.name").startswith("smoke.toml:")
+
+
+def test_extends__circle(tmp_path: Path) -> None:
+    a = write(tmp_path, "a.toml", 'extends = "b.toml"\n')
+    write(tmp_path, "b.toml", 'extends = "a.toml"\n')
+    assert "recipes extend each other in a circle: a.toml -> b.toml -> a.toml" in refused(a)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('extends = "smok"', "no recipe is called 'smok'; did you mean smoke?"),
+        ('extends = "gone.toml"', "gone.toml: no such recipe file"),
+        ("extends = ['smoke']", "a.toml:1: extends takes one recipe name or path"),
+        ('extends = ""', "no recipe is called ''"),
+    ],
+)
+def test_extends__refuses(tmp_path: Path, line: str, said: str) -> None:
+    assert said in refused(write(tmp_path, "a.toml", line + "\n"))
+
+
+def test_precedence__flag_recipe_parent_default(tmp_path: Path) -> None:
+    write(tmp_path, "parent.toml", MINIMAL + "[log]\nevery_steps = 2\n[checkpoint]\nevery_steps = 2\nkeep_last = 2\n")
+    child = write(
+        tmp_path, "child.toml", 'extends = "parent.toml"\n[log]\nevery_steps = 3\n[checkpoint]\nevery_steps = 3\n'
+    )
+    overrides = [parse_override("log.every_steps=4"), Override("log.every_steps", 5, "--often")]
+    loaded = load_recipe(str(child), overrides)
+    recipe: Any = loaded.recipe
+    assert (recipe.log.every_steps, loaded.origin("log.every_steps")) == (5, "--often")
+    assert (recipe.checkpoint.every_steps, loaded.origin("checkpoint.every_steps")) == (3, "child.toml:5")
+    assert (recipe.checkpoint.keep_last, loaded.origin("checkpoint.keep_last")) == (2, "parent.toml:20")
+    assert (recipe.checkpoint.keep_best, loaded.origin("checkpoint.keep_best")) == (0, "default")
+
+
+def test_override__a_whole_section_gives_origins_to_its_values(tmp_path: Path) -> None:
+    path = write(tmp_path, "a.toml", MINIMAL)
+    loaded = load_recipe(str(path), [parse_override("optimizer={name='sgd', lr=1.5}")])
+    optimizer: Any = loaded.recipe.optimizer  # type: ignore[attr-defined]
+    assert (optimizer.name, optimizer.lr) == ("sgd", 1.5)
+    assert [loaded.origin(f"optimizer.{key}") for key in ("name", "lr", "momentum")] == ["--set", "--set", "default"]
+
+
+def test_inline_table__its_values_have_its_line(tmp_path: Path) -> None:
+    text = MINIMAL.replace('[model]\nname = "B/16"', 'model = { name = "B/16", dropout = 0.1 }')
+    loaded = load_recipe(str(write(tmp_path, "a.toml", text)))
+    assert loaded.origin("model.dropout") == "a.toml:3"
+    bad = write(tmp_path, "b.toml", text.replace("dropout = 0.1", "dropout = 2"))
+    assert "b.toml:3: model.dropout = 2 is not allowed: input should be less than 1" in refused(bad)
+
+
+def test_dotted_and_quoted_keys__have_their_line(tmp_path: Path) -> None:
+    text = 'optimizer.lr = 0.1\n"optimizer".name = "adam"\n' + MINIMAL.replace(
+        '[optimizer]\nname = "adam"\nlr = 0.1\n', ""
+    )
+    loaded = load_recipe(str(write(tmp_path, "a.toml", text)))
+    assert [loaded.origin(key) for key in ("optimizer.lr", "optimizer.name", "job")] == [
+        "a.toml:1",
+        "a.toml:2",
+        "a.toml:3",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("a.b=1", 1),
+        ("a.b=1.5", 1.5),
+        ("a.b=true", True),
+        ("a.b=B/16", "B/16"),
+        ('a.b="x"', "x"),
+        ("a.b=", ""),
+        ("a.b=x=y", "x=y"),
+        ("a.b=[1, 2]", [1, 2]),
+        ("a.b=train[:98%]", "train[:98%]"),
+        ("a.b=1\nc = 2", "1\nc = 2"),
+        ("a.b=2020-01-01", datetime.date(2020, 1, 1)),
+    ],
+)
+def test_parse_override__reads_toml_or_text(text: str, value: object) -> None:
+    override = parse_override(text)
+    assert (override.key, override.value, override.flag) == ("a.b", value, "--set")
+    assert type(override.value) is type(value)
+
+
+@pytest.mark.parametrize("text", ["optimizer.lr", "", "=3"])
+def test_parse_override__refuses(text: str) -> None:
+    with pytest.raises(
+        RecipeError, match=r"--set .*: write it as section\.key=value, e\.g\. --set optimizer\.lr=0\.001"
+    ):
+        parse_override(text)
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("optimizer.lr.x=1", "--set optimizer.lr.x: 'lr' is a value, not a section"),
+        ("optimizer.learning_rate=1", "--set: unknown key optimizer.learning_rate; known here: name, lr, weight_decay"),
+        ("lr=1", "--set: unknown key lr; did you mean optimizer.lr?"),
+        ("optimizer..lr=1", "--set: unknown key optimizer."),
+        ("model.name=3", "--set: model.name = 3 is not allowed: input should be a valid string"),
+        ("seed=-1", "--set: seed = -1 is not allowed: input should be greater than or equal to 0"),
+        ("seed=true", "--set: seed = True is not allowed: input should be a valid integer"),
+    ],
+)
+def test_override__refuses(override: str, said: str) -> None:
+    assert said in refused(TINY, parse_override(override))
+
+
+def test_load_recipe__of_another_job() -> None:
+    assert refused("smoke", job="finetune") == "recipe 'smoke' is for `vitctl pretrain`, not for `vitctl finetune`"
+    said = refused("smoke", parse_override("job=evaluate"), job="pretrain")
+    assert said == "recipe 'smoke' is for `vitctl evaluate`, not for `vitctl pretrain`"
+
+
+def test_find_recipe__by_name_by_path_and_nowhere(tmp_path: Path) -> None:
+    assert len(recipe_names()) >= 28
+    assert find_recipe("smoke").name == "smoke.toml"
+    path = write(tmp_path, "my[b16].toml", MINIMAL)
+    assert load_recipe(str(path)).origin("job") == "my[b16].toml:1"
+    with pytest.raises(RecipeError, match="no recipe is called 'jft_h15'; did you mean jft_h14"):
+        find_recipe("jft_h15")
+    with pytest.raises(RecipeError, match=r"none\.toml: no such recipe file"):
+        find_recipe(str(tmp_path / "none.toml"))
+
+
+def test_load_recipe__refuses_what_is_no_text_and_what_is_too_large(tmp_path: Path) -> None:
+    binary = tmp_path / "binary.toml"
+    binary.write_bytes(bytes(range(256)))
+    assert "binary.toml: not valid TOML" in refused(binary)
+    huge = tmp_path / "huge.toml"
+    huge.write_bytes(b"#" * (MAX_BYTES + 1))
+    assert "huge.toml: larger than 1 MiB; this is no recipe" in refused(huge)
+    assert "no such recipe file" in refused(write(tmp_path, "x", "").parent / "folder.toml")
+
+
+def test_load_recipe__deep_nesting_is_no_crash(tmp_path: Path) -> None:
+    path = write(tmp_path, "deep.toml", "x = " + "[" * 50_000 + "]" * 50_000)
+    assert "deep.toml: not valid TOML" in refused(path)

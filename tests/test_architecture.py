@@ -1,0 +1,332 @@
+"""The rules of the house, held by reading the source."""
+
+import ast
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from pydantic import BaseModel
+
+from vitctl.cli.app import app
+from vitctl.recipe.load import every_key
+from vitctl.recipe.schema import JOBS
+
+PACKAGE = Path(__file__).resolve().parents[1] / "vitctl"
+FILES = sorted(PACKAGE.rglob("*.py"))
+NAMES = [str(path.relative_to(PACKAGE)) for path in FILES]
+TREES: dict[str, ast.Module] = {name: ast.parse(path.read_text()) for name, path in zip(NAMES, FILES, strict=True)}
+
+# Higher floors import lower ones; on one floor only neighbours of the same name see each other.
+FLOORS = {
+    "__init__": 0,
+    "errors": 1,
+    "models": 2,
+    "data": 2,
+    "engine": 3,
+    "analysis": 3,
+    "recipe": 4,
+    "jobs": 5,
+    "launch": 6,
+    "worker": 6,
+    "cli": 7,
+    "__main__": 8,
+}
+# The runs on disk and their processes belong to one floor: the launcher knows what the body of a process leaves behind.
+NEIGHBOURS = {("launch", "worker")}
+
+MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_OPTIONS = 400, 60, 15
+
+
+def part(name: str) -> str:
+    """models, data, launch ...: what of the house a file belongs to."""
+    return Path(name).parts[0].removesuffix(".py")
+
+
+def own_imports(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "relative import"
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        yield from (name for name in names if name.split(".")[0] == "vitctl")
+
+
+def functions(tree: ast.AST) -> Iterator[ast.FunctionDef]:
+    yield from (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
+
+
+def test_house__was_found() -> None:
+    assert len(FILES) >= 70
+    assert {part(name) for name in NAMES} <= set(FLOORS)
+    assert {"cli", "jobs", "recipe", "engine", "models", "data", "launch", "worker"} <= {part(name) for name in NAMES}
+
+
+def test_imports__point_down() -> None:
+    seen = 0
+    for name, tree in TREES.items():
+        for imported in own_imports(tree):
+            seen += 1
+            above, below = part(name), [*imported.split("."), "__init__"][1]
+            below = below if below in FLOORS else "__init__"
+            down = FLOORS[below] < FLOORS[above]
+            assert down or above == below or (above, below) in NEIGHBOURS, f"{name} imports {imported}"
+    assert seen > 200
+
+
+def test_imports__the_engine_reads_no_recipe_and_floor_two_is_alone() -> None:
+    for name, tree in TREES.items():
+        if part(name) in ("models", "data"):
+            allowed = {part(name), "errors"}
+            assert {imported.split(".")[1] for imported in own_imports(tree)} <= allowed, name
+        if part(name) == "engine":
+            assert not any("recipe" in imported for imported in own_imports(tree)), name
+
+
+def test_imports__have_no_cycle() -> None:
+    """Among the imports of module level; those inside functions are for speed."""
+    modules = {
+        ("vitctl." + name.removesuffix(".py").replace("/", ".")).removesuffix(".__init__"): name for name in NAMES
+    }
+    edges: dict[str, set[str]] = {}
+    for module, name in modules.items():
+        top = ast.Module([n for n in TREES[name].body if isinstance(n, ast.Import | ast.ImportFrom)], [])
+        found = set()
+        for imported in own_imports(top):
+            found |= {m for m in (imported, imported.rpartition(".")[0]) if m in modules and m != module}
+        edges[module] = found
+    done: set[str] = set()
+
+    def visit(module: str, path: tuple[str, ...]) -> None:
+        assert module not in path, " -> ".join((*path, module))
+        if module not in done:
+            for other in edges[module]:
+                visit(other, (*path, module))
+            done.add(module)
+
+    for module in modules:
+        visit(module, ())
+    assert done == set(modules)
+
+
+def test_init_files__are_empty() -> None:
+    inits = [path for path in FILES if path.name == "__init__.py"]
+    assert len(inits) >= 9
+    assert [path for path in inits if path.read_text().strip() and path.parent != PACKAGE] == []
+    kinds = [type(node) for node in TREES["__init__.py"].body]
+    assert kinds == [ast.Expr, ast.Assign]
+
+
+def test_sizes__of_files_and_functions() -> None:
+    assert [
+        name for name, path in zip(NAMES, FILES, strict=True) if len(path.read_text().splitlines()) > MAX_FILE_LINES
+    ] == []
+    long = {
+        f"{name}:{node.name}": num_lines(node)
+        for name, tree in TREES.items()
+        for node in functions(tree)
+        if num_lines(node) > MAX_FUNCTION_LINES
+    }
+    assert long == {}
+
+
+def num_lines(node: ast.FunctionDef) -> int:
+    """Lines of a function without its docstring, which may be as long as the facts need."""
+    ends = [statement.end_lineno or 0 for statement in (node, node.body[0])]
+    documented = ast.get_docstring(node) is not None
+    return ends[0] - node.lineno + 1 - (ends[1] - node.body[0].lineno + 1 if documented else 0)
+
+
+def test_names__no_utils() -> None:
+    assert [name for name in NAMES if "util" in name or "helper" in name or "misc" in name] == []
+
+
+def test_docstrings__every_public_function_and_class() -> None:
+    missing, seen = [], 0
+    for name, tree in TREES.items():
+        if not name.endswith("__init__.py") and ast.get_docstring(tree) is None:
+            missing.append(name)
+        outer = [*tree.body]
+        inner = [node for owner in outer if isinstance(owner, ast.ClassDef) and is_public(owner) for node in owner.body]
+        for node in (*outer, *inner):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef) and is_public(node):
+                seen += 1
+                if ast.get_docstring(node) is None and not _is_protocol_or_forward(node):
+                    missing.append(f"{name}:{node.name}")
+    assert seen > 250
+    assert missing == []
+
+
+def is_public(node: ast.ClassDef | ast.FunctionDef) -> bool:
+    return not node.name.startswith("_")
+
+
+def _is_protocol_or_forward(node: ast.stmt) -> bool:
+    """What repeats a documented protocol of its own file or of torch."""
+    return isinstance(node, ast.FunctionDef) and node.name in (
+        "class_names",
+        "digest",
+        "forward",
+        "key",
+        "labels",
+        "place",
+        "read",
+    )
+
+
+def test_types__everything_is_annotated() -> None:
+    bare = [
+        f"{name}:{node.name}"
+        for name, tree in TREES.items()
+        for node in functions(tree)
+        if node.returns is None or any(a.annotation is None and a.arg not in ("self", "cls") for a in node.args.args)
+    ]
+    assert bare == []
+
+
+@pytest.mark.parametrize(
+    "forbidden",
+    [
+        "import pickle",
+        "torch.load(",
+        "shell=True",
+        "eval(",
+        "exec(",
+        "weights_only=False",
+        "allow_pickle=True",
+        "os.system",
+    ],
+)
+def test_safety__nothing_unpickles_evaluates_or_runs_a_shell(forbidden: str) -> None:
+    class Calls(ast.NodeVisitor):
+        """The source without comments, docstrings and messages, and without methods that happen to be called eval."""
+
+        def visit_Constant(self, node: ast.Constant) -> None:
+            if isinstance(node.value, str):
+                node.value = ""
+
+    for name, path in zip(NAMES, FILES, strict=True):
+        tree = ast.parse(path.read_text())
+        Calls().visit(tree)
+        source = ast.unparse(tree).replace(".eval()", "")
+        assert forbidden not in source, name
+
+
+def test_state__never_goes_through_accelerate() -> None:
+    """Its loading unpickles, and its prepared loaders and schedulers drop data and skip steps."""
+    never = {
+        "save_state",
+        "load_state",
+        "register_for_checkpointing",
+        "prepare",
+        "prepare_data_loader",
+        "prepare_scheduler",
+    }
+    calls = {
+        (name, node.func.attr)
+        for name, tree in TREES.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+    }
+    assert ("engine/runtime.py", "prepare_model") in calls
+    assert {(name, attribute) for name, attribute in calls if attribute in never} == set()
+    schedulers = [name for name, path in zip(NAMES, FILES, strict=True) if "lr_scheduler" in path.read_text()]
+    assert schedulers == []
+
+
+def test_recipe__every_key_is_read_by_a_job() -> None:
+    """A knob that nobody turns is a lie about an experiment."""
+    read = {
+        node.attr
+        for name, tree in TREES.items()
+        if part(name) in ("jobs", "launch", "worker") or name == "cli/plan.py"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
+    }
+    by_getattr = {"hidden_size", "mlp_size", "num_heads"}
+    assert all(f'"{name}"' in (PACKAGE / "jobs" / "pretrain.py").read_text() for name in by_getattr)
+    fields = {field for schema in JOBS.values() for field in _fields(schema)}
+    assert len(fields) > 50
+    assert fields - read - by_getattr - {"note"} == set()
+
+
+def test_recipe__jobs_that_do_not_train_have_no_knobs_of_training() -> None:
+    for job in ("fewshot", "evaluate", "export"):
+        keys = every_key(JOBS[job])
+        assert len(keys) > 8
+        assert not {"evaluation.every_steps", "machine.micro_batch", "log.every_steps", "data.crop"} & set(keys)
+
+
+def _fields(schema: type[BaseModel]) -> Iterator[str]:
+    for name, field in schema.model_fields.items():
+        yield name
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from _fields(field.annotation)
+
+
+HEAVY = ("torch", "numpy", "pydantic", "accelerate", "PIL", "sklearn")
+
+
+def test_cli__imports_nothing_heavy() -> None:
+    code = f"import vitctl.cli.app, sys; print([name for name in {HEAVY} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_cli__modules_import_no_heavy_library_at_the_top() -> None:
+    skin = {
+        "cli/app.py",
+        "cli/common.py",
+        "cli/train.py",
+        "cli/model.py",
+        "cli/data.py",
+        "cli/recipes.py",
+        "cli/system.py",
+    }
+    assert skin <= set(NAMES)
+    for name in skin:
+        for node in TREES[name].body:
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                assert not any(f" {heavy}" in " " + ast.unparse(node) for heavy in HEAVY), name
+
+
+def test_cli__help_is_quick() -> None:
+    """`accelerate --help` imports torch; ours must be far below torch alone."""
+
+    def seconds(*command: str) -> float:
+        began = time.perf_counter()
+        subprocess.run([sys.executable, *command], capture_output=True, check=True)
+        return time.perf_counter() - began
+
+    ours = min(seconds("-m", "vitctl", "--help") for _ in range(2))
+    assert ours < 0.5 * seconds("-c", "import torch")
+
+
+def test_cli__at_most_fifteen_options() -> None:
+    def options(command: Any, path: str) -> Iterator[tuple[str, int]]:
+        inner = getattr(command, "commands", {})
+        for name, sub in inner.items():
+            yield from options(sub, f"{path} {name}")
+        if not inner:
+            yield path, len(command.params)
+
+    counts = dict(options(typer.main.get_command(app), "vitctl"))
+    assert {"vitctl pretrain", "vitctl finetune", "vitctl vtab", "vitctl data shards", "vitctl recipes diff"} <= set(
+        counts
+    )
+    assert len(counts) >= 17
+    assert {name: count for name, count in counts.items() if count > MAX_OPTIONS} == {}
+
+
+def test_cli__help_names_every_command_and_an_example() -> None:
+    """The first lines of a command's help show a line to type."""
+    command: Any = typer.main.get_command(app)
+    for name in ("pretrain", "finetune", "fewshot", "vtab", "evaluate", "export"):
+        assert f"For example: vitctl {name}" in (command.commands[name].help or "")

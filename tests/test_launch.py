@@ -1,0 +1,279 @@
+"""The run folder, the launch line, and runs in more than one process.
+
+That two processes read every sample once, and step the learning rate once per update, is held by tests/test_golden.py: the
+loss, rate and sample keys of two processes equal those of one.
+"""
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import TINY, Run, checkpoint, sample_keys
+from tests.test_golden import assert_golden, command
+from vitctl.engine.journal import append_line
+from vitctl.errors import LaunchError, RecipeError
+from vitctl.launch import _Follower, launch, launch_command, launch_line, new_run_dir, prepare
+from vitctl.recipe.load import Loaded, Override, load_recipe
+from vitctl.worker import first_error
+
+Load = Callable[..., Loaded]
+
+
+@pytest.fixture
+def load(tiny_data: Path) -> Load:
+    def do(**values: Any) -> Loaded:
+        given = {"data.path": str(tiny_data), **values}
+        return load_recipe(str(TINY), [Override(key, value) for key, value in given.items()])
+
+    return do
+
+
+def test_new_run_dir__is_named_after_the_recipe_and_new(tmp_path: Path) -> None:
+    first = new_run_dir("some/where/jft_h14.toml", tmp_path)
+    assert first.parent == tmp_path
+    assert first.name.startswith("jft_h14_2")
+    first.mkdir()
+    assert new_run_dir("jft_h14", tmp_path) not in (first, None)
+    assert not new_run_dir("jft_h14", tmp_path).exists()
+
+
+def test_prepare__writes_what_the_processes_need(load: Load, tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "[b16] ü"
+    loaded = load(seed=3)
+    prepare(loaded, folder)
+    assert sorted(p.name for p in folder.iterdir()) == ["env.json", "launch.txt", "recipe.toml"]
+    assert load_recipe(str(folder / "recipe.toml")).recipe == loaded.recipe
+    assert "seed = 3                                  # --set" in (folder / "recipe.toml").read_text()
+    assert shlex.split((folder / "launch.txt").read_text()) == [sys.executable, "-m", "vitctl.worker", str(folder)]
+    env = json.loads((folder / "env.json").read_text())
+    assert {"versions", "python", "platform", "host", "cpus", "git_commit"} == set(env)
+    assert env["versions"]["torch"][0].isdigit()
+
+
+def test_prepare__a_changed_recipe_is_refused_and_its_keys_are_named(load: Load, tmp_path: Path) -> None:
+    prepare(load(), tmp_path)
+    before = (tmp_path / "recipe.toml").read_text()
+    with pytest.raises(RecipeError) as caught:
+        prepare(load(**{"optimizer.lr": 0.5, "seed": 1}), tmp_path)
+    assert str(caught.value) == (
+        f"{tmp_path}: holds a run of another recipe: seed was 0, now 1; optimizer.lr was 0.01, now 0.5; "
+        "choose another folder with --out"
+    )
+    assert (tmp_path / "recipe.toml").read_text() == before
+    many = load(seed=1, **{"optimizer.lr": 0.5, "model.depth": 3, "data.flip": False, "averaging.decay": 0.5})
+    with pytest.raises(RecipeError, match="; and 1 more; choose another"):
+        prepare(many, tmp_path)
+
+
+def test_prepare__precision_decides_the_numbers_and_cannot_change(load: Load, tmp_path: Path) -> None:
+    prepare(load(), tmp_path)
+    with pytest.raises(RecipeError, match=r'machine.precision was "float64", now "float32"'):
+        prepare(load(**{"machine.precision": "float32"}), tmp_path)
+
+
+def test_prepare__the_machine_the_log_and_the_keep_budgets_may_change(load: Load, tmp_path: Path) -> None:
+    prepare(load(), tmp_path)
+    free = {
+        "machine.workers": 1,
+        "machine.micro_batch": 3,
+        "log.every_steps": 9,
+        "checkpoint.keep_last": 5,
+        "note": "again",
+    }
+    prepare(load(**free), tmp_path)
+    assert load_recipe(str(tmp_path / "recipe.toml")).recipe == load(**free).recipe
+
+
+@pytest.mark.parametrize("folder", ["file", "file/run"])
+def test_prepare__a_folder_that_cannot_be_written(load: Load, tmp_path: Path, folder: str) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(LaunchError, match=r"cannot be written \(.*\); choose another folder with --out") as caught:
+        prepare(load(), tmp_path / folder)
+    assert "\n" not in str(caught.value)
+
+
+def test_launch_command__gives_every_flag_it_relies_on(load: Load, tmp_path: Path) -> None:
+    one, two = load().recipe, load(**{"machine.processes": 2}).recipe
+    assert launch_command(tmp_path, one) == [sys.executable, "-m", "vitctl.worker", str(tmp_path)]
+    line = launch_line(tmp_path, two)
+    for flag in (
+        "--multi_gpu",
+        "--num_machines 1",
+        "--num_processes 2",
+        "--gpu_ids all",
+        "--mixed_precision no",
+        "--dynamo_backend no",
+        "--main_process_port 0",
+        "--num_cpu_threads_per_process",
+    ):
+        assert flag in line
+    assert line.endswith(f"--module vitctl.worker {tmp_path}")
+
+
+HOLD = (
+    "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.lockf(f, fcntl.LOCK_EX); print('held', flush=True); input()"
+)
+
+
+def test_launch__one_run_per_folder(load: Load, tmp_path: Path) -> None:
+    prepare(load(), tmp_path)
+    other = [sys.executable, "-c", HOLD, str(tmp_path / ".lock")]
+    with subprocess.Popen(other, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(
+            LaunchError, match="another vitctl is running in this folder; wait for it, or choose another"
+        ):
+            launch(tmp_path, lambda _: None)
+        holder.communicate("\n")
+    assert launch(tmp_path, lambda _: None)["status"] == "done"
+
+
+def test_follower__reports_each_whole_new_record_once(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    seen: list[dict[str, Any]] = []
+    append_line(path, {"step": 1, "time": 5})
+    follower = _Follower(path, seen.append)
+    follower.poll()
+    assert seen == []
+    append_line(path, {"step": 2, "time": time.time() + 1})
+    with path.open("a") as file:
+        file.write('{"step": 3, "ti')
+    follower.poll()
+    follower.poll()
+    assert [r["step"] for r in seen] == [2]
+    with path.open("a") as file:
+        file.write(f'me": {time.time() + 1}}}\nnot a record\n')
+    follower.poll()
+    assert [r["step"] for r in seen] == [2, 3]
+    aside = tmp_path / "new"
+    append_line(aside, {"step": 4, "time": time.time() + 1})
+    aside.replace(path)
+    follower.poll()
+    assert [r["step"] for r in seen] == [2, 3, 4]
+
+
+def test_first_error__is_the_earliest(tmp_path: Path) -> None:
+    assert first_error(tmp_path) is None
+    (tmp_path / "logs").mkdir()
+    for rank, when in ((0, 7.0), (1, 5.0)):
+        (tmp_path / "logs" / f"error_{rank:02d}.json").write_text(json.dumps({"rank": rank, "time": when}))
+    assert first_error(tmp_path) == {"rank": 1, "time": 5.0}
+
+
+HOSTILE = """\
+compute_environment: LOCAL_MACHINE
+distributed_type: FSDP
+mixed_precision: fp16
+num_processes: 7
+num_machines: 3
+machine_rank: 2
+main_process_ip: 10.255.255.1
+main_process_port: 1
+gpu_ids: '0'
+main_training_function: other
+enable_cpu_affinity: false
+downcast_bf16: 'yes'
+use_cpu: false
+dynamo_config:
+  dynamo_backend: INDUCTOR
+fsdp_config:
+  fsdp_offload_params: true
+"""
+
+
+def test_two_processes__start_on_a_cpu_whatever_the_users_accelerate_config_says(
+    tiny_data: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "hf" / "accelerate").mkdir(parents=True)
+    (tmp_path / "hf" / "accelerate" / "default_config.yaml").write_text(HOSTILE)
+    folder = tmp_path / "run"
+    done = subprocess.run(
+        command(folder, tiny_data, **{"machine.processes": 2}),
+        capture_output=True,
+        text=True,
+        env={**os.environ, "HF_HOME": str(tmp_path / "hf")},
+    )
+    assert done.returncode == 0, done.stderr
+    assert_golden(folder)
+    assert sorted(p.name for p in (folder / "samples").iterdir()) == ["rank_00.jsonl", "rank_01.jsonl"]
+    assert "going on" not in done.stdout
+    assert "step 20/20" in done.stdout
+    assert "Traceback" not in (folder / "logs" / "launcher.txt").read_text()
+
+
+def test_two_processes__stopped_by_a_signal_go_on_as_one_bit_for_bit_in_what_was_read(
+    run: Run, tiny_data: Path, tmp_path: Path
+) -> None:
+    straight, folder = run("straight"), tmp_path / "run"
+    two = command(folder, tiny_data, **{"machine.processes": 2})
+    with subprocess.Popen(two, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        while not (folder / "log.jsonl").exists() or '"step": 2,' not in (folder / "log.jsonl").read_text():
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate(timeout=120)
+    assert process.returncode == 3, said
+    assert f"stopped and saved in {folder}; go on with: vitctl resume {folder}" in said
+    assert json.loads((folder / "result.json").read_text())["status"] == "stopped"
+    run("run")
+    assert_golden(folder)
+    assert sample_keys(folder) == sample_keys(straight)
+    assert checkpoint(folder, 20).keys() == checkpoint(straight, 20).keys()
+
+
+def test_two_processes__the_error_of_one_is_the_last_line(tiny_data: Path, tmp_path: Path) -> None:
+    """A data set whose scored split has an unreadable image: one process meets it, the other must not hang."""
+    from tests.engine.test_training import damaged
+
+    data = damaged(tiny_data, tmp_path / "data", "test", [20])
+    folder = tmp_path / "run"
+    done = subprocess.run(
+        command(folder, data, **{"machine.processes": 2, "schedule.total_steps": 6, "evaluation.every_steps": 0}),
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
+    assert done.returncode == 2, done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("vitctl: ")
+    assert "cannot be evaluated" in last
+    assert last.endswith(f"(process 1; {folder / 'logs' / 'rank_01.txt'})")
+    assert "Traceback" not in done.stderr
+    assert "cannot be evaluated" in (folder / "logs" / "rank_01.txt").read_text()
+    assert not (folder / "result.json").exists()
+
+
+def test_processes__are_not_started_inside_a_cluster_job(
+    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under srun or torchrun the processes are there already: each is the body, none starts others."""
+    prepare(load(**{"machine.processes": 2}), tmp_path)
+    monkeypatch.setenv("RANK", "0")
+    called: list[Path] = []
+    from vitctl import worker
+
+    def work(run_dir: Path, _report: Any) -> None:
+        called.append(run_dir)
+        (run_dir / "result.json").write_text('{"status": "done"}')
+
+    monkeypatch.setattr(worker, "work", work)
+    assert launch(tmp_path, lambda _: None) == {"status": "done"}
+    assert called == [tmp_path]
+
+
+def test_loaded__is_not_changed_by_prepare(load: Load, tmp_path: Path) -> None:
+    loaded = load()
+    copy = replace(loaded, origins=dict(loaded.origins))
+    prepare(loaded, tmp_path)
+    assert loaded == copy

@@ -1,0 +1,40 @@
+"""The quickstart itself, once: pre-training must visibly help, and everything it promises must lie there."""
+
+import json
+from pathlib import Path
+
+import onnx
+import pytest
+
+from vitctl.cli import quickstart
+from vitctl.models.weights.load import load_weights
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1])
+def test_quickstart__fine_tuned_beats_scratch_beats_chance(
+    tmp_path: Path, seed: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = {
+        row.step + (" " + row.what.split(",")[0] if row.step == "vtab" else ""): row
+        for row in quickstart.run(tmp_path, seed)
+    }
+    assert list(rows)[:4] == ["shards", "pretrain", "fewshot", "finetune"]
+    fine = rows["finetune"]
+    assert fine.accuracy is not None
+    assert fine.scratch is not None
+    assert fine.chance is not None
+    assert fine.accuracy > fine.scratch + 0.05
+    assert fine.scratch > fine.chance + 0.05
+    pretrained, few = rows["pretrain"], rows["fewshot"]
+    assert pretrained.accuracy is not None
+    assert pretrained.accuracy > 0.2
+    assert few.accuracy is not None
+    assert few.scratch is not None
+    assert few.accuracy > few.scratch
+    assert sum(row.step == "vtab" for row in quickstart.run(tmp_path, seed)) == len(quickstart.TASKS)
+    result = json.loads((tmp_path / "export" / "result.json").read_text())
+    model = onnx.load(result["files"]["onnx"])
+    assert json.loads({p.key: p.value for p in model.metadata_props}["class_names"]) == list("0123456789")
+    assert load_weights(result["files"]["safetensors"]).config.num_classes == 10
+    assert "vitctl data shards PHOTOS" in capsys.readouterr().out
