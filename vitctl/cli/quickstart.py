@@ -60,7 +60,7 @@ def run(out: Path, seed: int) -> list[Row]:
 
     result, seconds = step("pretrain", "quickstart")
     rows.append(
-        Row("pretrain", "a small ViT on 100 letters of an invented alphabet", _accuracy(result), None,
+        Row("pretrain", "a small ViT on 60 letters of an invented alphabet", _accuracy(result), None,
             step.chance("glyphs"), seconds, "pretrain")
     )  # fmt: skip
     five = {"data.dataset": "digits", "fewshot.shots": (5,)}

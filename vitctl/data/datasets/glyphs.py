@@ -6,17 +6,18 @@ function of (seed, split, index), and its label is its letter.
 """
 
 import zlib
-from functools import lru_cache, partial
+from functools import cache, partial
 
 import numpy as np
 
 from vitctl.data.datasets.png import encode_png
 from vitctl.data.shards import Item
 
-NUM_LETTERS = 100
+NUM_LETTERS = 60
 CLASS_NAMES = tuple(f"letter {number:02d}" for number in range(NUM_LETTERS))
 _ALPHABET_SEED = 2021
 _POINTS_PER_STROKE = 6
+_LEAST_DIFFERENCE = 0.06  # mean over the pixels of two letters
 
 
 def items(split: str, num_samples: int, seed: int, image_size: int = 32) -> list[Item]:
@@ -41,7 +42,7 @@ def picture(split: str, index: int, seed: int, image_size: int = 32) -> np.ndarr
         uint8 `[image_size, image_size, 3]`.
     """
     rng = np.random.default_rng((seed, zlib.crc32(split.encode()), index))
-    strokes = letter(index % NUM_LETTERS)
+    strokes = alphabet()[index % NUM_LETTERS]
     strokes = strokes + rng.normal(0, 0.05, (len(strokes), 1, 2)) + rng.normal(0, 0.025, strokes.shape)
     angle, shear = rng.normal(0, 0.14), rng.normal(0, 0.12)
     turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]]) @ np.array([[1, shear], [0, 1]])
@@ -55,10 +56,25 @@ def picture(split: str, index: int, seed: int, image_size: int = 32) -> np.ndarr
     return (np.clip(canvas, 0, 1) * 255 + 0.5).astype(np.uint8)
 
 
-@lru_cache
-def letter(number: int) -> np.ndarray:
-    """The strokes of a letter as polylines: `[strokes, points, 2]`, (y, x), centred, the longer side from -1 to 1."""
-    rng = np.random.default_rng((_ALPHABET_SEED, number))
+@cache
+def alphabet() -> tuple[np.ndarray, ...]:
+    """The strokes of every letter as polylines: `[strokes, points, 2]`, (y, x), centred, the longer side from -1 to 1.
+
+    A letter that looks too much like an earlier one is not taken.
+    """
+    letters: list[np.ndarray] = []
+    inks: list[np.ndarray] = []
+    rng = np.random.default_rng(_ALPHABET_SEED)
+    while len(letters) < NUM_LETTERS:
+        strokes = _letter(rng)
+        ink = _ink(0.7 * strokes, 0.12, 32)
+        if all(np.abs(ink - other).mean() > _LEAST_DIFFERENCE for other in inks):
+            letters.append(strokes)
+            inks.append(ink)
+    return tuple(letters)
+
+
+def _letter(rng: np.random.Generator) -> np.ndarray:
     lattice = np.array([(y, x) for y in (-1.0, 0.0, 1.0) for x in (-1.0, 0.0, 1.0)])
     along = np.linspace(0, 1, _POINTS_PER_STROKE)[:, None]
     strokes, here = [], int(rng.integers(len(lattice)))
