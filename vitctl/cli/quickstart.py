@@ -60,7 +60,7 @@ def run(out: Path, seed: int) -> list[Row]:
 
     result, seconds = step("pretrain", "quickstart")
     rows.append(
-        Row("pretrain", "a small ViT on 60 letters of an invented alphabet", _accuracy(result), None,
+        Row("pretrain", "60 letters of an invented alphabet", _accuracy(result), None,
             step.chance("glyphs"), seconds, "pretrain")
     )  # fmt: skip
     five = {"data.dataset": "digits", "fewshot.shots": (5,)}
@@ -139,11 +139,13 @@ def _close(rows: list[Row], out: Path) -> None:
         return "" if value is None else f"{value:.1%}"
 
     cells = [
-        (r.step, r.what, share(r.accuracy), share(r.scratch), share(r.chance), f"{r.seconds:.0f}", str(out / r.files))
+        (r.step, r.what, share(r.accuracy), share(r.scratch), share(r.chance), f"{r.seconds:.0f}", r.files)
         for r in rows
     ]
     CONSOLE.print()
     header = ("step", "what it did", "accuracy", "from scratch", "chance", "seconds", "files")
     show_table(header, cells, left=("what it did", "files"))
-    CONSOLE.print(f"\n{sum(r.seconds for r in rows):.0f} seconds in all\n")
+    CONSOLE.print(
+        escape(f"\n{sum(r.seconds for r in rows):.0f} seconds in all; files are under {out}/\n"), soft_wrap=True
+    )
     CONSOLE.print(escape(NEXT.format(pretrain=out / "pretrain")), soft_wrap=True)
