@@ -15,6 +15,7 @@ from pydantic import BaseModel
 from vitctl.cli.app import app
 from vitctl.recipe.load import every_key
 from vitctl.recipe.schema import JOBS
+from vitctl.recipe.sections import Model
 
 PACKAGE = Path(__file__).resolve().parents[1] / "vitctl"
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -156,12 +157,16 @@ def test_docstrings__every_public_function_and_class() -> None:
         outer = [*tree.body]
         inner = [node for owner in outer if isinstance(owner, ast.ClassDef) and is_public(owner) for node in owner.body]
         for node in (*outer, *inner):
-            if isinstance(node, ast.FunctionDef | ast.ClassDef) and is_public(node):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef) and is_public(node) and not _is_overload(node):
                 seen += 1
                 if ast.get_docstring(node) is None and not _is_protocol_or_forward(node):
                     missing.append(f"{name}:{node.name}")
     assert seen > 250
     assert missing == []
+
+
+def _is_overload(node: ast.ClassDef | ast.FunctionDef) -> bool:
+    return [ast.unparse(decorator) for decorator in node.decorator_list] == ["overload"]
 
 
 def is_public(node: ast.ClassDef | ast.FunctionDef) -> bool:
@@ -212,10 +217,15 @@ def test_safety__nothing_unpickles_evaluates_or_runs_a_shell(forbidden: str) -> 
             if isinstance(node.value, str):
                 node.value = ""
 
+    # The one door for pickles of others: tensors or nothing; the import is for the name of the refusal.
+    door, opened = "models/weights/containers.py", "torch.load(path, map_location='', weights_only=True"
     for name, path in zip(NAMES, FILES, strict=True):
         tree = ast.parse(path.read_text())
         Calls().visit(tree)
         source = ast.unparse(tree).replace(".eval()", "")
+        if name == door:
+            assert source.count("pickle.") == source.count("pickle.UnpicklingError") == 1
+            source = source.replace(opened, "").replace("import pickle", "")
         assert forbidden not in source, name
 
 
@@ -250,11 +260,11 @@ def test_recipe__every_key_is_read_by_a_job() -> None:
         for node in ast.walk(tree)
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
     }
-    by_getattr = {"hidden_size", "mlp_size", "num_heads"}
-    assert all(f'"{name}"' in (PACKAGE / "jobs" / "pretrain.py").read_text() for name in by_getattr)
+    by_dump = set(Model.model_fields)
+    assert "recipe.model.model_dump(" in (PACKAGE / "jobs" / "pretrain.py").read_text()
     fields = {field for schema in JOBS.values() for field in _fields(schema)}
     assert len(fields) > 50
-    assert fields - read - by_getattr - {"note"} == set()
+    assert fields - read - by_dump - {"note"} == set()
 
 
 def test_recipe__jobs_that_do_not_train_have_no_knobs_of_training() -> None:

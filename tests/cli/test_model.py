@@ -87,4 +87,7 @@ def test_vtab__the_real_suite_names_what_is_missing(vitctl: Vitctl, pretrained: 
 def test_export__unknown_format(vitctl: Vitctl, pretrained: Path) -> None:
     said = vitctl("export", "--from", pretrained, "--to", "tflite")
     assert said.code == 2
-    assert said.err == "vitctl: export.to: tflite cannot be written; choose from onnx, safetensors\n"
+    assert (
+        said.err
+        == "vitctl: export.to: tflite cannot be written; choose from onnx, safetensors, google, timm, hf, torchvision\n"
+    )

@@ -120,7 +120,8 @@ def test_dry_run__of_jft_h14_has_the_papers_numbers(vitctl: Vitctl) -> None:
     out = vitctl("pretrain", "--recipe", "jft_h14", "--dry-run").out
     for words in (
         "655,835,251",
-        "257 (16x16 patches of 14 pixels)",
+        "tokens        257",
+        "16x16 patches of 14 pixels",
         "1,035,644 of 4,096 images",
         "3.000e-04",
         "303,000,000 images",

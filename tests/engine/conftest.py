@@ -78,8 +78,7 @@ def trainer(runtime: Runtime) -> Callable[..., Trainer]:
                 model, name=k.name, weight_decay=k.weight_decay, beta1=0.9, beta2=0.999, eps=1e-8, momentum=0.9
             ),
             average=None,
-            normalise=lambda images: images.double() / 255,
-            loss=loss,
+            objective=lambda model, batch, _step: loss(model(batch.images.double() / 255), batch.labels, batch.weights),
             lr=k.lr,
             batch_size=k.batch_size,
             weight_decay=k.weight_decay,

@@ -9,7 +9,7 @@ import torch
 
 from vitctl.errors import CheckpointError, DataError, RecipeError
 from vitctl.jobs.inputs import at_size, find_weights, loaded_model, open_training_images, transferred_model
-from vitctl.recipe.schema import StartWeights, TrainImages
+from vitctl.recipe.sections import StartWeights, TrainImages
 
 
 def finished(runs: Path, name: str, age: int, job: str = "pretrain", status: str = "done") -> Path:
@@ -23,8 +23,8 @@ def finished(runs: Path, name: str, age: int, job: str = "pretrain", status: str
 def test_find_weights__by_run_by_checkpoint_and_by_file_are_the_same(pretrained: Path) -> None:
     checkpoint = pretrained / "checkpoints" / "step_00000020"
     found = [find_weights(str(path)) for path in (pretrained, checkpoint, checkpoint / "model.safetensors")]
-    assert {f.path for f in found} == {checkpoint / "model.safetensors"}
-    assert find_weights(str(pretrained), name="ema").path == checkpoint / "ema.safetensors"
+    assert {f.path for f in found} == {str(checkpoint / "model.safetensors")}
+    assert find_weights(str(pretrained), name="ema").path == str(checkpoint / "ema.safetensors")
     assert found[0].weights.meta["class_names"][0] == "circle"
 
 
@@ -38,7 +38,7 @@ def test_newest__takes_the_newest_finished_pretraining(tmp_path: Path, pretraine
     (tmp_path / "running").mkdir()
     newest = finished(tmp_path, "new", 100)
     (newest / "checkpoints").symlink_to(pretrained / "checkpoints")
-    assert find_weights("newest", tmp_path).path.is_relative_to(newest)
+    assert Path(find_weights("newest", tmp_path).path).is_relative_to(newest)
 
 
 def test_newest__says_where_it_looked_and_what_to_do(tmp_path: Path) -> None:

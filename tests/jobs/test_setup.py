@@ -10,7 +10,7 @@ import torch
 from tests.conftest import Run
 from vitctl.errors import LaunchError
 from vitctl.jobs.setup import num_workers
-from vitctl.recipe.schema import Machine
+from vitctl.recipe.sections import Machine
 
 
 @pytest.mark.parametrize(

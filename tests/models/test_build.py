@@ -3,14 +3,14 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tiny_models import TINY
 
 from vitctl.errors import CheckpointError
-from vitctl.models.build import build, load_state, transfer
-from vitctl.models.position import resize_position_embedding
-from vitctl.models.variants import ViTConfig
-from vitctl.models.vit import VisionTransformer
+from vitctl.models.build import Model, build, load_state, transfer
+from vitctl.models.configs import Config, ViTConfig
+from vitctl.models.position import grid_table, resize_axis, resize_position_embedding
 
-MakeModel = Callable[..., VisionTransformer]
+MakeModel = Callable[..., Model]
 
 
 @pytest.fixture
@@ -163,3 +163,89 @@ def test_load_state__wants_the_head_too(tiny: ViTConfig, source: ViTConfig) -> N
         load_state(build(tiny), build(source).state_dict())
     assert "unexpected: pre_logits.weight, pre_logits.bias" in str(error.value)
     assert "wrong shape: head.weight is [9, 11], the model has [5, 24], head.bias is [9]" in str(error.value)
+
+
+def test_transfer__moves_the_body_of_every_family(
+    family: Config, random_model: MakeModel, images_for: Callable[..., torch.Tensor]
+) -> None:
+    rep = {"representation_size": 0} if isinstance(family, ViTConfig) else {}
+    source, target = replace(family, num_classes=9), replace(family, num_classes=7, **rep)
+    pretrained, model = random_model(source), build(target, dtype=torch.float64).eval()
+    lines = transfer(model, source, pretrained.state_dict())
+    assert lines[0] == f"body: {len(model.state_dict()) - 2} tensors loaded"
+    assert lines[-1].endswith("dropped, new zero head with 7 classes")
+    images = images_for(family)
+    assert torch.equal(model(images), torch.zeros(3, 7, dtype=torch.float64))
+    if not (rep and family.representation_size):
+        assert torch.equal(model.features(images), pretrained.features(images))
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("every layer", "position embedding 4x4 -> 7x7 (bilinear, corners aligned)"),
+        ("2d every layer", "position embedding 4x4 -> 7x7 (linear along each axis)"),
+        ("hybrid", "position embedding 4x4 -> 7x7 (bilinear, corners aligned)"),
+        ("axial", "position embedding 4x4 -> 7x7 (bilinear, corners aligned)"),
+        ("axial resnet", "relative positions of 6 attentions resized along their axes (linear)"),
+    ],
+)
+def test_transfer__resizes_the_positions_of_every_family(name: str, line: str, random_model: MakeModel) -> None:
+    source = TINY[name]
+    pretrained, model = random_model(source).state_dict(), build(replace(source, image_size=56), dtype=torch.float64)
+    lines = transfer(model, source, pretrained)
+    assert lines[1] == line
+    state = model.state_dict()
+    moved = [key for key in state if state[key].shape != pretrained[key].shape]
+    assert len(moved) == {"2d every layer": 2, "axial resnet": 6}.get(name, 1)
+    for key in moved:
+        if key == "position_embedding":
+            expected = resize_position_embedding(pretrained[key], (4, 4), (7, 7), source.prefix_tokens)
+        elif key.endswith("relative_position"):
+            expected = resize_axis(pretrained[key][None], len(state[key]))[0]
+        else:
+            expected = resize_axis(pretrained[key], 7)
+        assert torch.equal(state[key], expected)
+    assert all(torch.equal(state[key], pretrained[key]) for key in state if key not in moved and "head" not in key)
+    assert model.eval()(torch.zeros(1, 3, 56, 56, dtype=torch.float64)).shape == (1, 5)
+
+
+def test_transfer__2d_positions_stay_a_product_of_rows_and_columns(random_model: MakeModel) -> None:
+    """Resizing the two tables is resizing the table they make, away from the class token."""
+    model = random_model(TINY["2d"])
+    rows, columns = model.position_rows.detach(), model.position_columns.detach()
+    whole = resize_position_embedding(grid_table(rows, columns, 1), (4, 4), (7, 5), 1)
+    assert (grid_table(resize_axis(rows, 7), resize_axis(columns, 5), 1) - whole).abs().max() < 1e-12
+
+
+def test_transfer__raster_offsets_are_kept_on_their_grid_and_refused_on_another(random_model: MakeModel) -> None:
+    source = TINY["relative"]
+    state = random_model(source).state_dict()
+    assert transfer(build(source), source, state)[1] == "relative positions 4x4 kept"
+    with pytest.raises(CheckpointError) as error:
+        transfer(build(replace(source, image_size=56)), source, state)
+    assert str(error.value) == "relative positions of a 4x4 grid do not fit 7x7: keep image_size 32"
+
+
+def test_transfer__method_is_the_one_that_is_named(tiny: ViTConfig, source: ViTConfig, random_model: MakeModel) -> None:
+    state, model = random_model(source).state_dict(), build(replace(tiny, image_size=56), dtype=torch.float64)
+    assert transfer(model, source, state, method="bicubic")[1] == "position embedding 4x4 -> 7x7 (bicubic)"
+    expected = resize_position_embedding(state["position_embedding"], (4, 4), (7, 7), 1, "bicubic")
+    assert torch.equal(model.state_dict()["position_embedding"], expected)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "words"),
+    [
+        ("resnet v1", "vit", "family is 'resnet', the model is 'vit'"),
+        ("vit", "axial", "family is 'vit', the model is 'axial', classifier is 'token', the model has 'gap'"),
+        ("resnet v1", "resnet v2", "version is 'v1', the model has 'v2'"),
+        ("hybrid", "hybrid, root alone", "patch_size is 1, the model has 4, stage_depths is (2, 1), the model has ()"),
+        ("vit", "every layer", "position_at is 'stem', the model has 'every_layer'"),
+        ("2d", "vit", "position_embedding is '2d', the model has 'learned'"),
+    ],
+)
+def test_transfer__refuses_another_family(source: str, target: str, words: str) -> None:
+    with pytest.raises(CheckpointError) as error:
+        transfer(build(TINY[target]), TINY[source], build(TINY[source]).state_dict())
+    assert str(error.value) == f"the weights belong to another model\n  configuration: {words}"

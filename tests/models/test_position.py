@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from vitctl.errors import CheckpointError
-from vitctl.models.position import resize_position_embedding
+from vitctl.models.position import grid_table, relative_logits, resize_axis, resize_position_embedding
 
 # What the paper's resolutions ask for, then those of B/8, where scipy's default border zeroes a row by rounding.
 PAPER_PAIRS = [(7, 12), (7, 16), (14, 24), (14, 32), (16, 37), (16, 27)]
@@ -65,9 +65,63 @@ def test_resize__refuses_a_grid_that_is_not_square() -> None:
         resize_position_embedding(random_table(14, 1), (7, 28), (24, 24), 1)
 
 
-@pytest.mark.parametrize("shape", [(1, 196, 6), (1, 198, 6), (2, 197, 6), (197, 6)])
+@pytest.mark.parametrize("shape", [(1, 196, 6), (1, 198, 6), (3, 196, 6), (197, 6)])
 def test_resize__refuses_a_table_of_another_length(shape: tuple[int, ...]) -> None:
     with pytest.raises(CheckpointError) as error:
         resize_position_embedding(torch.zeros(shape), (14, 14), (24, 24), 1)
     assert f"shape {list(shape)} does not fit a 14x14 grid with 1 prefix tokens" in str(error.value)
-    assert "needs [1, 197, hidden_size]" in str(error.value)
+    assert "needs [layers, 197, hidden_size]" in str(error.value)
+
+
+def test_resize__moves_the_table_of_every_layer_alone() -> None:
+    tables = torch.cat([random_table(14, 1), random_table(14, 1).flip(1), -random_table(14, 1)])
+    resized = resize_position_embedding(tables, (14, 14), (7, 9), 1)
+    assert resized.shape == (3, 1 + 63, 6)
+    for layer in range(3):
+        alone = resize_position_embedding(tables[layer : layer + 1], (14, 14), (7, 9), 1)
+        assert torch.equal(resized[layer : layer + 1], alone)
+
+
+def test_resize__unknown_method_is_refused() -> None:
+    with pytest.raises(CheckpointError) as error:
+        resize_position_embedding(random_table(14, 1), (14, 14), (24, 24), 1, "lanczos")
+    assert str(error.value).startswith("position embedding: unknown resize method 'lanczos', known are zoom, bicubic")
+
+
+@pytest.mark.parametrize("method", ["bicubic", "bicubic_aligned", "bicubic_antialias"])
+def test_resize__methods_of_the_peers_keep_a_constant_and_differ_from_zoom(method: str) -> None:
+    table = random_table(14, 1)
+    resized = resize_position_embedding(table, (14, 14), (7, 7), 1, method)
+    assert (resized - resize_position_embedding(table, (14, 14), (7, 7), 1)).abs().max() > 0.1
+    ones = resize_position_embedding(torch.ones_like(table), (14, 14), (7, 7), 1, method)
+    assert (ones - 1).abs().max() < 1e-12
+
+
+def test_resize_axis__keeps_both_ends_and_the_middle_and_is_linear_between() -> None:
+    table = torch.tensor([0.0, 1, 4, 9, 16], dtype=torch.float64).reshape(1, 5, 1)
+    assert resize_axis(table, 9).flatten().tolist() == [0, 0.5, 1, 2.5, 4, 6.5, 9, 12.5, 16]
+    assert resize_axis(table, 3).flatten().tolist() == [0, 4, 16]
+    assert torch.equal(resize_axis(table, 5), table)
+
+
+def test_grid_table__joins_the_column_and_the_row_of_each_patch() -> None:
+    rows, columns = torch.randn(2, 3, 4), torch.randn(2, 5, 4)
+    table = grid_table(rows, columns, prefix_tokens=1)
+    assert table.shape == (2, 1 + 15, 8)
+    assert not table[:, 0].any()
+    for row in range(3):
+        for column in range(5):
+            expected = torch.cat([columns[:, column], rows[:, row]], dim=-1)
+            assert torch.equal(table[:, 1 + 5 * row + column], expected)
+
+
+def test_relative_logits__depend_on_the_offset_of_query_and_key() -> None:
+    generator = torch.Generator().manual_seed(0)
+    query = torch.randn(2, 3, 6, 4, generator=generator, dtype=torch.float64)
+    offsets = torch.randn(11, 12, generator=generator, dtype=torch.float64)
+    found = relative_logits(query, offsets)
+    assert found.shape == (2, 3, 6, 6)
+    for q in range(6):
+        for k in range(6):
+            embedding = offsets[q - k + 5].reshape(3, 4)
+            assert torch.allclose(found[:, :, q, k], (query[:, :, q] * embedding).sum(-1), atol=1e-14, rtol=0)

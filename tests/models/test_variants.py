@@ -6,7 +6,15 @@ from dataclasses import replace
 import pytest
 
 from vitctl.errors import CheckpointError, RecipeError
-from vitctl.models.variants import VARIANTS, ViTConfig, from_dict, to_dict, variant
+from vitctl.models.configs import (
+    AxialConfig,
+    AxialResNetConfig,
+    HybridConfig,
+    MaskedPatchConfig,
+    ResNetConfig,
+    ViTConfig,
+)
+from vitctl.models.variants import HYBRIDS, RESNETS, VARIANTS, downstream, family, from_dict, names, to_dict, variant
 
 # Table 1, and AugReg's two small models: layers, width, MLP, heads.
 SHAPES = {
@@ -47,11 +55,20 @@ def test_variant__takes_any_patch_and_is_case_sensitive() -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("B16", "unknown model 'B16', did you mean 'B/16'?: a model is size/patch, such as B/16"),
+        ("B16", "unknown model 'B16', did you mean 'B/16'?: a model is size/patch, such as B/16 or"),
         ("ViT-B16", "unknown model 'ViT-B16', did you mean 'B/16'?"),
         ("G/14", "did you mean"),
         ("B/0", "unknown model 'B/0'"),
-        ("resnet", "unknown model 'resnet': a model is size/patch, such as B/16, and the sizes are Ti, S, b, B, L, H"),
+        (
+            "jft",
+            "unknown model 'jft': a model is size/patch, such as B/16 or Axial-B/16, with the sizes Ti, S, b, B, L, H",
+        ),
+        ("R50+B16", "unknown model 'R50+B16', did you mean 'R50+B/16'?"),
+        ("R50+ViT-B/8", "did you mean 'R50+B/32'?"),
+        ("R50x4", "unknown model 'R50x4', did you mean 'R50x"),
+        ("r50x1", "unknown model 'r50x1', did you mean 'R50x1'?"),
+        ("Axial-B", "unknown model 'Axial-B', did you mean 'Axial-B/"),
+        ("AxialR152", "unknown model 'AxialR152', did you mean 'AxialR50'?"),
     ],
 )
 def test_variant__unknown_name_says_what_would_be_right(name: str, words: str) -> None:
@@ -111,7 +128,7 @@ def test_to_dict__survives_json() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"family": "mixer"}, "stored model: unknown family 'mixer', known are vit"),
+        ({"family": "mixer"}, "stored model: unknown family 'mixer', known are vit, hybrid, axial"),
         ({"family": ["vit"]}, "stored model: unknown family"),
         ({"stride": 8, "alibi": 1}, "stored model: unknown keys alibi, stride"),
         ({"depth": "12"}, "stored model: depth must be a whole number of at least 1, not '12'"),
@@ -128,6 +145,77 @@ def test_from_dict__missing_key_is_named() -> None:
     del stored["mlp_size"]
     with pytest.raises(CheckpointError, match="stored model: missing keys mlp_size"):
         from_dict(stored)
+
+
+# Section 4.1: (3, 4, 6, 3) with the output of stage 4, or stage 4 moved into stage 3; paper.md 1.2 for AugReg's.
+BACKBONES = {
+    "R50+B/32": ((3, 4, 6, 3), "B/32", 7),
+    "R50+B/16": ((3, 4, 9), "B/16", 14),
+    "R50+L/32": ((3, 4, 6, 3), "L/32", 7),
+    "R50+L/16": ((3, 4, 9), "L/16", 14),
+    "R26+S/32": ((2, 2, 2, 2), "S/32", 7),
+    "R26+B/32": ((2, 2, 2, 2), "B/32", 7),
+    "R+Ti/16": ((), "Ti/16", 7),
+}
+
+
+def test_hybrids__are_a_backbone_and_a_named_transformer() -> None:
+    assert set(HYBRIDS) == set(BACKBONES)
+    for name, (stage_depths, plain, side) in BACKBONES.items():
+        config = variant(name)
+        assert isinstance(config, HybridConfig)
+        assert config == variant(name.replace("+", "+ViT-"))
+        assert (config.stage_depths, config.grid) == (stage_depths, (side, side))
+        for field in VARIANTS["B"]:
+            assert getattr(config, field) == getattr(variant(plain), field)
+
+
+DEPTHS = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3), 200: (3, 24, 36, 3)}
+
+
+def test_resnets__names_say_depth_and_width() -> None:
+    assert set(RESNETS) == {"R50x1", "R50x2", "R50x3", "R101x1", "R101x3", "R152x1", "R152x2", "R152x4", "R200x3"}
+    for name in RESNETS:
+        depth, factor = map(int, name[1:].split("x"))
+        config = variant(name)
+        assert type(config) is ResNetConfig
+        assert (config.stage_depths, config.width, config.version) == (DEPTHS[depth], 64 * factor, "v1")
+        assert 3 * sum(config.stage_depths) + 2 == depth
+    assert variant("R50x1", version="v2", width=16, num_groups=8).feature_size == 512
+
+
+def test_names__are_all_known_and_each_survives_json() -> None:
+    assert len(names()) == len(set(names())) == 6 * 4 + 7 + 9 + 3
+    families = []
+    for name in names():
+        config = variant(name)
+        assert from_dict(json.loads(json.dumps(to_dict(config)))) == config
+        families.append(family(config))
+    assert set(families) == {"vit", "hybrid", "resnet", "axial", "axial_resnet"}
+    masked = MaskedPatchConfig(**{**VARIANTS["B"], "patch_size": 16, "target": "pixels"})
+    assert from_dict(json.loads(json.dumps(to_dict(masked)))) == masked
+    assert family(variant("AxialR50")) == "axial_resnet"
+    assert isinstance(variant("AxialR50"), AxialResNetConfig)
+    assert isinstance(variant("Axial-S/14"), AxialConfig)
+
+
+def test_downstream__changes_the_head_and_nothing_of_the_body() -> None:
+    changes = {"num_classes": 37, "image_size": 384}
+    for name in names():
+        config = variant(name, num_classes=21843, head_bias=-10.0)
+        assert downstream(config, **changes) == replace(config, **changes, head_bias=0.0)
+    pretrained = variant("B/16", representation_size=768, dropout=0.1, drop_path=0.1, gelu="erf")
+    assert downstream(pretrained, **changes) == variant("B/16", **changes, drop_path=0.1, gelu="erf")
+    masked = MaskedPatchConfig(**{**VARIANTS["B"], "patch_size": 16})
+    assert downstream(masked, **changes, dropout=0.1) == variant("B/16", **changes, dropout=0.1)
+    with pytest.raises(RecipeError, match=r"model: a ResNet has no dropout, and 0\.1 is asked for; set dropout to 0"):
+        downstream(variant("R50x1"), **changes, dropout=0.1)
+
+
+def test_from_dict__a_field_younger_than_the_file_has_its_default() -> None:
+    stored = to_dict(variant("B/16"))
+    del stored["position_at"], stored["drop_path"]
+    assert from_dict(stored) == variant("B/16")
 
 
 def test_config__is_frozen_and_keyword_only() -> None:

@@ -2,79 +2,18 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import product
 
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
+from numpy_reference import Array, forward
 
 from vitctl.models.build import build
 from vitctl.models.variants import ViTConfig
 from vitctl.models.vit import EncoderBlock, VisionTransformer
 
-Array = NDArray[np.float64]
 MakeModel = Callable[..., VisionTransformer]
-# What stands in for dropout at the four sites: a fixed factor shows that each is where it should be, and only there.
-NO_DROPOUT = (1.0, 1.0, 1.0, 1.0)
-
-
-def images_for(config: ViTConfig, batch: int = 3, dtype: torch.dtype = torch.float64) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(7)
-    shape = (batch, 3, config.image_size, config.image_size)
-    return torch.rand(shape, generator=generator, dtype=torch.float64).mul(2).sub(1).to(dtype)
-
-
-def norm(x: Array, w: dict[str, Array], name: str) -> Array:
-    mean, variance = x.mean(-1, keepdims=True), x.var(-1, keepdims=True)
-    return (x - mean) / np.sqrt(variance + 1e-6) * w[f"{name}.weight"] + w[f"{name}.bias"]
-
-
-def dense(x: Array, w: dict[str, Array], name: str) -> Array:
-    return x @ w[f"{name}.weight"].T + w[f"{name}.bias"]
-
-
-def attention(x: Array, w: dict[str, Array], name: str, num_heads: int) -> Array:
-    width = x.shape[-1]
-    size = width // num_heads
-    query, key, value = (dense(x, w, f"{name}.qkv")[..., i * width : (i + 1) * width] for i in range(3))
-    heads = []
-    for head in range(num_heads):
-        of_head = slice(head * size, (head + 1) * size)
-        scores = query[..., of_head] @ key[..., of_head].swapaxes(1, 2) / np.sqrt(size)
-        weights = np.exp(scores - scores.max(-1, keepdims=True))
-        heads.append(weights / weights.sum(-1, keepdims=True) @ value[..., of_head])
-    return dense(np.concatenate(heads, -1), w, f"{name}.out")
-
-
-def gelu_tanh(x: Array) -> Array:
-    return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
-
-
-def reference(config: ViTConfig, w: dict[str, Array], images: Array, factors: tuple[float, ...] = NO_DROPOUT) -> Array:
-    """The authors' forward pass in NumPy, with a factor at each of the four dropout sites."""
-    after_position, after_attention, after_gelu, after_mlp = factors
-    patch, (rows, columns) = config.patch_size, config.grid
-    x = np.empty((len(images), rows * columns, config.hidden_size))
-    for row, column in product(range(rows), range(columns)):
-        pixels = images[:, :, row * patch : (row + 1) * patch, column * patch : (column + 1) * patch]
-        x[:, row * columns + column] = np.einsum("bchw,dchw->bd", pixels, w["patch_embedding.weight"])
-    x += w["patch_embedding.bias"]
-    if config.classifier == "token":
-        x = np.concatenate([np.repeat(w["class_token"], len(x), 0), x], 1)
-    if config.position_embedding == "learned":
-        x = x + w["position_embedding"]
-    x = x * after_position
-    for i in range(config.depth):
-        block = f"blocks.{i}"
-        x = x + after_attention * attention(norm(x, w, f"{block}.norm1"), w, f"{block}.attention", config.num_heads)
-        hidden = after_gelu * gelu_tanh(dense(norm(x, w, f"{block}.norm2"), w, f"{block}.mlp.fc1"))
-        x = x + after_mlp * dense(hidden, w, f"{block}.mlp.fc2")
-    x = norm(x, w, "norm")
-    x = x[:, 0] if config.classifier == "token" else x.mean(1)
-    if config.representation_size:
-        x = np.tanh(dense(x, w, "pre_logits"))
-    return dense(x, w, "head") if config.num_classes else x
+MakeImages = Callable[..., torch.Tensor]
 
 
 def weights_of(model: VisionTransformer) -> dict[str, Array]:
@@ -93,11 +32,11 @@ CHANGES: list[dict[str, object]] = [
 
 @pytest.mark.parametrize("change", CHANGES, ids=str)
 def test_forward__equals_an_independent_numpy_model(
-    tiny: ViTConfig, random_model: MakeModel, change: dict[str, object]
+    tiny: ViTConfig, random_model: MakeModel, change: dict[str, object], images_for: MakeImages
 ) -> None:
     config = replace(tiny, **change)
     model, images = random_model(config), images_for(config)
-    expected = reference(config, weights_of(model), images.numpy())
+    expected = forward(config, weights_of(model), images.numpy())
     logits = model(images).detach().numpy()
     assert logits.shape == (3, config.num_classes or config.feature_size)
     assert np.abs(expected).std() > 0.01
@@ -105,7 +44,9 @@ def test_forward__equals_an_independent_numpy_model(
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=str)
-def test_features__feed_the_head(tiny: ViTConfig, random_model: MakeModel, change: dict[str, object]) -> None:
+def test_features__feed_the_head(
+    tiny: ViTConfig, random_model: MakeModel, change: dict[str, object], images_for: MakeImages
+) -> None:
     config = replace(tiny, **change)
     model, images = random_model(config), images_for(config)
     features = model.features(images)
@@ -121,7 +62,9 @@ def dropouts(model: VisionTransformer) -> Iterator[tuple[int, torch.nn.Dropout]]
         yield from ((1, block.dropout), (2, block.mlp.dropout1), (3, block.mlp.dropout2))
 
 
-def test_dropout__is_at_the_four_places_and_no_other(tiny: ViTConfig, random_model: MakeModel) -> None:
+def test_dropout__is_at_the_four_places_and_no_other(
+    tiny: ViTConfig, random_model: MakeModel, images_for: MakeImages
+) -> None:
     config = replace(tiny, dropout=0.3)
     model, images = random_model(config), images_for(config)
     factors = (0.9, 1.3, 0.7, 1.1)
@@ -131,11 +74,13 @@ def test_dropout__is_at_the_four_places_and_no_other(tiny: ViTConfig, random_mod
     assert {module.p for _, module in found} == {0.3}
     for site, module in found:
         module.register_forward_hook(lambda *call, factor=factors[site]: call[-1] * factor)
-    expected = reference(config, weights_of(model), images.numpy(), factors)
+    expected = forward(config, weights_of(model), images.numpy(), factors)
     assert np.abs(model(images).detach().numpy() - expected).max() < 1e-12
 
 
-def test_dropout__acts_in_training_and_not_in_evaluation(tiny: ViTConfig, random_model: MakeModel) -> None:
+def test_dropout__acts_in_training_and_not_in_evaluation(
+    tiny: ViTConfig, random_model: MakeModel, images_for: MakeImages
+) -> None:
     model, plain = random_model(replace(tiny, dropout=0.3)), random_model(tiny)
     images = images_for(tiny)
     assert torch.equal(model(images), plain(images))
@@ -144,13 +89,17 @@ def test_dropout__acts_in_training_and_not_in_evaluation(tiny: ViTConfig, random
     assert not torch.equal(model(images), model(images))
 
 
-def test_forward__drops_the_pixels_beyond_the_last_patch(tiny: ViTConfig, random_model: MakeModel) -> None:
+def test_forward__drops_the_pixels_beyond_the_last_patch(
+    tiny: ViTConfig, random_model: MakeModel, images_for: MakeImages
+) -> None:
     wide = replace(tiny, image_size=39)
     images = images_for(wide)
     assert torch.equal(random_model(wide)(images), random_model(tiny)(images[:, :, :32, :32]))
 
 
-def test_encode__without_positions_does_not_see_the_order_of_patches(tiny: ViTConfig, random_model: MakeModel) -> None:
+def test_encode__without_positions_does_not_see_the_order_of_patches(
+    tiny: ViTConfig, random_model: MakeModel, images_for: MakeImages
+) -> None:
     order = torch.randperm(16, generator=torch.Generator().manual_seed(1))
     for position_embedding, sees_order in (("none", False), ("learned", True)):
         model = random_model(replace(tiny, position_embedding=position_embedding))
@@ -160,13 +109,15 @@ def test_encode__without_positions_does_not_see_the_order_of_patches(tiny: ViTCo
         assert (change < 1e-12) != sees_order
 
 
-def test_forward__images_do_not_see_each_other(tiny: ViTConfig, random_model: MakeModel) -> None:
+def test_forward__images_do_not_see_each_other(
+    tiny: ViTConfig, random_model: MakeModel, images_for: MakeImages
+) -> None:
     model, images = random_model(tiny), images_for(tiny, batch=4)
     one_by_one = torch.cat([model(image[None]) for image in images])
     assert (model(images) - one_by_one).abs().max() < 1e-12
 
 
-def test_backward__reaches_every_weight(tiny: ViTConfig, random_model: MakeModel) -> None:
+def test_backward__reaches_every_weight(tiny: ViTConfig, random_model: MakeModel, images_for: MakeImages) -> None:
     model = random_model(replace(tiny, representation_size=11, dropout=0.1)).train()
     model(images_for(tiny)).square().sum().backward()
     gradients = {name: weight.grad for name, weight in model.named_parameters()}
@@ -174,7 +125,9 @@ def test_backward__reaches_every_weight(tiny: ViTConfig, random_model: MakeModel
     assert [name for name, gradient in gradients.items() if gradient is None or not gradient.any()] == []
 
 
-def test_forward__in_bf16_autocast_stays_near_float32(tiny: ViTConfig, random_model: MakeModel) -> None:
+def test_forward__in_bf16_autocast_stays_near_float32(
+    tiny: ViTConfig, random_model: MakeModel, images_for: MakeImages
+) -> None:
     for change in CHANGES[:4]:
         config = replace(tiny, **change)
         model, images = random_model(config, torch.float32), images_for(config, dtype=torch.float32)
@@ -187,7 +140,7 @@ def test_forward__in_bf16_autocast_stays_near_float32(tiny: ViTConfig, random_mo
         assert 0 < (rounded.float() - exact).abs().max() < 0.05 * exact.std() + 0.05
 
 
-def test_encode__keeps_the_residual_stream_wide_in_autocast(tiny: ViTConfig) -> None:
+def test_encode__keeps_the_residual_stream_wide_in_autocast(tiny: ViTConfig, images_for: MakeImages) -> None:
     model = build(replace(tiny, classifier="gap", position_embedding="none"))
     seen: list[torch.dtype] = []
     for block in model.blocks:
@@ -197,13 +150,15 @@ def test_encode__keeps_the_residual_stream_wide_in_autocast(tiny: ViTConfig) -> 
     assert seen == [torch.float32] * tiny.depth
 
 
-def test_forward__compiles_as_one_graph(tiny: ViTConfig, random_model: MakeModel) -> None:
+def test_forward__compiles_as_one_graph(tiny: ViTConfig, random_model: MakeModel, images_for: MakeImages) -> None:
     model, images = random_model(tiny), images_for(tiny)
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     assert torch.equal(compiled(images), model(images))
 
 
-def test_forward__exports_to_onnx_with_any_batch(tiny: ViTConfig, random_model: MakeModel) -> None:
+def test_forward__exports_to_onnx_with_any_batch(
+    tiny: ViTConfig, random_model: MakeModel, images_for: MakeImages
+) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
     model = random_model(replace(tiny, representation_size=11), torch.float32)
     example, batch = images_for(tiny, 2, torch.float32), torch.export.Dim("batch", min=1, max=64)
@@ -214,3 +169,50 @@ def test_forward__exports_to_onnx_with_any_batch(tiny: ViTConfig, random_model: 
         images = images_for(tiny, size, torch.float32)
         (logits,) = session.run(None, {session.get_inputs()[0].name: images.numpy()})
         assert np.abs(logits - model(images).detach().numpy()).max() < 1e-5
+
+
+def test_drop_path__grows_linearly_with_depth(tiny: ViTConfig) -> None:
+    model = build(replace(tiny, depth=5, drop_path=0.2))
+    rates = [block.drop_path.rate.item() for block in model.blocks if isinstance(block, EncoderBlock)]
+    assert rates == pytest.approx([0, 0.05, 0.1, 0.15, 0.2])
+    assert build(replace(tiny, depth=1, drop_path=0.2)).blocks[0].drop_path.rate == 0
+    assert "rate" not in "".join(model.state_dict())
+
+
+def test_drop_path__drops_each_branch_for_whole_images_and_scales_the_rest(tiny: ViTConfig) -> None:
+    model = build(replace(tiny, drop_path=0.5), dtype=torch.float64)
+    block = model.blocks[1]
+    assert isinstance(block, EncoderBlock)
+    torch.manual_seed(0)
+    tokens = torch.randn(1, 17, 24, dtype=torch.float64).expand(400, -1, -1)
+    found = block(tokens)
+    after_attention = [tokens[0] + scale * block.attention(block.norm1(tokens[:1]))[0] for scale in (0, 2)]
+    outcomes = [x + scale * block.mlp(block.norm2(x)) for x in after_attention for scale in (0, 2)]
+    counts = [sum(torch.allclose(image, outcome, atol=1e-12) for image in found) for outcome in outcomes]
+    assert sum(counts) == 400
+    assert min(counts) > 60
+
+
+def test_drop_path__acts_in_training_alone_and_draws_nothing_at_rate_0(
+    tiny: ViTConfig, random_model: MakeModel, images_for: MakeImages
+) -> None:
+    model, plain = random_model(replace(tiny, drop_path=0.5)), random_model(tiny)
+    images = images_for(tiny)
+    assert torch.equal(model(images), plain(images))
+    before = torch.get_rng_state()
+    assert torch.equal(plain.train()(images), plain.eval()(images))
+    assert torch.equal(torch.get_rng_state(), before)
+    model.train()
+    assert not torch.equal(model(images), model(images))
+
+
+@pytest.mark.parametrize("position", ["learned", "2d", "relative", "none"])
+def test_encode__moves_with_the_patches_only_without_positions(
+    tiny: ViTConfig, random_model: MakeModel, images_for: MakeImages, position: str
+) -> None:
+    """Neighbours exchanged: the class token's output changes with any kind of position."""
+    model = random_model(replace(tiny, position_embedding=position))
+    patches = model.embed(images_for(tiny))
+    order = torch.tensor([1, 0, *range(2, 16)])
+    change = (model.encode(patches)[:, 0] - model.encode(patches[:, order])[:, 0]).abs().max()
+    assert (change > 1e-3) == (position != "none")

@@ -11,8 +11,12 @@ RecipeName = Annotated[str, typer.Option("--recipe", "-r", help="Name of a shipp
 From = Annotated[
     str | None,
     typer.Option(
-        "--from", help="Run folder, checkpoint or .safetensors file; default: the newest finished pre-training run."
+        "--from",
+        help="Run, checkpoint, weights file or https, hf, gs address; default: newest finished pre-training run.",
     ),
+]
+Model = Annotated[
+    str | None, typer.Option("--model", help="Name of the model, for what a foreign weights file does not tell.")
 ]
 Data = Annotated[str | None, typer.Option("--data", help="Folder of shards made by `vitctl data shards`.")]
 Dataset = Annotated[str | None, typer.Option("--dataset", help="A known data set: digits, shapes, cifar10, pets, ...")]
@@ -53,6 +57,11 @@ def run_job(
     overrides = [parse_override(text) for text in sets or ()]
     overrides += [Override(key, value, flag) for flag, (key, value) in flags.items() if value is not None]
     loaded = load_recipe(recipe, overrides, job=job)
+    source = getattr(getattr(loaded.recipe, "weights", None), "source", "")
+    if "://" in source:
+        from vitctl.cli.download import fetch_weights
+
+        fetch_weights(source)
     from vitctl.launch import new_run_dir, prepare
 
     run_dir = out or new_run_dir(loaded.name)

@@ -1,10 +1,13 @@
 """`vitctl fewshot`, `vtab`, `evaluate`, `export`."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from vitctl.cli.common import Data, Dataset, From, Out, Precision, Processes, RecipeName, Res, Set, run_job
+from vitctl.cli.common import Data, Dataset, From, Model, Out, Precision, Processes, RecipeName, Res, Set, run_job
+
+WEIGHTS_FILES = (".safetensors", ".npz", ".onnx")
 
 
 def fewshot(
@@ -12,6 +15,7 @@ def fewshot(
     shots: Annotated[list[int] | None, typer.Option("--shots", help="Training images per class. Repeatable.")] = None,
     data: Data = None,
     dataset: Dataset = None,
+    model: Model = None,
     res: Res = None,
     recipe: RecipeName = "fewshot",
     out: Out = None,
@@ -22,6 +26,7 @@ def fewshot(
     """Score frozen features with a few images per class, in closed form. For example: vitctl fewshot --shots 5"""
     flags = {
         "--from": ("weights.source", from_),
+        "--model": ("weights.model", model),
         "--shots": ("fewshot.shots", shots or None),
         "--data": ("data.path", data),
         "--dataset": ("data.dataset", dataset),
@@ -69,6 +74,7 @@ def evaluate(
     data: Data = None,
     dataset: Dataset = None,
     split: Annotated[str | None, typer.Option("--split", help="Split to score, e.g. test or train[:10%].")] = None,
+    model: Model = None,
     res: Res = None,
     recipe: RecipeName = "evaluate",
     out: Out = None,
@@ -79,6 +85,7 @@ def evaluate(
     """Top-1 accuracy on a split, every image counted once. For example: vitctl evaluate --from RUN --dataset pets"""
     flags = {
         "--from": ("weights.source", from_),
+        "--model": ("weights.model", model),
         "--data": ("data.path", data),
         "--dataset": ("data.dataset", dataset),
         "--split": ("data.eval_split", split),
@@ -92,17 +99,22 @@ def evaluate(
 def export(
     from_: From = None,
     to: Annotated[
-        list[str] | None, typer.Option("--to", help="onnx or safetensors. Repeatable; default: both.")
+        list[str] | None, typer.Option("--to", help="onnx, safetensors, google, timm, hf or torchvision. Repeatable.")
     ] = None,
     weights: Annotated[str | None, typer.Option("--weights", help="model, or ema: the Polyak average.")] = None,
     recipe: RecipeName = "export",
-    out: Out = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Run folder, or with one --to the weights file to write.")
+    ] = None,
+    model: Model = None,
     set_: Set = None,
 ) -> None:
     """Write files for other programs, each verified against the model. For example: vitctl export --from RUN --to onnx"""
     flags = {
         "--from": ("weights.source", from_),
+        "--model": ("weights.model", model),
+        "--out": ("export.file", str(out) if out and out.suffix in WEIGHTS_FILES else None),
         "--to": ("export.to", to or None),
         "--weights": ("export.weights", weights),
     }
-    run_job("export", recipe, flags, set_, out)
+    run_job("export", recipe, flags, set_, None if flags["--out"][1] else out)

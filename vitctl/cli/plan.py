@@ -7,6 +7,7 @@ from rich.markup import escape
 
 from vitctl.cli.render import CONSOLE, bytes_text, show_table
 from vitctl.launch import launch_line
+from vitctl.models.configs import Config, HybridConfig, ResNetConfig, ViTConfig
 from vitctl.recipe.load import Loaded
 from vitctl.recipe.schema import Finetune, Pretrain
 from vitctl.recipe.write import to_toml
@@ -21,16 +22,12 @@ def show_plan(loaded: Loaded, run_dir: Path) -> None:
     recipe = cast(Pretrain | Finetune, loaded.recipe)
     plan = make_plan(recipe)
     CONSOLE.print(escape(to_toml(loaded)), soft_wrap=True)
-    config, batch = plan.config, recipe.schedule.batch_size
-    grid = "x".join(str(side) for side in config.grid)
+    batch = recipe.schedule.batch_size
     rows = [
         ("data", f"{plan.num_images:,} images, {plan.num_classes:,} classes ({plan.data})"),
-        (
-            "model",
-            f"{config.depth} layers, width {config.hidden_size}, MLP {config.mlp_size}, {config.num_heads} heads",
-        ),
+        ("model", _model(plan.config)),
         ("parameters", f"{plan.parameters:,}"),
-        ("tokens", f"{plan.tokens} ({grid} patches of {config.patch_size} pixels)"),
+        ("tokens", f"{plan.tokens:,}" if plan.tokens else "none: a convolutional network"),
         ("forward pass", f"{plan.macs_per_image / 1e9:.3f} GMACs per image"),
         ("steps", f"{plan.steps:,} of {batch:,} images, {plan.epochs:.2f} epochs"),
         ("training", f"{plan.training_flops / 1e18:,.4g} exaFLOPs"),
@@ -52,3 +49,22 @@ def show_plan(loaded: Loaded, run_dir: Path) -> None:
         CONSOLE.print(escape(f"note: {note}"), soft_wrap=True)
     CONSOLE.print("\nlaunch", style="bold")
     CONSOLE.print(escape(f"  {launch_line(run_dir, recipe)}"), soft_wrap=True)
+
+
+def _model(config: Config) -> str:
+    """A network in words."""
+    words = (
+        [f"stages {', '.join(map(str, config.stage_depths))}"]
+        if isinstance(config, HybridConfig | ResNetConfig)
+        else []
+    )
+    if isinstance(config, ViTConfig):
+        grid, of = "x".join(str(side) for side in config.grid), "pixels" if config.map_channels == 3 else "positions"
+        words += [
+            f"{config.depth} layers",
+            f"width {config.hidden_size}",
+            f"MLP {config.mlp_size}",
+            f"{config.num_heads} heads",
+        ]
+        words += [f"{grid} patches of {config.patch_size} {of}"]
+    return ", ".join(words)

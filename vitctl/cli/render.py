@@ -69,6 +69,7 @@ class Screen:
 def _numbers(record: Mapping[str, Any]) -> str:
     return (
         f"loss {record['loss']:.4f}  {record['images_per_second']:,.0f} images/s  data-wait {record['data_wait']:.0%}"
+        + (f"  MFU {record['mfu']:.0%}" if record.get("mfu") else "")
         + (f"  bad {record['num_bad']}" if record["num_bad"] else "")
     )  # fmt: skip
 
@@ -96,7 +97,10 @@ def _line(record: Mapping[str, Any]) -> str:
         case "task":
             return f"{record['task']}  accuracy {record['accuracy']:.2%}"
         case "export":
-            return f"{record['path']}: verified, largest difference {record['difference']:.1e} of the logits' deviation"
+            return (
+                f"{record['path']}: verified, largest difference {record['difference']:.1e} of the logits' deviation"
+                + "".join(f"\n  note: {note}" for note in record["notes"])
+            )
         case _:
             return ""
 

@@ -10,6 +10,7 @@ from vitctl.cli.common import (
     Dataset,
     DryRun,
     From,
+    Model,
     Out,
     Precision,
     Processes,
@@ -58,6 +59,7 @@ def finetune(
         str | None, typer.Option("--recipe", "-r", help="Default: finetune_DATASET where there is one, else finetune.")
     ] = None,
     from_: From = None,
+    model: Model = None,
     data: Data = None,
     dataset: Dataset = None,
     res: Res = None,
@@ -76,6 +78,7 @@ def finetune(
 
     flags = {
         "--from": ("weights.source", from_),
+        "--model": ("weights.model", model),
         "--data": ("data.path", data),
         "--dataset": ("data.dataset", dataset),
         "--res": ("data.image_size", res),

@@ -11,12 +11,11 @@ from torch.optim import Optimizer
 
 from vitctl.data.loader import Batch
 from vitctl.engine.averaging import Average
+from vitctl.engine.losses import Objective
 from vitctl.engine.optimizer import clip_gradients, decay_weights
 from vitctl.engine.preemption import StopFlag, Stopped
 from vitctl.engine.runtime import Runtime, seed_step
 from vitctl.errors import VitctlError
-
-Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,7 @@ class Result:
 class Trainer:
     """A model and all that changes it.
 
-    `model` is wrapped by the runtime, `bare` is the same model unwrapped. `loss(logits, labels, weights)` sums over its batch,
+    `model` is wrapped by the runtime, `bare` is the same model unwrapped. `objective(model, batch, step)` sums over its batch,
     `lr(step)` is the rate after `step` finished updates, `batch_size` is global.
     """
 
@@ -43,8 +42,7 @@ class Trainer:
     bare: nn.Module
     optimizer: Optimizer
     average: Average | None
-    normalise: Callable[[Tensor], Tensor]
-    loss: Loss
+    objective: Objective
     lr: Callable[[int], float]
     batch_size: int
     weight_decay: float
@@ -60,7 +58,7 @@ class Trainer:
         """
         seed_step(self.seed, step, self.runtime.rank)
         self.model.train()
-        losses = [self._backward(batch, last=batch is micro_batches[-1]) for batch in micro_batches]
+        losses = [self._backward(batch, step, last=batch is micro_batches[-1]) for batch in micro_batches]
         own = [
             sum(float(loss) for loss in losses),
             sum(float(batch.weights.sum()) for batch in micro_batches),
@@ -81,11 +79,10 @@ class Trainer:
         self._step(lr)
         return Result(loss_sum / max(1.0, num_images), norm, lr, int(num_bad), bool(stop))
 
-    def _backward(self, batch: Batch, *, last: bool) -> Tensor:
+    def _backward(self, batch: Batch, step: int, *, last: bool) -> Tensor:
         accelerator = self.runtime.accelerator
         with nullcontext() if last else accelerator.no_sync(self.model):
-            logits = self.model(self.normalise(batch.images))
-            loss = self.loss(logits, batch.labels.to(logits.device), batch.weights.to(logits.device))
+            loss = self.objective(self.model, batch, step)
             accelerator.backward(loss * (self.runtime.num_processes / self.batch_size))
         return loss.detach()
 

@@ -1,8 +1,60 @@
-"""The two losses of the paper, summed over a batch; the loop divides by the global batch."""
+"""What is minimised: the two classification losses of the paper and masked patch prediction, summed over a batch.
 
+An objective maps (model, batch, finished steps) to a scalar; the loop divides by the global batch.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
+
+from vitctl.data.loader import Batch
+from vitctl.models.configs import MaskedPatchConfig
+from vitctl.models.masked_patch import draw_corruption, masked_patch_loss, targets
+
+Objective = Callable[[nn.Module, Batch, int], Tensor]
+Normalise = Callable[[Tensor], Tensor]
+
+
+def classify(
+    model: nn.Module,
+    batch: Batch,
+    step: int,  # noqa: ARG001 - every objective gets it
+    *,
+    normalise: Normalise,
+    name: str,
+    label_smoothing: float,
+) -> Tensor:
+    """The summed classification loss of a batch: the objective of supervised training."""
+    logits = model(normalise(batch.images))
+    labels, weights = batch.labels.to(logits.device), batch.weights.to(logits.device)
+    return classification_loss(logits, labels, weights, name=name, label_smoothing=label_smoothing)
+
+
+def predict_masked_patches(
+    model: nn.Module,
+    batch: Batch,
+    step: int,
+    *,
+    normalise: Normalise,
+    config: MaskedPatchConfig,
+    rate: float,
+    seed: int,
+) -> Tensor:
+    """The summed loss of a batch in masked patch prediction.
+
+    What is corrupted is a pure function of (seed, step, sample), so that it survives a resume and any split of the batch.
+
+    Paper: Appendix B.1.2
+    """
+    images = normalise(batch.images)
+    num_patches = config.grid[0] * config.grid[1]
+    drawn = [draw_corruption(num_patches, np.random.default_rng((seed, step, int(i))), rate) for i in batch.samples]
+    corrupted, source = (torch.stack(parts).to(images.device) for parts in zip(*drawn, strict=True))
+    each = masked_patch_loss(model(images, source), targets(images, config), corrupted, config)
+    return (each * batch.weights.to(each)).sum()
 
 
 def classification_loss(

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 from vitctl.errors import LaunchError
 
+# Dense peak of the matrix units in TFLOP/s, as the makers give it, for bf16; float32 has no entry and no MFU.
+PEAK_TFLOPS = {"H200": 989.0, "H100": 989.0, "A100": 312.0, "L40S": 362.0, "L4": 121.0, "V100": 125.0, "B200": 2250.0}
 MIX = 0x9E3779B97F4A7C15
 
 
@@ -47,6 +49,14 @@ class Runtime:
     def dtype(self) -> torch.dtype:
         """Of the parameters: the master weights stay wide under bf16."""
         return torch.float64 if self.precision == "float64" else torch.float32
+
+    @property
+    def peak_flops(self) -> float:
+        """FLOP/s of this process's device at its best in bf16; 0 where that is not known or not what is used."""
+        if self.device.type != "cuda" or self.precision != "bf16":
+            return 0.0
+        name = torch.cuda.get_device_name(self.device)
+        return next((tera * 1e12 for chip, tera in PEAK_TFLOPS.items() if chip in name), 0.0)
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Forward passes outside the wrapped model's own forward run in here."""

@@ -6,14 +6,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from vitctl.data.loader import Batch, share
 from vitctl.engine.averaging import Average
 from vitctl.engine.checkpoint import OPTIMIZER, Saved, keep, newest_checkpoint, save_checkpoint
 from vitctl.engine.evaluation import Score, agree
 from vitctl.engine.journal import LOG, Journal, append_line, cut_after, read_lines
-from vitctl.engine.loop import Hooks, Loss, Result, Trainer, run_steps
+from vitctl.engine.loop import Hooks, Result, Trainer, run_steps
+from vitctl.engine.losses import Objective
 from vitctl.engine.optimizer import load_optimizer_tensors, optimizer_tensors
 from vitctl.engine.preemption import StopFlag
 from vitctl.engine.runtime import Runtime
@@ -46,17 +47,17 @@ class Settings:
 class Task:
     """What is trained, on what, and how it is judged.
 
-    `batches(first_step)` gives this process's micro-batches, `key(sample)` names an image, `score(model)` evaluates it
-    (None: nothing to evaluate on), `config` and `meta` are stored with the weights.
+    `batches(first_step)` gives this process's micro-batches, `flops_per_image` are those of training, `key(sample)` names
+    an image, `score(model)` evaluates it (None: nothing to evaluate on), `config` and `meta` are stored with the weights.
     """
 
     model: nn.Module
     optimizer: Any
-    loss: Loss
+    objective: Objective
     lr: Callable[[int], float]
-    normalise: Callable[[Tensor], Tensor]
     batches: Callable[[int], Iterator[Batch]]
     num_images: int
+    flops_per_image: int
     key: Callable[[int], str]
     score: Callable[[nn.Module], Score] | None
     config: Any
@@ -131,6 +132,8 @@ class Run:
         if step % self.settings.log_every and step != self.settings.total_steps:
             return
         seconds = time.perf_counter() - began
+        rate = (step - first) * self.settings.batch_size / seconds
+        flops = rate * self.task.flops_per_image / self.runtime.num_processes
         self.journal.write(
             "train",
             step=step,
@@ -140,7 +143,9 @@ class Run:
             loss=result.loss,
             lr=result.lr,
             grad_norm=result.grad_norm,
-            images_per_second=round((step - first) * self.settings.batch_size / seconds, 2),
+            images_per_second=round(rate, 2),
+            tflops=round(flops / 1e12, 4),
+            mfu=round(flops / self.runtime.peak_flops, 4) if self.runtime.peak_flops else None,
             data_wait=round(all_waited / seconds, 4),
             num_bad=self.num_bad,
         )
@@ -250,8 +255,7 @@ def fit(
         bare=task.model,
         optimizer=task.optimizer,
         average=average,
-        normalise=task.normalise,
-        loss=task.loss,
+        objective=task.objective,
         lr=task.lr,
         batch_size=settings.batch_size,
         weight_decay=settings.weight_decay,

@@ -31,8 +31,12 @@ def evaluate(recipe: Evaluate, run_dir: Path, report: Report = silent, stop: Sto
         Stopped: a signal came.
     """
     stop = StopFlag() if stop is None else stop
-    found = find_weights(recipe.weights.source)
+    found = find_weights(recipe.weights.source, model=recipe.weights.model)
     source = open_images(recipe.data, recipe.data.eval_split, run_dir)
+    if not found.weights.has_head:
+        raise CheckpointError(
+            f"{found.path}: its head is all zeros, as in the released ImageNet-21k files; fine-tune it first"
+        )
     names, meta = found.weights.meta.get("class_names", []), found.weights.meta
     if list(source.class_names) != names:
         raise CheckpointError(
@@ -42,7 +46,7 @@ def evaluate(recipe: Evaluate, run_dir: Path, report: Report = silent, stop: Sto
     runtime = start_runtime(recipe.machine, run_dir)
     journal = open_journal(runtime, run_dir, report)
     model, image_size = loaded_model(found, recipe.data.image_size, runtime.dtype)
-    journal.write("weights", step=0, path=str(found.path), text=f"images of {image_size} pixels")
+    journal.write("weights", step=0, path=found.path, text=f"images of {image_size} pixels")
     resize = meta["eval_resize"] if image_size == meta["image_size"] else 0
     transform = EvalTransform(image_size, method=meta["eval_method"], resize=resize, resample=meta["resample"])
     normalise = partial(runtime.images, mean=tuple(meta["mean"]), std=tuple(meta["std"]))
@@ -62,7 +66,7 @@ def evaluate(recipe: Evaluate, run_dir: Path, report: Report = silent, stop: Sto
         "done",
         metrics={"accuracy": score.accuracy, "correct": score.correct, "total": score.total},
         provenance={
-            "weights": str(found.path),
+            "weights": found.path,
             "weights_sha256": weights_digest(found.weights.state),
             "data_sha256": source.digest,
             "split": recipe.data.eval_split,

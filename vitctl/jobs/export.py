@@ -2,9 +2,12 @@
 
 import json
 import os
+import shutil
 import warnings
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,7 +18,8 @@ from vitctl.engine.preemption import StopFlag
 from vitctl.errors import CheckpointError, RecipeError
 from vitctl.jobs.inputs import Found, find_weights, loaded_model
 from vitctl.jobs.result import RunResult
-from vitctl.models.weights.load import load_weights, save_weights, weights_digest
+from vitctl.models.weights.load import read_weights, weights_digest
+from vitctl.models.weights.write import Target, write_weights
 from vitctl.recipe.schema import ExportRecipe
 
 TOLERANCE = 1e-4
@@ -30,7 +34,7 @@ def export(recipe: ExportRecipe, run_dir: Path, report: Report = silent, stop: S
 
     Args:
         recipe: checked.
-        run_dir: gets model.onnx, model.safetensors.
+        run_dir: gets model.onnx, model.safetensors, and a folder for each format of another program.
         report: called with every log record.
         stop: not needed, nothing here takes long.
 
@@ -45,17 +49,21 @@ def export(recipe: ExportRecipe, run_dir: Path, report: Report = silent, stop: S
         raise RecipeError(
             f"export.to: {', '.join(unknown) or 'nothing'} cannot be written; choose from {', '.join(WRITERS)}"
         )
-    found = find_weights(recipe.weights.source, name=recipe.export.weights)
+    if recipe.export.file and len(recipe.export.to) > 1:
+        raise RecipeError(f"export.file = '{recipe.export.file}' takes one format; choose it with --to")
+    found = find_weights(recipe.weights.source, model=recipe.weights.model, name=recipe.export.weights)
     model, _ = loaded_model(found, 0, torch.float32)
     journal = Journal(run_dir / LOG, report)
-    journal.write("weights", step=0, path=str(found.path), text=f"to {', '.join(recipe.export.to)}")
+    journal.write("weights", step=0, path=found.path, text=f"to {', '.join(recipe.export.to)}")
     files, differences = {}, {}
     for kind in recipe.export.to:
-        path, difference = WRITERS[kind](
-            found, Raw(model.eval(), found.weights.meta), run_dir, recipe.export.batch_sizes
-        )
+        raw = Raw(model.eval(), found.weights.meta)
+        path, difference, notes = WRITERS[kind](found, raw, run_dir, recipe.export.batch_sizes)
+        if recipe.export.file:
+            path = Path(shutil.copy(path, recipe.export.file))
+        batch_sizes = list(recipe.export.batch_sizes)
         journal.write(
-            "export", step=0, path=str(path), difference=difference, batch_sizes=list(recipe.export.batch_sizes)
+            "export", step=0, path=str(path), difference=difference, batch_sizes=batch_sizes, notes=list(notes)
         )
         files[kind], differences[kind] = str(path), difference
     digest = weights_digest(found.weights.state)
@@ -64,12 +72,20 @@ def export(recipe: ExportRecipe, run_dir: Path, report: Report = silent, stop: S
         "done",
         metrics={"max_difference": differences},
         provenance={
-            "weights": str(found.path),
+            "weights": found.path,
             "weights_sha256": digest,
             "batch_sizes": list(recipe.export.batch_sizes),
         },
         files=files,
     )
+
+
+class Exported(NamedTuple):
+    """A written file, its largest difference to the model, and what its users should know."""
+
+    path: Path
+    difference: float
+    notes: tuple[str, ...]
 
 
 class Raw(nn.Module):
@@ -89,7 +105,7 @@ class Raw(nn.Module):
         return self.model(normalised)
 
 
-def _write_onnx(found: Found, raw: Raw, run_dir: Path, batch_sizes: tuple[int, ...]) -> tuple[Path, float]:
+def _write_onnx(found: Found, raw: Raw, run_dir: Path, batch_sizes: tuple[int, ...]) -> Exported:
     import onnx
 
     path, aside = run_dir / "model.onnx", run_dir / f".model.{os.getpid()}.onnx"
@@ -115,7 +131,13 @@ def _write_onnx(found: Found, raw: Raw, run_dir: Path, batch_sizes: tuple[int, .
         proto, {**notes, "producer": "vitctl", "weights_sha256": weights_digest(found.weights.state)}
     )
     onnx.save(proto, aside)
-    return path, _agree(path, aside, raw, size, batch_sizes, _run_onnx(aside))
+    try:
+        worst = _agree(path, raw, size, batch_sizes, _run_onnx(aside))
+    except CheckpointError:
+        aside.unlink()
+        raise
+    aside.replace(path)
+    return Exported(path, worst, ())
 
 
 def _run_onnx(path: Path) -> Any:
@@ -127,17 +149,37 @@ def _run_onnx(path: Path) -> Any:
     return lambda images: session.run(["logits"], {"images": images.numpy()})[0]
 
 
-def _write_safetensors(found: Found, raw: Raw, run_dir: Path, batch_sizes: tuple[int, ...]) -> tuple[Path, float]:
-    path, aside = run_dir / "model.safetensors", run_dir / f".model.{os.getpid()}.safetensors"
-    save_weights(aside, found.weights.state, found.weights.config, found.weights.meta)
-    again, _ = loaded_model(Found(aside, load_weights(aside)), 0, torch.float32)
+def _write_weights(to: Target, found: Found, raw: Raw, run_dir: Path, batch_sizes: tuple[int, ...]) -> Exported:
+    """A weights file of ours or of another program, read back by detection, with what the program keeps beside it."""
+    folder, aside = run_dir / to, run_dir / f".{to}.{os.getpid()}"
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    written = write_weights(found.weights, aside / "model.npz" if to == "google" else aside, to)
+    file = written.files[0]
+    again, _ = loaded_model(
+        Found(str(file), read_weights(file, num_heads=getattr(found.weights.config, "num_heads", None))),
+        0,
+        torch.float32,
+    )
     read_back = Raw(again.eval(), found.weights.meta)
-    return path, _agree(path, aside, raw, found.weights.config.image_size, batch_sizes, lambda x: read_back(x).numpy())
+    try:
+        worst = _agree(file, raw, found.weights.config.image_size, batch_sizes, lambda x: read_back(x).numpy())
+    except CheckpointError:
+        shutil.rmtree(aside)
+        raise
+    if to == "safetensors":
+        folder = run_dir
+        file.replace(folder / file.name)
+        aside.rmdir()
+    else:
+        shutil.rmtree(folder, ignore_errors=True)
+        aside.rename(folder)
+    return Exported(folder / file.name, worst, written.notes)
 
 
 @torch.inference_mode()
-def _agree(path: Path, aside: Path, raw: Raw, size: int, batch_sizes: tuple[int, ...], run: Any) -> float:
-    """Largest difference over all batch sizes in standard deviations of the logits; keeps the file if it is small."""
+def _agree(path: Path, raw: Raw, size: int, batch_sizes: tuple[int, ...], run: Any) -> float:
+    """Largest difference over all batch sizes in standard deviations of the logits. Raises CheckpointError when it is not small."""
     worst = 0.0
     generator = torch.Generator().manual_seed(0)
     for batch in batch_sizes:
@@ -147,13 +189,18 @@ def _agree(path: Path, aside: Path, raw: Raw, size: int, batch_sizes: tuple[int,
         difference = float(np.abs(expected - got).max()) / spread if got.shape == expected.shape else float("inf")
         worst = worst if difference <= worst else difference  # NaN too
     if not worst <= TOLERANCE:
-        aside.unlink()
         raise CheckpointError(
             f"{path}: the exported file differs from the model by {worst:.1e} standard deviations of the logits "
             f"(allowed {TOLERANCE:g}); it was not kept"
         )
-    aside.replace(path)
     return worst
 
 
-WRITERS = {"onnx": _write_onnx, "safetensors": _write_safetensors}
+WRITERS: dict[str, Callable[[Found, Raw, Path, tuple[int, ...]], Exported]] = {
+    "onnx": _write_onnx,
+    "safetensors": partial(_write_weights, "safetensors"),
+    "google": partial(_write_weights, "google"),
+    "timm": partial(_write_weights, "timm"),
+    "hf": partial(_write_weights, "hf"),
+    "torchvision": partial(_write_weights, "torchvision"),
+}

@@ -44,7 +44,7 @@ def fewshot(recipe: Fewshot, run_dir: Path, report: Report = silent, stop: StopF
     Paper: Section 4.1 (few-shot accuracies), Fig. 4
     """
     stop = StopFlag() if stop is None else stop
-    found = find_weights(recipe.weights.source)
+    found = find_weights(recipe.weights.source, model=recipe.weights.model)
     train = open_images(recipe.data, recipe.data.train_split, run_dir)
     test = open_images(recipe.data, recipe.data.eval_split, run_dir)
     if train.class_names != test.class_names:
@@ -57,7 +57,7 @@ def fewshot(recipe: Fewshot, run_dir: Path, report: Report = silent, stop: StopF
     journal = open_journal(runtime, run_dir, report)
 
     model, transform = _frozen(found, recipe, runtime)
-    journal.write("weights", step=0, path=str(found.path), text=f"frozen, images of {transform.image_size} pixels")
+    journal.write("weights", step=0, path=found.path, text=f"frozen, images of {transform.image_size} pixels")
     features = [_features(runtime, model, source, transform, found, recipe, stop) for source in (train, test)]
     accuracies = {
         shots: [_accuracy(recipe, features, train, test, shots, seed) for seed in recipe.fewshot.seeds]

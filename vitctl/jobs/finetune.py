@@ -47,7 +47,7 @@ def finetune(recipe: Finetune, run_dir: Path, report: Report = silent, stop: Sto
     Paper: Section 3.2, Appendix B.1.1, Table 4
     """
     stop = StopFlag() if stop is None else stop
-    found = find_weights(recipe.weights.source)
+    found = find_weights(recipe.weights.source, model=recipe.weights.model)
     data = at_size(recipe.data, found.weights.config.image_size)
     train_on, score_on = open_training_images(data, run_dir)
     runtime = start_runtime(recipe.machine, run_dir, recipe.log)
@@ -62,7 +62,7 @@ def finetune(recipe: Finetune, run_dir: Path, report: Report = silent, stop: Sto
         seed=recipe.seed,
         dtype=runtime.dtype,
     )
-    journal.write("weights", step=0, path=str(found.path), text="; ".join(lines))
+    journal.write("weights", step=0, path=found.path, text="; ".join(lines))
     mean, std = tuple(found.weights.meta["mean"]), tuple(found.weights.meta["std"])
     meta = preprocessing(data, mean, std) | {"class_names": list(train_on.class_names)}
 

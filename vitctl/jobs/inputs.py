@@ -13,11 +13,10 @@ from vitctl.data.transforms import EvalTransform, TrainTransform
 from vitctl.engine.checkpoint import newest_checkpoint
 from vitctl.errors import CheckpointError, DataError, RecipeError
 from vitctl.jobs.result import read_result
-from vitctl.models.build import build, load_state, transfer
-from vitctl.models.position import resize_position_embedding
-from vitctl.models.vit import VisionTransformer
-from vitctl.models.weights.load import Weights, load_weights
-from vitctl.recipe.schema import Place, StartWeights, TrainImages
+from vitctl.models.build import Model, build, load_state, resized, transfer
+from vitctl.models.variants import downstream
+from vitctl.models.weights.load import Weights, read_weights
+from vitctl.recipe.sections import Place, StartWeights, TrainImages
 
 RUNS = Path("runs")
 
@@ -84,35 +83,44 @@ def preprocessing(data: TrainImages, mean: tuple[float, ...], std: tuple[float, 
 
 @dataclass(frozen=True)
 class Found:
-    """Weights and where they were found."""
+    """Weights and where they were found: a path, or the address as it was given."""
 
-    path: Path
+    path: str
     weights: Weights
 
 
-def find_weights(source: str, runs: Path = RUNS, *, name: str = "model") -> Found:
+def find_weights(source: str, runs: Path = RUNS, *, name: str = "model", model: str = "") -> Found:
     """The weights that a recipe's weights.source means.
 
     Args:
-        source: a weights file, a checkpoint folder, a run folder (its last checkpoint), or "newest".
+        source: a weights file of any known format, a checkpoint folder, a run folder (its last checkpoint), an address,
+            or "newest".
         runs: where "newest" looks for the newest finished pre-training run.
         name: "model" or "ema".
+        model: name of the model, for what a foreign file's shapes cannot tell.
 
     Raises:
         CheckpointError: there are none; the message says where was looked.
     """
-    folder = newest_pretraining(runs) if source == "newest" else Path(source)
+    if "://" not in source:
+        source = str(_weights_file(newest_pretraining(runs) if source == "newest" else Path(source), name))
+    return Found(source, read_weights(source, model=model or None))
+
+
+def _weights_file(folder: Path, name: str) -> Path:
+    """The file that a run folder, a checkpoint folder, a folder of another program or a file stands for."""
     if (folder / "checkpoints").is_dir():
         saved, problems = newest_checkpoint(folder / "checkpoints")
         if saved is None:
             raise CheckpointError(f"{folder}: holds no whole checkpoint{': ' + problems[0] if problems else ''}")
         folder = saved.folder
-    path = folder / f"{name}.safetensors" if folder.is_dir() else folder
+    ours = folder.is_dir() and (name != "model" or (folder / "state.json").exists())
+    path = folder / f"{name}.safetensors" if ours else folder
     if not path.exists():
         raise CheckpointError(
-            f"{path}: no such weights; give a run folder, a checkpoint folder or a .safetensors file with --from"
+            f"{path}: no such weights; give a run folder, a checkpoint folder or a weights file with --from"
         )
-    return Found(path, load_weights(path))
+    return path
 
 
 def newest_pretraining(runs: Path) -> Path:
@@ -134,7 +142,7 @@ def newest_pretraining(runs: Path) -> Path:
     return max(finished)[1]
 
 
-def loaded_model(found: Found, image_size: int, dtype: torch.dtype) -> tuple[VisionTransformer, int]:
+def loaded_model(found: Found, image_size: int, dtype: torch.dtype) -> tuple[Model, int]:
     """The stored model with its own head, and its image size.
 
     Args:
@@ -142,14 +150,11 @@ def loaded_model(found: Found, image_size: int, dtype: torch.dtype) -> tuple[Vis
         image_size: other than the stored one: the position embedding is resized; 0 keeps it.
         dtype: of the parameters.
     """
-    config, state = found.weights.config, dict(found.weights.state)
-    target = replace(config, image_size=image_size or config.image_size)
-    if target.grid != config.grid and "position_embedding" in state:
-        table = state["position_embedding"]
-        state["position_embedding"] = resize_position_embedding(table, config.grid, target.grid, config.prefix_tokens)
-    model = build(target, dtype=dtype)
+    weights = found.weights
+    model = build(replace(weights.config, image_size=image_size or weights.config.image_size), dtype=dtype)
+    state, _ = resized(model, weights.config, weights.state, weights.meta.get("position_resize", "zoom"))
     load_state(model, state)
-    return model, target.image_size
+    return model, model.config.image_size
 
 
 def transferred_model(
@@ -161,21 +166,15 @@ def transferred_model(
     dropout: float,
     seed: int,
     dtype: torch.dtype,
-) -> tuple[VisionTransformer, list[str]]:
+) -> tuple[Model, list[str]]:
     """The stored body under a new zero head for `num_classes`, or only its architecture with fresh weights.
 
     Returns:
         the model, and lines that say what was done.
     """
-    target = replace(
-        weights.config,
-        num_classes=num_classes,
-        image_size=image_size,
-        dropout=dropout,
-        representation_size=0,
-        head_bias=0.0,
-    )
+    target = downstream(weights.config, num_classes=num_classes, image_size=image_size, dropout=dropout)
     model = build(target, seed=seed, dtype=dtype)
     if wanted.initialise == "random":
         return model, [f"random weights (seed {seed}), the architecture alone is taken"]
-    return model, transfer(model, weights.config, weights.state)
+    method = weights.meta.get("position_resize", "zoom")
+    return model, transfer(model, weights.config, weights.state, method=method)

@@ -1,6 +1,6 @@
 """What a run will cost and do, without a GPU and without data; and what can be checked before the first step."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from vitctl.data.catalog import find_data_set, known_size, open_split
@@ -10,9 +10,11 @@ from vitctl.errors import DataError, RecipeError
 from vitctl.jobs.inputs import at_size, find_weights, open_images, open_training_images
 from vitctl.jobs.pretrain import model_config
 from vitctl.jobs.vtab import chosen_tasks, open_tasks
+from vitctl.models.configs import Config, ViTConfig
 from vitctl.models.flops import count_macs, count_parameters, training_flops, training_memory_bytes
-from vitctl.models.variants import ViTConfig
-from vitctl.recipe.schema import Evaluate, ExportRecipe, Fewshot, Finetune, Pretrain, Recipe, TrainImages, Vtab
+from vitctl.models.variants import downstream
+from vitctl.recipe.schema import Evaluate, ExportRecipe, Fewshot, Finetune, Pretrain, Recipe, Vtab
+from vitctl.recipe.sections import TrainImages
 
 CURVE_POINTS = 9
 GPU_BYTES = 80 * 2**30
@@ -25,7 +27,7 @@ class Plan:
     `fitting_micro_batch` is the largest micro-batch whose estimate stays below nine tenths of an 80 GiB GPU, 0 when none does.
     """
 
-    config: ViTConfig
+    config: Config
     data: str
     num_images: int
     num_classes: int
@@ -52,18 +54,14 @@ def make_plan(recipe: Pretrain | Finetune) -> Plan:
     """
     notes: list[str] = []
     num_images, num_classes, data = _size(recipe.data)
+    config: Config
     if isinstance(recipe, Pretrain):
         config = model_config(recipe, num_classes)
     else:
-        found = find_weights(recipe.weights.source)
+        found = find_weights(recipe.weights.source, model=recipe.weights.model)
         notes.append(f"weights from {found.path}")
-        config = replace(
-            found.weights.config,
-            num_classes=num_classes,
-            image_size=recipe.data.image_size or found.weights.config.image_size,
-            representation_size=0,
-            dropout=recipe.dropout,
-        )
+        size = recipe.data.image_size or found.weights.config.image_size
+        config = downstream(found.weights.config, num_classes=num_classes, image_size=size, dropout=recipe.dropout)
     o, s, m = recipe.optimizer, recipe.schedule, recipe.machine
     steps = total_steps(num_images, s.batch_size, steps=s.total_steps, epochs=s.total_epochs)
     share = -(-s.batch_size // m.processes)
@@ -72,7 +70,7 @@ def make_plan(recipe: Pretrain | Finetune) -> Plan:
     precision = "bf16" if m.precision == "auto" else m.precision
     if m.precision == "auto":
         notes.append("memory is that of bf16, which machine.precision = 'auto' takes where the device has it")
-    memory = [training_memory_bytes(config, n, precision, slots, averaging) for n in (0, 1)]
+    memory = [training_memory_bytes(config, n, precision, slots, averaging, m.checkpoint_blocks) for n in (0, 1)]
     fitting = max(0, int((0.9 * GPU_BYTES - memory[0]) // (memory[1] - memory[0])))
     parameters = count_parameters(config)
     checkpoint = 4 * parameters * (1 + slots + averaging)
@@ -88,11 +86,11 @@ def make_plan(recipe: Pretrain | Finetune) -> Plan:
         steps=steps,
         epochs=steps * s.batch_size / num_images,
         parameters=parameters,
-        tokens=config.num_tokens,
+        tokens=config.num_tokens if isinstance(config, ViTConfig) else 0,
         macs_per_image=count_macs(config),
         training_flops=training_flops(config, steps * s.batch_size),
         micro_batch=micro_batch,
-        memory_bytes=training_memory_bytes(config, micro_batch, precision, slots, averaging),
+        memory_bytes=training_memory_bytes(config, micro_batch, precision, slots, averaging, m.checkpoint_blocks),
         fitting_micro_batch=min(fitting, share),
         checkpoint_bytes=checkpoint,
         disk_bytes=checkpoint * kept,
@@ -130,7 +128,7 @@ def check(recipe: Recipe, run_dir: Path) -> None:
         VitctlError: data or weights are missing or do not fit, the model or the schedule is impossible.
     """
     if isinstance(recipe, Finetune | Fewshot | Vtab | Evaluate | ExportRecipe):
-        found = find_weights(recipe.weights.source)
+        found = find_weights(recipe.weights.source, model=recipe.weights.model)
         if isinstance(recipe, Finetune):
             at_size(recipe.data, found.weights.config.image_size)
     if isinstance(recipe, Pretrain | Finetune):

@@ -1,15 +1,22 @@
 """Pre-training (Section 4.1, Table 3): a ViT from scratch on a large labelled set."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
+from torch import Tensor
+
 from vitctl.engine.journal import Report, silent
+from vitctl.engine.losses import predict_masked_patches
 from vitctl.engine.preemption import StopFlag
+from vitctl.errors import RecipeError
 from vitctl.jobs.inputs import eval_transform, open_training_images, preprocessing, train_transform
 from vitctl.jobs.result import RunResult
 from vitctl.jobs.setup import on_device, open_journal, provenance, start_runtime, train, training_result
 from vitctl.models.build import build
-from vitctl.models.variants import ViTConfig, variant
+from vitctl.models.configs import Config, MaskedPatchConfig, ViTConfig
+from vitctl.models.variants import variant
 from vitctl.recipe.schema import Pretrain
 
 
@@ -39,6 +46,9 @@ def pretrain(recipe: Pretrain, run_dir: Path, report: Report = silent, stop: Sto
     model = on_device(build(config, seed=recipe.seed, dtype=runtime.dtype), runtime)
     meta = preprocessing(recipe.data, recipe.data.mean, recipe.data.std) | {"class_names": list(train_on.class_names)}
 
+    objective = None
+    if isinstance(config, MaskedPatchConfig):
+        objective, score_on = masked_patch_objective(recipe, config), None  # there are no classes to score
     score = train(
         recipe,
         runtime,
@@ -50,23 +60,42 @@ def pretrain(recipe: Pretrain, run_dir: Path, report: Report = silent, stop: Sto
         meta=meta,
         train_on=(train_on, train_transform(recipe.data)),
         score_on=(score_on, eval_transform(recipe.data)) if score_on is not None else None,
+        objective=objective,
         max_bad_fraction=recipe.data.max_bad_fraction,
     )
     return training_result(recipe, run_dir, score, provenance(recipe.data, train_on, score_on, model))
 
 
-def model_config(recipe: Pretrain, num_classes: int) -> ViTConfig:
-    """The network of a recipe's [model] for this many classes."""
-    m = recipe.model
-    shape = {k: getattr(m, k) for k in ("hidden_size", "depth", "mlp_size", "num_heads") if getattr(m, k) is not None}
+def masked_patch_objective(recipe: Pretrain, config: MaskedPatchConfig) -> Callable[..., Tensor]:
+    """The objective of [masked_patch]. Paper: Appendix B.1.2"""
+    return partial(predict_masked_patches, config=config, rate=recipe.masked_patch.corrupted, seed=recipe.seed)
+
+
+def model_config(recipe: Pretrain, num_classes: int) -> Config:
+    """The network of a recipe's [model] for this many classes; for masked patch prediction, which has none, the target decides.
+
+    Raises:
+        RecipeError: the named row's family lacks a field that is set.
+    """
+    fields = {
+        key: value
+        for key, value in recipe.model.model_dump(exclude={"name", "pre_logits"}).items()
+        if value is not None
+    }
+    masked = recipe.loss.name == "masked_patch"
     config = variant(
-        m.name,
-        image_size=recipe.data.image_size,
-        num_classes=num_classes,
-        classifier=m.classifier,
-        position_embedding=m.position_embedding,
-        dropout=m.dropout,
-        head_bias=m.head_bias,
-        **shape,
+        recipe.model.name, image_size=recipe.data.image_size, num_classes=0 if masked else num_classes, **fields
     )
-    return replace(config, representation_size=config.hidden_size) if m.pre_logits else config
+    if not masked and not recipe.model.pre_logits:
+        return config
+    if not isinstance(config, ViTConfig):
+        raise RecipeError(f"model.name = '{recipe.model.name}': only a ViT has pre-logits or predicts masked patches")
+    if not masked:
+        return replace(config, representation_size=config.hidden_size)
+    if (recipe.data.mean, recipe.data.std) != ((0.5,) * 3, (0.5,) * 3):
+        raise RecipeError(
+            "loss.name = 'masked_patch': colours are counted in the range -1..1; leave data.mean and data.std at 0.5"
+        )
+    if type(config) is not ViTConfig:
+        raise RecipeError(f"model.name = '{recipe.model.name}': masked patches are predicted by a plain ViT, e.g. B/16")
+    return MaskedPatchConfig(**vars(config), target=recipe.masked_patch.target)

@@ -1,14 +1,15 @@
 """From a recipe's training sections to the engine's plain arguments; shared by the jobs that take gradient steps."""
 
+import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from vitctl.data.loader import Batch, eval_batches, train_batches
@@ -16,8 +17,8 @@ from vitctl.data.order import Order
 from vitctl.data.read import Source
 from vitctl.data.transforms import EvalTransform, TrainTransform
 from vitctl.engine.evaluation import Score, evaluate
-from vitctl.engine.journal import LOG, Journal, Report
-from vitctl.engine.losses import classification_loss
+from vitctl.engine.journal import LOG, Journal, Report, write_json
+from vitctl.engine.losses import classify
 from vitctl.engine.optimizer import build_optimizer
 from vitctl.engine.preemption import StopFlag
 from vitctl.engine.runtime import Runtime, start
@@ -25,14 +26,22 @@ from vitctl.engine.schedule import lr_at, total_steps
 from vitctl.engine.training import CHECKPOINTS, Settings, Task, fit
 from vitctl.jobs.inputs import Found
 from vitctl.jobs.result import RunResult
+from vitctl.models.attention import choose_attention, set_attention
+from vitctl.models.blocks import compile_blocks
+from vitctl.models.configs import ViTConfig
+from vitctl.models.flops import training_flops
 from vitctl.models.weights.load import weights_digest
-from vitctl.recipe.schema import Log, Machine, StartWeights, TrainImages, TrainRecipe
-from vitctl.recipe.schema import Optimizer as OptimizerSection
+from vitctl.recipe.schema import TrainRecipe
+from vitctl.recipe.sections import Log, Loss, Machine, StartWeights, TrainImages, TrainMachine
+from vitctl.recipe.sections import Optimizer as OptimizerSection
+
+ATTENTION = "attention.json"
 
 
 def start_runtime(machine: Machine, run_dir: Path, log: Log | None = None) -> Runtime:
     """Join the processes that [machine] asks for."""
     trackers = log.trackers if log else ()
+    set_attention("fused")
     runtime = start(
         precision=machine.precision,
         device=machine.device,
@@ -71,6 +80,7 @@ def train(
     train_on: tuple[Source, TrainTransform],
     score_on: tuple[Source, EvalTransform] | None,
     max_bad_fraction: float,
+    objective: Callable[..., Tensor] | None = None,
 ) -> Score | None:
     """Train `model` as [optimizer], [schedule], [loss], [averaging], [evaluation], [checkpoint] and [log] say.
 
@@ -81,6 +91,7 @@ def train(
         train_on: training images and their augmentation.
         score_on: images that are scored and their pre-processing.
         max_bad_fraction: of unreadable images.
+        objective: in place of [loss].
 
     Returns:
         the score after the last step; None without images to score.
@@ -110,20 +121,46 @@ def train(
         assert score_on is not None
         return score_images(runtime, scored, *score_on, normalise, recipe.evaluation.batch_size, workers, stop)
 
+    choose_kernels(recipe.machine, runtime, run_dir, model, min(recipe.machine.micro_batch or share, share))
     task = Task(
         model=model,
         optimizer=_optimizer(recipe.optimizer, model),
-        loss=partial(classification_loss, name=recipe.loss.name, label_smoothing=recipe.loss.label_smoothing),
+        objective=partial(objective or _classification(recipe.loss), normalise=normalise),
         lr=partial(lr_at, base_lr=o.lr, total=steps, warmup=s.warmup_steps, decay=s.decay, end_lr=s.end_lr),
-        normalise=normalise,
         batches=batches,
         num_images=len(source),
+        flops_per_image=training_flops(config, 1),
         key=source.key,
         score=score if score_on else None,
         config=config,
         meta=meta,
     )
     return fit(runtime, run_dir, task, _settings(recipe, steps, max_bad_fraction), journal, stop)
+
+
+def _classification(loss: Loss) -> Callable[..., Tensor]:
+    return partial(classify, name=loss.name, label_smoothing=loss.label_smoothing)
+
+
+def choose_kernels(machine: TrainMachine, runtime: Runtime, run_dir: Path, model: nn.Module, micro_batch: int) -> None:
+    """Set how layers are computed: attention kernel, recomputation, compilation.
+
+    What machine.attention = 'auto' measures is written to RUN/attention.json and used again when the run goes on.
+    """
+    kernel, config = machine.attention, model.config
+    if kernel == "auto" and isinstance(config, ViTConfig):
+        file = run_dir / ATTENTION
+        if runtime.is_main and not file.exists():
+            shape = (micro_batch, config.num_heads, config.num_tokens, config.hidden_size // config.num_heads)
+            dtype = torch.bfloat16 if runtime.precision == "bf16" else runtime.dtype
+            write_json(file, {"kernel": choose_attention(shape, dtype, runtime.device)})
+        runtime.wait()
+        kernel = json.loads(file.read_text(encoding="utf-8"))["kernel"]
+    set_attention(kernel)
+    if machine.checkpoint_blocks:
+        model.checkpoint_blocks = True  # type: ignore[assignment]
+    if machine.compile:
+        compile_blocks(model)
 
 
 def _optimizer(o: OptimizerSection, model: nn.Module) -> Optimizer:
@@ -204,7 +241,7 @@ def provenance(data: TrainImages, train_on: Source, score_on: Source | None, mod
 def weights_used(found: Found, section: StartWeights) -> dict[str, Any]:
     """Which pre-trained weights a result stands on."""
     return {
-        "from": str(found.path),
+        "from": found.path,
         "from_sha256": weights_digest(found.weights.state),
         "initialise": section.initialise,
     }

@@ -39,14 +39,12 @@ def vtab(recipe: Vtab, run_dir: Path, report: Report = silent, stop: StopFlag | 
     Paper: Section 4.1, Appendix B.1.1, Table 9
     """
     stop = StopFlag() if stop is None else stop
-    found = find_weights(recipe.weights.source)
+    found = find_weights(recipe.weights.source, model=recipe.weights.model)
     tasks = chosen_tasks(recipe)
     sources = open_tasks(recipe, tasks, run_dir)
     runtime = start_runtime(recipe.machine, run_dir, recipe.log)
     journal = open_journal(runtime, run_dir, report)
-    journal.write(
-        "weights", step=0, path=str(found.path), text=f"{len(tasks)} tasks, {len(recipe.vtab.seeds)} seeds each"
-    )
+    journal.write("weights", step=0, path=found.path, text=f"{len(tasks)} tasks, {len(recipe.vtab.seeds)} seeds each")
     scores: dict[str, list[float]] = {task.name: [] for task in tasks}
     for task in tasks:
         for seed in recipe.vtab.seeds:

@@ -1,8 +1,19 @@
-"""What a model costs, in closed form: parameters, multiply-accumulates, FLOPs and training memory. Imports no torch."""
+"""What a model costs: parameters, multiply-accumulates, FLOPs and training memory. Imports no torch."""
 
 from typing import Literal
 
-from vitctl.models.variants import ViTConfig
+from vitctl.models.configs import (
+    AxialConfig,
+    AxialResNetConfig,
+    Config,
+    HybridConfig,
+    MaskedPatchConfig,
+    ResNetConfig,
+    UnitShape,
+    ViTConfig,
+    stages,
+)
+from vitctl.models.costs import Cost, add, convolution, linear, norm, product, relu
 
 _FLOPS_PER_MAC = 2
 _FORWARD_AND_BACKWARD = 3  # the backward pass multiplies twice, for the inputs and for the weights
@@ -11,30 +22,24 @@ _FORWARD_AND_BACKWARD = 3  # the backward pass multiplies twice, for the inputs 
 _WIDTHS = {"float32": (4, 4), "bf16": (4, 2), "float64": (8, 8)}
 
 
-def count_parameters(config: ViTConfig) -> int:
+def count_parameters(config: Config) -> int:
     """Return the number of trainable parameters, exactly. Paper: Table 1"""
-    width, mlp = config.hidden_size, config.mlp_size
-    learned_tokens = config.prefix_tokens + (config.num_tokens if config.position_embedding == "learned" else 0)
-    embedding = _patch_weights(config) + width + learned_tokens * width
-    biases_and_norms = (4 * width + mlp + width) + 4 * width
-    blocks = config.depth * (_block_weights(config) + biases_and_norms)
-    return embedding + blocks + 2 * width + _head_weights(config) + config.representation_size + config.num_classes
+    return _total(config).parameters
 
 
-def count_macs(config: ViTConfig) -> int:
+def count_macs(config: Config, *, padded: bool = False) -> int:
     """Return the multiply-accumulates of one image's forward pass: every matrix product, nothing element-wise.
 
-    The paper's own cost figures (B/16 at 224: 17.563 G) are met without the head, that is with `num_classes` and
+    `padded` also counts those of convolutions with the zeros around a map, as profilers do. The paper's own cost
+    figures (B/16 at 224: 17.563 G) are met without those and without the head, that is with `num_classes` and
     `representation_size` 0.
     Paper: Table 6
     """
-    tokens, patches = config.num_tokens, config.num_tokens - config.prefix_tokens
-    attention = 2 * tokens * tokens * config.hidden_size
-    blocks = config.depth * (tokens * _block_weights(config) + attention)
-    return patches * _patch_weights(config) + blocks + _head_weights(config)
+    total = _total(config)
+    return total.padded_macs if padded else total.macs
 
 
-def training_flops(config: ViTConfig, num_images: int) -> int:
+def training_flops(config: Config, num_images: int) -> int:
     """Return the FLOPs of training on `num_images` images, repeats counted: 2 per multiply-accumulate, times 3.
 
     Paper: Table 6
@@ -43,48 +48,179 @@ def training_flops(config: ViTConfig, num_images: int) -> int:
 
 
 def training_memory_bytes(
-    config: ViTConfig,
+    config: Config,
     micro_batch: int,
     precision: Literal["float32", "bf16", "float64"],
     optimizer_slots: int,
     averaging: bool,
+    checkpoint_blocks: bool = False,
 ) -> int:
     """Estimate the device memory of one training step with `micro_batch` images.
 
     Counted: weights, gradients, `optimizer_slots` numbers per weight (SGD with momentum 1, Adam 2), one averaged copy,
-    and what the forward pass keeps for the backward one. `bf16` is autocast over float32 weights. Fused attention is
-    assumed, which keeps no [N, N] matrix. Not counted: the framework's own context, workspaces and fragmentation.
+    and what the forward pass keeps for the backward one; with `checkpoint_blocks`, the inputs of all blocks and the
+    inside of the largest. `bf16` is autocast over float32 weights, as on a GPU, which keeps norms in float32. Fused
+    attention is assumed, which keeps no [N, N] matrix. Not counted: the framework's own context, workspaces and
+    fragmentation.
     """
+    ends, blocks = _network(config)
+    if checkpoint_blocks:
+        largest = max(blocks, key=lambda block: _kept_bytes(block, micro_batch, precision))
+        kept = add(ends, largest, *(Cost(wide=block.boundary) for block in blocks))
+    else:
+        kept = add(ends, *blocks)
     wide, _ = _WIDTHS[precision]
     copies = 2 + optimizer_slots + averaging
-    return copies * wide * count_parameters(config) + _saved_bytes(config, micro_batch, precision)
+    return copies * wide * count_parameters(config) + _kept_bytes(kept, micro_batch, precision)
 
 
-def _saved_bytes(config: ViTConfig, micro_batch: int, precision: Literal["float32", "bf16", "float64"]) -> int:
+def _kept_bytes(cost: Cost, micro_batch: int, precision: Literal["float32", "bf16", "float64"]) -> int:
     """What autograd keeps between forward and backward, beside the weights."""
     wide, narrow = _WIDTHS[precision]
-    width, mlp, dropped = config.hidden_size, config.mlp_size, config.dropout > 0
-    # The inputs of two norms with their mean and deviation, and attention's log-sum per head.
-    kept_wide = 2 * (width + 2) + config.num_heads
-    # The inputs of qkv, out, fc1, fc2 and GELU, and the query, key and value.
-    kept_narrow = 6 * width + 2 * mlp
-    masks = (2 * width + mlp) * dropped
-    block = wide * kept_wide + narrow * kept_narrow + masks
-    ends = wide * (2 * width + 2) + width * dropped  # the last norm's input and output, the first dropout
-    pixels = 3 * config.image_size**2
-    per_image = config.num_tokens * (config.depth * block + ends) + narrow * pixels + wide * config.num_classes
-    weight_copies = _patch_weights(config) + config.depth * _block_weights(config) + _head_weights(config)
-    return micro_batch * per_image + (narrow * weight_copies if narrow != wide else 0)
+    mixed = narrow != wide
+    per_image = wide * cost.wide + narrow * (cost.narrow + mixed * cost.casts) + cost.masks
+    once = (wide + narrow) * cost.standardised + mixed * narrow * cost.weight_casts
+    return micro_batch * per_image + once
 
 
-def _patch_weights(config: ViTConfig) -> int:
-    return 3 * config.patch_size**2 * config.hidden_size
+def _total(config: Config) -> Cost:
+    ends, blocks = _network(config)
+    return add(ends, *blocks)
 
 
-def _block_weights(config: ViTConfig) -> int:
-    """Query, key, value and output, then the two layers of the MLP."""
-    return 4 * config.hidden_size**2 + 2 * config.hidden_size * config.mlp_size
+def _network(config: Config) -> tuple[Cost, list[Cost]]:
+    """Return the cost of everything before and after the blocks, and that of each block."""
+    if isinstance(config, ViTConfig):
+        return _transformer(config)
+    root, units = _backbone(config)
+    last = -(-config.image_size // 2 ** (len(config.stage_depths) + 1))
+    end = [norm(last**2, config.feature_size, config.num_groups), relu(last**2, config.feature_size)]
+    return add(root, *(end if config.version == "v2" else []), _head(config.feature_size, config.num_classes)), units
 
 
-def _head_weights(config: ViTConfig) -> int:
-    return config.hidden_size * config.representation_size + config.feature_size * config.num_classes
+def _transformer(config: ViTConfig) -> tuple[Cost, list[Cost]]:
+    count, width = config.num_tokens, config.hidden_size
+    patches, patch = config.grid[0] * config.grid[1], config.map_channels * config.patch_size**2
+    embedding = add(
+        product(patches * patch * width), Cost(parameters=patch * width + width, weight_casts=patch * width)
+    )
+    map_values = Cost(narrow=config.map_channels * config.map_size**2)
+    final_norm = add(norm(count, width, groups=count), Cost(wide=count * width))  # of which the head reads one token
+    before, units = _backbone(config) if isinstance(config, HybridConfig) else (Cost(), [])
+    if isinstance(config, MaskedPatchConfig):
+        loss = Cost(wide=patches * config.patch_outputs)
+        head = add(linear(patches, width, config.patch_outputs), loss, Cost(parameters=width))  # the mask embedding
+    else:
+        head = add(linear(1, width, config.representation_size), _head(config.feature_size, config.num_classes))
+    ends = add(before, map_values, embedding, _positions(config), final_norm, head)
+    return ends, units + config.depth * [_transformer_block(config)]
+
+
+def _head(inputs: int, outputs: int) -> Cost:
+    """The last layer, and the loss, which keeps the logits."""
+    return add(linear(1, inputs, outputs), Cost(wide=outputs))
+
+
+def _positions(config: ViTConfig) -> Cost:
+    """The class token and the tables that are added to tokens, with the dropout after them."""
+    width, tables = config.hidden_size, config.depth if config.position_at == "every_layer" else 1
+    sizes = {"learned": config.num_tokens * width, "2d": sum(config.grid) * (width // 2)}
+    parameters = config.prefix_tokens * width + tables * sizes.get(config.position_embedding, 0)
+    return Cost(parameters=parameters, masks=config.num_tokens * width * (config.dropout > 0))
+
+
+def _transformer_block(config: ViTConfig) -> Cost:
+    boundary = Cost(boundary=config.num_tokens * config.hidden_size)
+    if isinstance(config, AxialConfig):
+        rows, columns = config.grid
+        return add(_encoder_block(config, columns), _encoder_block(config, rows), boundary)
+    return add(_encoder_block(config, config.num_tokens), boundary)
+
+
+def _encoder_block(config: ViTConfig, length: int) -> Cost:
+    """Attention of every token with `length` tokens, then the MLP, each behind its norm."""
+    count, width, mlp = config.num_tokens, config.hidden_size, config.mlp_size
+    return add(
+        norm(count, width, groups=count),
+        linear(count, width, 3 * width),
+        product(2 * count * length * width),
+        Cost(narrow=3 * count * width, wide=count * config.num_heads),  # query, key, value; the log-sum of each head
+        _relative(config),
+        linear(count, width, width),
+        norm(count, width, groups=count),
+        linear(count, width, mlp),
+        Cost(narrow=count * mlp),  # GELU keeps its input
+        linear(count, mlp, width),
+        Cost(masks=(config.dropout > 0) * count * (2 * width + mlp)),
+    )
+
+
+def _relative(config: ViTConfig) -> Cost:
+    """Relative positions: one more product for the query. Attention is plain then, and keeps its matrices."""
+    if config.position_embedding != "relative":
+        return Cost()
+    count, offsets, heads = config.num_tokens, 2 * config.num_tokens - 1, config.num_heads
+    kept = Cost(
+        wide=heads * count**2,
+        casts=heads * count**2,
+        narrow=heads * count * offsets + 4 * count * config.hidden_size,  # logits by offset; query, key, value, copied
+    )
+    weights = Cost(parameters=offsets * config.hidden_size, weight_casts=offsets * config.hidden_size)
+    return add(product(count * offsets * config.hidden_size), kept, weights)
+
+
+def _backbone(config: HybridConfig | ResNetConfig) -> tuple[Cost, list[Cost]]:
+    """Return the cost of a ResNet's root, and that of each unit."""
+    version = config.version if isinstance(config, ResNetConfig) else "v1"
+    half, width = -(-config.image_size // 2), config.width
+    root = [
+        convolution(3, width, 7, 2, config.image_size, same=version == "v1", first=True),
+        Cost(masks=8 * width * (-(-half // 2)) ** 2),  # where each maximum was
+    ]
+    if version == "v1":
+        padded = (half + 1) ** 2 if half % 2 == 0 else 0  # an odd map needs no copy
+        root += [norm(half**2, width, config.num_groups), relu(half**2, width), Cost(wide=width * padded)]
+    else:
+        root.append(Cost(wide=width * (half + 2) ** 2))
+    return add(*root), [_unit(shape, config, version) for stage in stages(config) for shape in stage]
+
+
+def _unit(shape: UnitShape, config: HybridConfig | ResNetConfig, version: str) -> Cost:
+    """A bottleneck unit. A norm or ReLU comes before a convolution or after it, on maps of different widths."""
+    inputs, middle, outputs, groups = shape.inputs, shape.middle, shape.outputs, config.num_groups
+    before, after = shape.side**2, (-(-shape.side // shape.stride)) ** 2
+    same = version == "v1"
+    if isinstance(config, AxialResNetConfig):
+        inner = _axial_attentions(shape, config)
+    else:
+        inner = convolution(middle, middle, 3, shape.stride, shape.side, same=same, first=False)
+        inner = add(inner, norm(after, middle, groups))
+    parts = [
+        convolution(inputs, middle, 1, 1, shape.side, same=same, first=False),
+        norm(before, middle, groups),
+        relu(before, middle),
+        inner,
+        relu(after, middle),
+        convolution(middle, outputs, 1, 1, -(-shape.side // shape.stride), same=same, first=False),
+    ]
+    around = (after, outputs) if version == "v1" else (before, inputs)
+    parts += [norm(*around, groups), relu(*around), Cost(boundary=before * inputs)]
+    if shape.projected:
+        parts.append(convolution(inputs, outputs, 1, shape.stride, shape.side, same=same, first=False))
+        parts += [norm(after, outputs, groups)] if version == "v1" else []
+    return add(*parts)
+
+
+def _axial_attentions(shape: UnitShape, config: AxialResNetConfig) -> Cost:
+    """Row attention, then column attention, of a map of `shape.middle` channels, with their relative positions."""
+    count, width, length = shape.side**2, shape.middle, shape.side
+    embedding = (2 * length - 1) * 2 * (width // config.num_heads)
+    one = add(
+        linear(count, width, 2 * width, bias=False),
+        norm(count, 2 * width, shape.side * config.num_groups),
+        # Logits of query with key, query with position and key with position; then values, and those of positions.
+        product(count * length * (3 * width // 2 + 2 * width)),
+        Cost(parameters=embedding, narrow=3 * count * width + 2 * config.num_heads * count * length),
+        norm(count, width, shape.side * config.num_groups),
+    )
+    return add(one, one)

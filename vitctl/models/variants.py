@@ -1,73 +1,21 @@
-"""What a Vision Transformer is made of: its configuration, and the table of named sizes. Imports no torch."""
+"""The networks of the paper by name, and configurations as dictionaries for checkpoints. Imports no torch."""
 
 import difflib
-import math
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal
+from collections.abc import Mapping
+from dataclasses import MISSING, asdict, fields, replace
+from typing import Any
 
 from vitctl.errors import CheckpointError, RecipeError
-
-_CHOICES = {"classifier": ("token", "gap"), "position_embedding": ("learned", "none"), "gelu": ("tanh", "erf")}
-_POSITIVE = ("patch_size", "hidden_size", "depth", "mlp_size", "num_heads", "image_size")
-_NOT_NEGATIVE = ("num_classes", "representation_size")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ViTConfig:
-    """Everything that decides the shape and the numerics of a `VisionTransformer`.
-
-    Sizes are in pixels (`image_size`, `patch_size`) or channels. `num_classes` 0 means no head: the logits are the
-    representation. `representation_size` 0 means no tanh layer before the head. `gelu` is `tanh` in the authors'
-    code and `erf` in torchvision's and timm's weights.
-
-    Raises RecipeError, naming every problem in one line.
-    Paper: Section 3.1, Table 1
-    """
-
-    patch_size: int
-    hidden_size: int
-    depth: int
-    mlp_size: int
-    num_heads: int
-    image_size: int = 224
-    num_classes: int = 1000
-    classifier: Literal["token", "gap"] = "token"
-    representation_size: int = 0
-    position_embedding: Literal["learned", "none"] = "learned"
-    dropout: float = 0.0
-    head_bias: float = 0.0
-    gelu: Literal["tanh", "erf"] = "tanh"
-    norm_eps: float = 1e-6
-
-    def __post_init__(self) -> None:
-        problems = list(_value_problems(self)) or list(_fit_problems(self))
-        if problems:
-            raise RecipeError(f"model: {'; '.join(problems)}")
-
-    @property
-    def grid(self) -> tuple[int, int]:
-        """Rows and columns of patches. Pixels beyond the last whole patch are dropped (a VALID convolution)."""
-        side = self.image_size // self.patch_size
-        return side, side
-
-    @property
-    def prefix_tokens(self) -> int:
-        """Tokens before the patches: 1 class token, or 0 when the classifier averages the patches."""
-        return 1 if self.classifier == "token" else 0
-
-    @property
-    def num_tokens(self) -> int:
-        """Length of the sequence that the encoder sees."""
-        rows, columns = self.grid
-        return self.prefix_tokens + rows * columns
-
-    @property
-    def feature_size(self) -> int:
-        """Width of the representation that feeds the head."""
-        return self.representation_size or self.hidden_size
-
+from vitctl.models.configs import (
+    AxialConfig,
+    AxialResNetConfig,
+    Config,
+    HybridConfig,
+    MaskedPatchConfig,
+    ResNetConfig,
+    ViTConfig,
+)
 
 VARIANTS: dict[str, dict[str, int]] = {
     # AugReg's two small models.
@@ -82,78 +30,130 @@ VARIANTS: dict[str, dict[str, int]] = {
 }
 _USUAL_PATCHES = (8, 14, 16, 32)
 
+# Section 4.1: /16 moves the units of stage 4 into stage 3. `patch_size` is in positions of the feature map, so the
+# number in a name is the stride of the tokens, except in R+Ti/16, whose name AugReg gave: 8x8 patches at stride 4.
+HYBRIDS: dict[str, dict[str, Any]] = {
+    "R50+B/32": {**VARIANTS["B"], "stage_depths": (3, 4, 6, 3), "patch_size": 1},
+    "R50+B/16": {**VARIANTS["B"], "stage_depths": (3, 4, 9), "patch_size": 1},
+    "R50+L/32": {**VARIANTS["L"], "stage_depths": (3, 4, 6, 3), "patch_size": 1},
+    "R50+L/16": {**VARIANTS["L"], "stage_depths": (3, 4, 9), "patch_size": 1},
+    "R26+S/32": {**VARIANTS["S"], "stage_depths": (2, 2, 2, 2), "patch_size": 1},
+    "R26+B/32": {**VARIANTS["B"], "stage_depths": (2, 2, 2, 2), "patch_size": 1},
+    "R+Ti/16": {**VARIANTS["Ti"], "stage_depths": (), "patch_size": 8},
+}
 
-def variant(name: str, **overrides: Any) -> ViTConfig:
-    """Return the configuration that `name` stands for: size and patch, as in `B/16` or `ViT-H/14`, case-sensitive.
+# BiT: a name is R<depth>x<width factor>, and the factor multiplies 64 channels.
+RESNETS: dict[str, dict[str, Any]] = {
+    "R50x1": {"stage_depths": (3, 4, 6, 3), "width": 64},
+    "R50x2": {"stage_depths": (3, 4, 6, 3), "width": 128},
+    "R50x3": {"stage_depths": (3, 4, 6, 3), "width": 192},
+    "R101x1": {"stage_depths": (3, 4, 23, 3), "width": 64},
+    "R101x3": {"stage_depths": (3, 4, 23, 3), "width": 192},
+    "R152x1": {"stage_depths": (3, 8, 36, 3), "width": 64},
+    "R152x2": {"stage_depths": (3, 8, 36, 3), "width": 128},
+    "R152x4": {"stage_depths": (3, 8, 36, 3), "width": 256},
+    "R200x3": {"stage_depths": (3, 24, 36, 3), "width": 192},
+}
+AXIAL_RESNETS = {"AxialR50": RESNETS["R50x1"]}
 
-    Every other field keeps its default unless `overrides` names it. Raises RecipeError.
-    Paper: Table 1
+_FAMILIES: dict[str, type[Config]] = {
+    "vit": ViTConfig,
+    "hybrid": HybridConfig,
+    "axial": AxialConfig,
+    "masked_patch": MaskedPatchConfig,
+    "resnet": ResNetConfig,
+    "axial_resnet": AxialResNetConfig,
+}
+
+
+def names() -> list[str]:
+    """Return the names of the models that the paper or its followers used; `variant` takes any patch size beside."""
+    plain = [f"{size}/{patch}" for size in VARIANTS for patch in _USUAL_PATCHES]
+    return [*plain, *HYBRIDS, *RESNETS, "Axial-B/32", "Axial-B/16", *AXIAL_RESNETS]
+
+
+def variant(name: str, **overrides: Any) -> Config:
+    """Return the configuration that `name` stands for, case-sensitive: one of `names()`, or a size at any patch.
+
+    A `ViT-` inside, as in `ViT-B/16` or `R50+ViT-B/32`, changes nothing. Every other field keeps its default unless
+    `overrides` names it. Raises RecipeError.
+    Paper: Table 1, Section 4.1, Appendix D.6
     """
-    match = re.fullmatch(r"(?:ViT-)?([A-Za-z]+)/([1-9][0-9]{0,3})", name)
-    if match is None or match[1] not in VARIANTS:
-        known = [f"{size}/{patch}" for size in VARIANTS for patch in _USUAL_PATCHES]
-        raise RecipeError(
-            f"unknown model {name!r}{_did_you_mean(name.removeprefix('ViT-'), known)}: "
-            f"a model is size/patch, such as B/16, and the sizes are {', '.join(VARIANTS)}"
-        )
-    known = [field.name for field in fields(ViTConfig)]
+    kind, row = _row(name)
+    known = [field.name for field in fields(kind)]
     for key in overrides:
         if key not in known:
             raise RecipeError(f"model {name}: unknown field {key!r}{_did_you_mean(key, known)}")
-    return ViTConfig(**{"patch_size": int(match[2]), **VARIANTS[match[1]], **overrides})
+    values: dict[str, Any] = {**row, **overrides}
+    return kind(**values)
 
 
-_FAMILIES = {"vit": ViTConfig}
+def _row(name: str) -> tuple[type[Config], Mapping[str, Any]]:
+    """Return the family of `name` and the fields that the name decides."""
+    short = name.replace("ViT-", "")
+    tables = ((HybridConfig, HYBRIDS), (ResNetConfig, RESNETS), (AxialResNetConfig, AXIAL_RESNETS))
+    for kind, table in tables:
+        if short in table:
+            return kind, table[short]
+    match = re.fullmatch(r"(Axial-)?([A-Za-z]+)/([1-9][0-9]{0,3})", short)
+    if match and match[2] in VARIANTS:
+        return (AxialConfig if match[1] else ViTConfig), {"patch_size": int(match[3]), **VARIANTS[match[2]]}
+    raise RecipeError(
+        f"unknown model {name!r}{_did_you_mean(short, names())}: a model is size/patch, such as B/16 or Axial-B/16, "
+        f"with the sizes {', '.join(VARIANTS)}; or one of {', '.join([*HYBRIDS, *RESNETS, *AXIAL_RESNETS])}"
+    )
 
 
-def to_dict(config: ViTConfig) -> dict[str, Any]:
+def downstream(config: Config, *, num_classes: int, image_size: int, dropout: float = 0.0) -> Config:
+    """Return the network that a fine-tune of `config` trains: the same body under one linear layer for `num_classes`.
+
+    A masked patch model becomes a plain one. Raises RecipeError where the family has no dropout and one is wanted.
+    Paper: Section 3.2, Appendix B.1.1
+    """
+    changes: dict[str, Any] = {"num_classes": num_classes, "image_size": image_size, "head_bias": 0.0}
+    if isinstance(config, ResNetConfig):
+        if dropout:
+            raise RecipeError(f"model: a ResNet has no dropout, and {dropout} is asked for; set dropout to 0")
+        return replace(config, **changes)
+    changes |= {"representation_size": 0, "dropout": dropout}
+    if isinstance(config, MaskedPatchConfig):
+        body: dict[str, Any] = {field.name: getattr(config, field.name) for field in fields(ViTConfig)}
+        return ViTConfig(**{**body, **changes})
+    return replace(config, **changes)
+
+
+def to_dict(config: Config) -> dict[str, Any]:
     """Return `config` as a JSON-able dictionary whose `family` says what kind of model it describes."""
-    family = next(name for name, kind in _FAMILIES.items() if type(config) is kind)
-    return {"family": family, **asdict(config)}
+    values = {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(config).items()}
+    return {"family": family(config), **values}
 
 
-def from_dict(stored: Mapping[str, Any]) -> ViTConfig:
-    """Return the configuration that `to_dict` stored. Raises CheckpointError on anything missing, unknown or wrong."""
-    family = stored.get("family")
-    kind = _FAMILIES.get(family) if isinstance(family, str) else None
+def family(config: Config) -> str:
+    """Return the word for the kind of model that `config` describes: vit, hybrid, resnet ..."""
+    return next(name for name, kind in _FAMILIES.items() if type(config) is kind)
+
+
+def from_dict(stored: Mapping[str, Any]) -> Config:
+    """Return the configuration that `to_dict` stored. A field that is younger than the file keeps its default.
+
+    Raises CheckpointError on anything missing, unknown or wrong.
+    """
+    name = stored.get("family")
+    kind = _FAMILIES.get(name) if isinstance(name, str) else None
     if kind is None:
-        raise CheckpointError(f"stored model: unknown family {family!r}, known are {', '.join(_FAMILIES)}")
-    values = {key: value for key, value in stored.items() if key != "family"}
+        raise CheckpointError(f"stored model: unknown family {name!r}, known are {', '.join(_FAMILIES)}")
+    values: dict[str, Any] = {
+        key: tuple(v) if isinstance(v, list) else v for key, v in stored.items() if key != "family"
+    }
     if unknown := sorted(values.keys() - {field.name for field in fields(kind)}):
         raise CheckpointError(f"stored model: unknown keys {', '.join(unknown)}; a newer vitctl may have written them")
-    if missing := sorted({field.name for field in fields(kind)} - values.keys()):
+    required = {field.name for field in fields(kind) if field.default is MISSING}
+    if missing := sorted(required - values.keys()):
         raise CheckpointError(f"stored model: missing keys {', '.join(missing)}")
     try:
         return kind(**values)
     except RecipeError as error:
         raise CheckpointError(f"stored {error}") from error
-
-
-def _value_problems(config: ViTConfig) -> Iterator[str]:
-    """Fields that are wrong by themselves."""
-    for name in _POSITIVE + _NOT_NEGATIVE:
-        value, least = getattr(config, name), 1 if name in _POSITIVE else 0
-        if type(value) is not int or value < least:
-            yield f"{name} must be a whole number of at least {least}, not {value!r}"
-    for name, choices in _CHOICES.items():
-        if getattr(config, name) not in choices:
-            yield f"{name} must be one of {', '.join(choices)}, not {getattr(config, name)!r}"
-    for name in ("dropout", "head_bias", "norm_eps"):
-        value = getattr(config, name)
-        if type(value) not in (int, float) or not math.isfinite(value):
-            yield f"{name} must be a finite number, not {value!r}"
-
-
-def _fit_problems(config: ViTConfig) -> Iterator[str]:
-    """Fields that do not fit together, or lie out of range."""
-    if config.hidden_size % config.num_heads:
-        yield f"hidden_size {config.hidden_size} is not a multiple of num_heads {config.num_heads}"
-    if config.patch_size > config.image_size:
-        yield f"patch_size {config.patch_size} is larger than image_size {config.image_size}"
-    if not 0 <= config.dropout < 1:
-        yield f"dropout must lie in [0, 1), not {config.dropout}"
-    if not config.norm_eps > 0:
-        yield f"norm_eps must be positive, not {config.norm_eps}"
 
 
 def _did_you_mean(word: str, known: list[str]) -> str:

@@ -1,36 +1,48 @@
 """The Vision Transformer, with the numerics and the initialisation of the authors' code."""
 
-import math
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitctl.models.variants import ViTConfig
+from vitctl.models.attention import attend
+from vitctl.models.blocks import Block, run
+from vitctl.models.configs import ViTConfig
+from vitctl.models.initialisers import Generator, draw, lecun_normal, plain_norm, zero
+from vitctl.models.position import grid_table, relative_logits
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention, `[B, N, D]` to `[B, N, D]`. Paper: Appendix A."""
+    """Multi-head self-attention, `[..., N, D]` to `[..., N, D]`. Paper: Appendix A."""
 
-    def __init__(self, hidden_size: int, num_heads: int) -> None:
+    def __init__(self, hidden_size: int, num_heads: int, relative_tokens: int = 0) -> None:
         super().__init__()
         self.num_heads = num_heads
         self.qkv = nn.Linear(hidden_size, 3 * hidden_size)  # rows: query, key, value; within each, head by head
         self.out = nn.Linear(hidden_size, hidden_size)
+        offsets = torch.empty(2 * relative_tokens - 1, hidden_size) if relative_tokens else None
+        self.relative_position = nn.Parameter(offsets) if offsets is not None else None
 
     def project(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return query, key and value, each `[B, num_heads, N, D / num_heads]`, of `tokens` `[B, N, D]`."""
-        query, key, value = self.qkv(tokens).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+        """Return query, key and value, each `[..., num_heads, N, D / num_heads]`, of `tokens` `[..., N, D]`."""
+        heads = self.qkv(tokens).unflatten(-1, (3, self.num_heads, -1)).transpose(-4, -2)  # [..., num_heads, 3, N, Dh]
+        query, key, value = heads.unbind(-3)
         return query, key, value
 
+    def bias(self, query: Tensor) -> Tensor | None:
+        """Return what relative positions add to the logits, `[B, num_heads, N, N]`, or nothing without them."""
+        if self.relative_position is None:
+            return None
+        return relative_logits(query, self.relative_position) / query.shape[-1] ** 0.5
+
     def forward(self, tokens: Tensor) -> Tensor:
-        mixed = F.scaled_dot_product_attention(*self.project(tokens))
-        return self.out(mixed.transpose(1, 2).flatten(2))
+        query, key, value = self.project(tokens)
+        mixed = attend(query, key, value, self.bias(query))
+        return self.out(mixed.transpose(-3, -2).flatten(-2))
 
 
 class MLP(nn.Module):
-    """Two linear layers with a GELU between them, `[B, N, D]` to `[B, N, D]`."""
+    """Two linear layers with a GELU between them, `[..., N, D]` to `[..., N, D]`."""
 
     def __init__(self, hidden_size: int, mlp_size: int, dropout: float, gelu: str) -> None:
         super().__init__()
@@ -44,41 +56,68 @@ class MLP(nn.Module):
         return self.dropout2(self.fc2(self.dropout1(self.gelu(self.fc1(tokens)))))
 
 
-class EncoderBlock(nn.Module):
-    """One pre-norm Transformer block, `[B, N, D]` to `[B, N, D]`. Paper: Section 3.1, equations 2 and 3."""
+class DropPath(nn.Module):
+    """Stochastic depth: in training, a branch is dropped for whole images at `rate`, and scaled up for the others."""
 
-    def __init__(self, config: ViTConfig) -> None:
+    def __init__(self, rate: float) -> None:
         super().__init__()
+        self.active = rate > 0
+        # A tensor, because compiled code is made anew for every other float; on the CPU, because it is never moved.
+        self.rate = torch.tensor(rate, dtype=torch.float64, device="cpu")
+
+    def forward(self, branch: Tensor) -> Tensor:
+        if not (self.active and self.training):
+            return branch
+        drawn = torch.rand(branch.shape[0], *[1] * (branch.dim() - 1), device=branch.device)
+        return branch * ((drawn >= self.rate) / (1 - self.rate)).to(branch.dtype)
+
+
+class EncoderBlock(Block):
+    """One pre-norm Transformer block, `[..., N, D]` to `[..., N, D]`. Paper: Section 3.1, equations 2 and 3."""
+
+    def __init__(self, config: ViTConfig, drop_path: float = 0.0) -> None:
+        super().__init__()
+        relative_tokens = config.num_tokens if config.position_embedding == "relative" else 0
         self.norm1 = nn.LayerNorm(config.hidden_size, eps=config.norm_eps)
-        self.attention = Attention(config.hidden_size, config.num_heads)
+        self.attention = Attention(config.hidden_size, config.num_heads, relative_tokens)
         self.dropout = nn.Dropout(config.dropout)
         self.norm2 = nn.LayerNorm(config.hidden_size, eps=config.norm_eps)
         self.mlp = MLP(config.hidden_size, config.mlp_size, config.dropout, config.gelu)
+        self.drop_path = DropPath(drop_path)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        tokens = tokens + self.dropout(self.attention(self.norm1(tokens)))
-        return tokens + self.mlp(self.norm2(tokens))
+        tokens = tokens + self.drop_path(self.dropout(self.attention(self.norm1(tokens))))
+        return tokens + self.drop_path(self.mlp(self.norm2(tokens)))
 
 
 class VisionTransformer(nn.Module):
     """Images to logits. The weights mean nothing before `initialise` or `load_state_dict`: use `build.build`.
 
+    `checkpoint_blocks` trades memory for time in training, and changes no result.
     Paper: Section 3.1, Figure 1
     """
 
     class_token: nn.Parameter | None
     position_embedding: nn.Parameter | None
+    head: nn.Linear | None
 
-    def __init__(self, config: ViTConfig) -> None:
+    def __init__(self, config: ViTConfig, block: Callable[[ViTConfig, float], Block] = EncoderBlock) -> None:
         super().__init__()
         width, patch = config.hidden_size, config.patch_size
         self.config = config
-        self.patch_embedding = nn.Conv2d(3, width, kernel_size=patch, stride=patch)
+        self.checkpoint_blocks = False
+        self.patch_embedding = nn.Conv2d(config.map_channels, width, kernel_size=patch, stride=patch)
         self.class_token = nn.Parameter(torch.empty(1, 1, width)) if config.prefix_tokens else None
+        tables = config.depth if config.position_at == "every_layer" else 1
         learned = config.position_embedding == "learned"
-        self.position_embedding = nn.Parameter(torch.empty(1, config.num_tokens, width)) if learned else None
+        self.position_embedding = nn.Parameter(torch.empty(tables, config.num_tokens, width)) if learned else None
+        if config.position_embedding == "2d":
+            rows, columns = config.grid
+            self.position_rows = nn.Parameter(torch.empty(tables, rows, width // 2))
+            self.position_columns = nn.Parameter(torch.empty(tables, columns, width // 2))
         self.dropout = nn.Dropout(config.dropout)
-        self.blocks = nn.ModuleList(EncoderBlock(config) for _ in range(config.depth))
+        last = max(1, config.depth - 1)
+        self.blocks = nn.ModuleList(block(config, config.drop_path * index / last) for index in range(config.depth))
         self.norm = nn.LayerNorm(width, eps=config.norm_eps)
         self.pre_logits = nn.Linear(width, config.representation_size) if config.representation_size else None
         self.head = nn.Linear(config.feature_size, config.num_classes) if config.num_classes else None
@@ -87,17 +126,25 @@ class VisionTransformer(nn.Module):
         """Return the patch embeddings `[B, rows * columns, D]`, row-major, of `images` `[B, 3, H, W]` in [-1, 1]."""
         return self.patch_embedding(images).flatten(2).transpose(1, 2)
 
+    def positions(self) -> Tensor | None:
+        """Return the tables that are added to the tokens, `[1, N, D]` or one for each layer, or nothing."""
+        if self.config.position_embedding == "2d":
+            return grid_table(self.position_rows, self.position_columns, self.config.prefix_tokens)
+        return self.position_embedding
+
     def encode(self, patches: Tensor) -> Tensor:
         """Return the normalised output `[B, N, D]`, class token first, for `patches` `[B, rows * columns, D]`."""
-        tokens = patches
+        tokens, positions = patches, self.positions()
         if self.class_token is not None:
             tokens = torch.cat([self.class_token.expand(patches.shape[0], -1, -1), patches], dim=1)
-        if self.position_embedding is not None:
-            tokens = tokens + self.position_embedding
+        if positions is not None:
+            tokens = tokens + positions[:1]
         # Under autocast the patches arrive rounded; the residual stream keeps the precision of the weights.
         tokens = self.dropout(tokens.to(self.norm.weight.dtype))
-        for block in self.blocks:
-            tokens = block(tokens)
+        for index, block in enumerate(self.blocks):
+            if index and positions is not None and self.config.position_at != "stem":
+                tokens = tokens + positions[index % len(positions)]
+            tokens = run(block, tokens, self.checkpoint_blocks)
         return self.norm(tokens)
 
     def features(self, images: Tensor) -> Tensor:
@@ -113,52 +160,40 @@ class VisionTransformer(nn.Module):
 
 
 @torch.no_grad()
-def initialise(model: VisionTransformer, generator: torch.Generator | None = None) -> None:
+def initialise(model: VisionTransformer, generator: Generator = None) -> None:
     """Draw every weight of `model` in place, as the authors' code does.
 
     `generator` lives on the CPU; with the same seed every dtype and device receives the same float32 draws, rounded.
     Source: google-research/vision_transformer, models_vit.py
     """
-
-    def draw(weight: Tensor, fill: Callable[..., Tensor], **scale: float) -> None:
-        weight.copy_(fill(torch.empty(weight.shape, dtype=torch.float32), generator=generator, **scale))
-
-    draw(model.patch_embedding.weight, _lecun_normal)
-    _zero(model.patch_embedding.bias, model.class_token)
+    draw(model.patch_embedding.weight, lecun_normal, generator)
+    zero(model.patch_embedding.bias, model.class_token)
     if model.position_embedding is not None:
-        draw(model.position_embedding, nn.init.normal_, std=0.02)
-    for block in model.blocks:
-        assert isinstance(block, EncoderBlock)
-        # Fused in one matrix, but query, key and value are drawn as three: the fan-out is that of each alone.
-        for weight in (*block.attention.qkv.weight.chunk(3), block.attention.out.weight):
-            draw(weight, nn.init.xavier_uniform_)
-        _zero(block.attention.qkv.bias, block.attention.out.bias)
-        for dense in (block.mlp.fc1, block.mlp.fc2):
-            draw(dense.weight, nn.init.xavier_uniform_)
-            draw(dense.bias, nn.init.normal_, std=1e-6)
-        _plain_norm(block.norm1, block.norm2)
-    _plain_norm(model.norm)
+        draw(model.position_embedding, nn.init.normal_, generator, std=0.02)
+    if model.config.position_embedding == "2d":
+        for table in (model.position_rows, model.position_columns):
+            draw(table, nn.init.normal_, generator, std=0.02)
+    for block in model.blocks.modules():
+        if isinstance(block, EncoderBlock):
+            _initialise_block(block, generator)
+    plain_norm(model.norm)
     if model.pre_logits is not None:
-        draw(model.pre_logits.weight, _lecun_normal)
-        _zero(model.pre_logits.bias)
+        draw(model.pre_logits.weight, lecun_normal, generator)
+        zero(model.pre_logits.bias)
     if model.head is not None:
-        _zero(model.head.weight)
+        zero(model.head.weight)
         model.head.bias.fill_(model.config.head_bias)
 
 
-def _lecun_normal(weight: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Fill with a normal cut at two standard deviations, then widened so that the variance is 1 / fan-in."""
-    std = math.sqrt(1 / weight[0].numel()) / 0.87962566103423978
-    return nn.init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std, generator=generator)
-
-
-def _plain_norm(*norms: nn.LayerNorm) -> None:
-    for norm in norms:
-        norm.weight.fill_(1)
-        norm.bias.zero_()
-
-
-def _zero(*weights: Tensor | None) -> None:
-    for weight in weights:
-        if weight is not None:
-            weight.zero_()
+def _initialise_block(block: EncoderBlock, generator: Generator) -> None:
+    attention = block.attention
+    # Fused in one matrix, but query, key and value are drawn as three: the fan-out is that of each alone.
+    for weight in (*attention.qkv.weight.chunk(3), attention.out.weight):
+        draw(weight, nn.init.xavier_uniform_, generator)
+    zero(attention.qkv.bias, attention.out.bias)
+    if attention.relative_position is not None:
+        draw(attention.relative_position, nn.init.normal_, generator, std=0.02)
+    for dense in (block.mlp.fc1, block.mlp.fc2):
+        draw(dense.weight, nn.init.xavier_uniform_, generator)
+        draw(dense.bias, nn.init.normal_, generator, std=1e-6)
+    plain_norm(block.norm1, block.norm2)

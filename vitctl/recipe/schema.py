@@ -1,315 +1,39 @@
-"""What an experiment is: typed, frozen sections. A field's description, unit and source are what `recipes explain` prints.
+"""What an experiment is: one frozen schema for each job, made of the tables in sections.py.
 
-Nothing below the jobs reads a recipe, and every field here is read by a job: a test holds both.
+Nothing below the jobs reads a recipe.
 """
 
-from typing import Annotated, Any, ClassVar, Literal
-
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
-
-
-def _tuple(value: Any) -> Any:
-    """TOML arrays are lists; frozen sections hold tuples."""
-    return tuple(value) if isinstance(value, list) else value
-
-
-Ints = Annotated[tuple[int, ...], BeforeValidator(_tuple)]
-Names = Annotated[tuple[str, ...], BeforeValidator(_tuple)]
-Triple = Annotated[tuple[float, float, float], BeforeValidator(_tuple)]
-
-Resample = Literal["bilinear", "bilinear_antialias"]
-IMAGE_SIZE = "side of the square that the model sees; 0: as stored with the weights"
-RESAMPLE = "how images are resized; plain bilinear has no antialias, as in TensorFlow"
-
-
-def knob(default: Any, what: str, *, unit: str = "", source: str = "", **limits: Any) -> Any:
-    """One recipe value: default (`...` when it must be given), what it does, its unit, and where the paper says so."""
-    return Field(default, description=what, json_schema_extra={"unit": unit, "source": source}, **limits)
-
-
-class Section(BaseModel):
-    """A table of a recipe: frozen, strictly typed, unknown keys refused."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
-
-
-class Model(Section):
-    """[model] The network. Its image size is data.image_size, its number of classes comes from the data."""
-
-    name: str = knob(..., "size and patch from the paper's table, e.g. B/16, L/32, H/14, Ti/4", source="Table 1")
-    hidden_size: int | None = knob(None, "D; unset: as the named size has it", unit="features", source="Table 1", ge=1)
-    depth: int | None = knob(None, "number of layers; unset: as the named size has it", source="Table 1", ge=1)
-    mlp_size: int | None = knob(
-        None, "MLP width; unset: as the named size has it", unit="features", source="Table 1", ge=1
-    )
-    num_heads: int | None = knob(None, "attention heads; unset: as the named size has it", source="Table 1", ge=1)
-    classifier: Literal["token", "gap"] = knob(
-        "token", "class token, or global average pooling", source="Section 3.1, D.3"
-    )
-    pre_logits: bool = knob(
-        False, "hidden layer of width D with tanh before the head, in pre-training only", source="3.1, D.3"
-    )
-    position_embedding: Literal["learned", "none"] = knob(
-        "learned", "1-D learned table added at the stem, or none", source="D.4"
-    )
-    dropout: float = knob(0.0, "after every dense layer but q, k, v, and after the position embedding", source="Table 3, B.1",
-                          ge=0, lt=1)  # fmt: skip
-    head_bias: float = knob(0.0, "initial bias of the classification head", source="authors' code, issue 2")
-
-
-class Weights(Section):
-    """[weights] Where a job takes its pre-trained weights from."""
-
-    source: str = knob("newest", "a run folder, a checkpoint folder, a .safetensors file, or 'newest': the newest finished "
-                                 "pre-training run under ./runs")  # fmt: skip
-
-
-class StartWeights(Weights):
-    """[weights] of the jobs that measure what pre-training is worth."""
-
-    initialise: Literal["pretrained", "random"] = knob(
-        "pretrained", "'random' takes only the architecture and starts from scratch: the baseline"
-    )
-
-
-class Place(Section):
-    """Where images come from; shared by every job that reads data."""
-
-    dataset: str = knob("", "name of a known data set (digits, shapes, cifar10, pets, ...), found under data.root")
-    path: str = knob("", "folder of shards made by `vitctl data shards`; goes before dataset")
-    root: str = knob("data", "folder that holds known data sets, one folder each")
-    eval_split: str = knob("test", "split that is scored, e.g. 'test' or 'train[98%:]'; '' for none", source="B.1.1")
-
-
-class EvaluateImages(Place):
-    """[data] of `evaluate`: the pre-processing is the one stored with the weights."""
-
-    image_size: int = knob(0, IMAGE_SIZE, unit="pixels", ge=0)
-
-
-class FewshotImages(Place):
-    """[data] of `fewshot`."""
-
-    train_split: str = knob("train", "split that the shots are drawn from")
-    image_size: int = knob(0, IMAGE_SIZE, unit="pixels", ge=0)
-    eval_resize: int = knob(
-        0, "images are squashed to this square before the centre crop; 0: 8/7 of image_size, as 256 for 224",
-        unit="pixels", source="big_vision fewshot_lsr", ge=0,
-    )  # fmt: skip
-    resample: Resample = knob("bilinear", RESAMPLE, source="authors' code")
-
-
-class TrainImages(Place):
-    """[data] of the jobs that train."""
-
-    train_split: str = knob("train", "split that is trained on, e.g. 'train' or 'train[:98%]'", source="B.1.1")
-    image_size: int = knob(0, IMAGE_SIZE, unit="pixels", source="B.1.1", ge=0)
-    crop: Literal["inception", "random", "none"] = knob(
-        "inception",
-        "random area 5-100 % and aspect 3/4-4/3; or resize and random crop; or resize only",
-        source="issues 46, 53",
-    )
-    train_resize: int = knob(0, "crop = 'random': size before the crop", unit="pixels", source="BiT 3.3", ge=0)
-    flip: bool = knob(True, "left-right flip with probability one half", source="authors' code")
-    resample: Resample = knob("bilinear", RESAMPLE, source="authors' code")
-    eval_method: Literal["square", "shorter_side"] = knob(
-        "square",
-        "evaluation: squash to a square, or resize the shorter side and crop the centre",
-        source="authors' code",
-    )
-    eval_resize: int = knob(0, "evaluation: size before the centre crop; 0: image_size", unit="pixels", ge=0)
-    synthetic: int = knob(0, "train on this many generated noise images instead of data; 0: off", unit="images", ge=0)
-    max_bad_fraction: float = knob(0.001, "stop when more than this share of the images read is unreadable", ge=0, le=1)
-
-    @model_validator(mode="after")
-    def _crop_needs_room(self) -> "TrainImages":
-        if self.crop == "random" and self.train_resize < self.image_size:
-            raise ValueError(
-                f"crop = 'random' cuts image_size = {self.image_size} out of train_resize = {self.train_resize}; "
-                f"set data.train_resize to at least {self.image_size}"
-            )
-        if 0 < self.eval_resize < self.image_size:
-            raise ValueError(f"eval_resize = {self.eval_resize} is smaller than image_size = {self.image_size}; "
-                             f"set data.eval_resize to at least {self.image_size}, or to 0")  # fmt: skip
-        return self
-
-
-class PretrainImages(TrainImages):
-    """[data] of `pretrain`: it also fixes the value range, which then travels with the weights."""
-
-    image_size: int = knob(224, "side of the square that the model sees", unit="pixels", source="Table 3", ge=1)
-    mean: Triple = knob(
-        (0.5, 0.5, 0.5), "subtracted after scaling to 0..1; 0.5 gives the range -1..1", source="authors' code"
-    )
-    std: Triple = knob((0.5, 0.5, 0.5), "divided by after the mean", source="authors' code")
-
-
-class VtabImages(Section):
-    """[data] of `vtab`: splits, crop and flip are those of each task."""
-
-    path: str = knob("", "folder that holds a folder of shards for each task; unset: data.root")
-    root: str = knob("data", "folder that holds known data sets, one folder each")
-    image_size: int = knob(
-        384, "side of the square that the model sees, for all tasks; 0: as stored with the weights", unit="pixels",
-        source="B.1.1", ge=0,
-    )  # fmt: skip
-    augment: Literal["bit", "none"] = knob(
-        "bit",
-        "bit: random crop out of 7/6 of image_size and flip where the task allows; none: resize only",
-        source="BiT App. F",
-    )
-    resample: Resample = knob("bilinear_antialias", RESAMPLE)
-    max_bad_fraction: float = knob(0.0, "stop when more than this share of the images read is unreadable", ge=0, le=1)
-
-
-class Optimizer(Section):
-    """[optimizer] Adam in the AdamW form over every parameter, or SGD with momentum."""
-
-    name: Literal["adam", "sgd"] = knob(
-        ..., "adam: decoupled weight decay on every parameter; sgd: plain momentum", source="4.1"
-    )
-    lr: float = knob(..., "base learning rate", source="Tables 3, 4", gt=0)
-    weight_decay: float = knob(
-        0.0, "decoupled: p -= lr_t * weight_decay * p, on every parameter", source="Table 3", ge=0
-    )
-    beta1: float = knob(0.9, "adam: decay of the first moment", source="Section 4.1", ge=0, lt=1)
-    beta2: float = knob(0.999, "adam: decay of the second moment", source="Section 4.1", ge=0, lt=1)
-    eps: float = knob(1e-8, "adam: added to the root of the second moment", source="authors' code (flax)", gt=0)
-    momentum: float = knob(0.9, "sgd: momentum, not Nesterov", source="Section 4.1", ge=0, lt=1)
-    clip_norm: float = knob(0.0, "gradients are scaled down to this global norm; 0: off", source="Tables 3, 4", ge=0)
-
-    _only: ClassVar[dict[str, tuple[str, ...]]] = {"adam": ("beta1", "beta2", "eps"), "sgd": ("momentum",)}
-
-    @model_validator(mode="after")
-    def _no_idle_knob(self) -> "Optimizer":
-        for name, knobs in self._only.items():
-            idle = [k for k in knobs if name != self.name and getattr(self, k) != type(self).model_fields[k].default]
-            if idle:
-                raise ValueError(f"{', '.join(idle)} belongs to {name} and does nothing for {self.name}; leave it out")
-        return self
-
-
-class Schedule(Section):
-    """[schedule] Batch, length and learning rate over time."""
-
-    batch_size: int = knob(
-        ..., "global batch, whatever the number of processes", unit="images", source="Tables 3, 4", ge=1
-    )
-    total_steps: int = knob(0, "length in updates; exactly one of total_steps and total_epochs", unit="steps",
-                            source="Table 4", ge=0)  # fmt: skip
-    total_epochs: float = knob(0.0, "length in passes over the training split, rounded down to whole steps", unit="epochs",
-                               source="Table 3", ge=0)  # fmt: skip
-    warmup_steps: int = knob(
-        0, "linear warm-up; the very first update has learning rate 0", unit="steps", source="Table 3", ge=0
-    )
-    decay: Literal["linear", "cosine", "constant"] = knob(
-        "cosine", "from lr down to end_lr (cosine: to 0)", source="Tables 3, 4"
-    )
-    end_lr: float = knob(0.0, "linear: the last learning rate", source="authors' code, issue 2", ge=0)
-
-    @model_validator(mode="after")
-    def _one_length(self) -> "Schedule":
-        if bool(self.total_steps) == bool(self.total_epochs):
-            raise ValueError("set exactly one of schedule.total_steps and schedule.total_epochs (0 switches one off)")
-        if self.total_steps and self.warmup_steps >= self.total_steps:
-            raise ValueError(f"warmup_steps = {self.warmup_steps} leaves nothing of total_steps = {self.total_steps}; "
-                             f"set schedule.warmup_steps below it")  # fmt: skip
-        return self
-
-
-class Loss(Section):
-    """[loss] What is minimised, in float32."""
-
-    name: Literal["sigmoid", "softmax"] = knob(
-        ..., "sigmoid: sum of binary cross-entropies over classes", source="issue 34; 3.1"
-    )
-    label_smoothing: float = knob(
-        0.0, "share of the target spread evenly over all classes", source="issue 89", ge=0, lt=1
-    )
-
-
-class Averaging(Section):
-    """[averaging] Polyak averaging of the weights; the averaged weights are scored and kept beside the others."""
-
-    decay: float = knob(
-        0.0, "ema = decay * ema + (1 - decay) * weights after each step; 0: off", source="Section 4.1", ge=0, lt=1
-    )
-
-
-class Machine(Section):
-    """[machine] How the work is spread; nothing here but precision touches the numbers, and only in rounding."""
-
-    processes: int = knob(1, "processes, one per GPU; more than 1 are started by accelerate", ge=1)
-    workers: int = knob(-1, "data loader workers of each process; -1: as many as the cores allow; 0: none", ge=-1)
-    precision: Literal["auto", "bf16", "float32", "float64"] = knob(
-        "auto", "auto: bf16 where the device is good at it, else float32; master weights, loss and norms stay float32"
-    )
-    device: Literal["auto", "cpu"] = knob("auto", "auto: CUDA where there is some, else CPU")
-
-
-class TrainMachine(Machine):
-    """[machine] of the jobs that train."""
-
-    micro_batch: int = knob(0, "most images in one forward pass of a process; 0: its whole share", unit="images", ge=0)
-
-
-class Scoring(Section):
-    """[evaluation] of the jobs that only score."""
-
-    batch_size: int = knob(256, "images in one forward pass of a process", unit="images", ge=1)
-
-
-class Evaluation(Scoring):
-    """[evaluation] Scoring of data.eval_split during and after training."""
-
-    every_steps: int = knob(0, "score every so many steps; 0: only at the end", unit="steps", ge=0)
-
-
-class Checkpoint(Section):
-    """[checkpoint] What is kept on disk."""
-
-    every_steps: int = knob(1000, "save every so many steps; 0: only at the end and on a signal", unit="steps", ge=0)
-    keep_last: int = knob(2, "newest checkpoints kept", ge=1)
-    keep_best: int = knob(
-        0, "best checkpoints kept by accuracy on data.eval_split (needs evaluation.every_steps)", ge=0
-    )
-
-
-class Log(Section):
-    """[log] What is written down."""
-
-    every_steps: int = knob(50, "a record in log.jsonl and a line or a redraw on the screen", unit="steps", ge=1)
-    trackers: Names = knob((), "accelerate trackers, e.g. ['tensorboard']")
-    sample_keys: bool = knob(False, "write the key of every sample of every step to samples/rank_*.jsonl")
-
-
-class FewShot(Section):
-    """[fewshot] Closed-form regularised least squares on frozen representations."""
-
-    shots: Ints = knob((1, 5, 10, 25), "training images per class", source="Section 4.1, Fig. 4")
-    seeds: Ints = knob((0, 1, 2), "one draw of the training images for each")
-    l2: float = knob(
-        1024.0, "the regulariser, not divided by the number of images", source="big_vision fewshot_lsr", ge=0
-    )
-    float64: bool = knob(False, "solve in float64 instead of float32")
-
-
-class Suite(Section):
-    """[vtab] A table of small tasks, each fine-tuned on 1,000 images with one setting."""
-
-    suite: Literal["vtab", "mini"] = knob(
-        "vtab", "vtab: the 19 tasks; mini: tasks that need no download", source="4.1, D.10"
-    )
-    tasks: Names = knob((), "only these tasks; the means are then labelled partial")
-    seeds: Ints = knob((0,), "fine-tuning runs per task", source="Table 2 caption")
-
-
-class Export(Section):
-    """[export] A file for other programs, proven equal before it is kept."""
-
-    to: Names = knob(("onnx", "safetensors"), "formats: onnx, safetensors")
-    weights: Literal["model", "ema"] = knob("model", "the trained weights, or their Polyak average")
-    batch_sizes: Ints = knob((1, 2, 5), "batch sizes at which the exported file must agree", unit="images")
+from typing import Literal
+
+from pydantic import model_validator
+
+from vitctl.recipe.sections import (
+    Averaging,
+    Checkpoint,
+    EvaluateImages,
+    Evaluation,
+    Export,
+    FewShot,
+    FewshotImages,
+    Log,
+    Loss,
+    Machine,
+    MaskedPatch,
+    Model,
+    Optimizer,
+    PretrainImages,
+    PretrainLoss,
+    Schedule,
+    Scoring,
+    Section,
+    StartWeights,
+    Suite,
+    TrainImages,
+    TrainMachine,
+    VtabImages,
+    Weights,
+    knob,
+)
 
 
 class Recipe(Section):
@@ -340,6 +64,14 @@ class Pretrain(TrainRecipe):
     job: Literal["pretrain"]
     model: Model
     data: PretrainImages = PretrainImages()
+    loss: PretrainLoss
+    masked_patch: MaskedPatch = MaskedPatch()
+
+    @model_validator(mode="after")
+    def _no_idle_section(self) -> "Pretrain":
+        if self.loss.name != "masked_patch" and self.masked_patch != MaskedPatch():
+            raise ValueError(f"[masked_patch] does nothing for loss.name = '{self.loss.name}'; leave it out")
+        return self
 
 
 class Finetune(TrainRecipe):

@@ -1,9 +1,7 @@
-"""The weights file of vitctl: safetensors that carry their own configuration, pre-processing and class names."""
+"""Weights in: from our own file, safetensors with configuration and metadata inside, and from other programs' files."""
 
 import hashlib
 import json
-import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,26 +12,55 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from vitctl.errors import CheckpointError
-from vitctl.models.variants import ViTConfig, from_dict, to_dict
+from vitctl.errors import CheckpointError, VitctlError
+from vitctl.models.build import build
+from vitctl.models.configs import Config
+from vitctl.models.variants import from_dict, to_dict, variant
+from vitctl.models.weights import google, huggingface, timm, torchvision
+from vitctl.models.weights.containers import kind_of, read_tensors
+from vitctl.models.weights.download import fetch as download
+from vitctl.models.weights.files import write_whole
+from vitctl.models.weights.formats import Beside, Described, Format
+from vitctl.models.weights.rules import Tensors, listed, rules_for, to_ours
+from vitctl.models.weights.sources import Fetch, locate
 
 FILE_NAME = "model.safetensors"
 FORMAT = "vitctl/1"
 # One key, because safetensors stores several in no fixed order, and equal weights must give equal files.
 _METADATA_KEY = "vitctl"
+# A file belongs to the first format that claims it; the hybrid's tensors include a ViT's.
+_FOREIGN: dict[str, Format] = {
+    "google-hybrid": google.HYBRID,
+    "google-bit": google.BIT,
+    "google-vit": google.VIT,
+    "timm": timm.FORMAT,
+    "hf": huggingface.FORMAT,
+    "torchvision": torchvision.FORMAT,
+}
+_CONVERT = (
+    "a pickle or zip archive, never opened because it can run code; "
+    "where you trust it, convert it with torch.load(..., weights_only=True) and safetensors.torch.save_file"
+)
+# The sizes that a model's name stands for.
+_NAMED_FIELDS = ("patch_size", "hidden_size", "depth", "mlp_size", "num_heads", "stage_depths", "width")
 
 
 @dataclass(frozen=True)
 class Weights:
     """What a weights file holds: the model it fits, tensors on the CPU, free metadata (`mean`, `class_names` ...)."""
 
-    config: ViTConfig
+    config: Config
     state: dict[str, Tensor]
     meta: dict[str, Any]
 
+    @property
+    def has_head(self) -> bool:
+        """Whether there is a trained head; released ImageNet-21k files hold one of zeros, which predicts nothing."""
+        return self.config.num_classes > 0 and self.meta.get("head") != "zero"
+
 
 def save_weights(
-    path: str | Path, model_or_state: nn.Module | Mapping[str, Tensor], config: ViTConfig, meta: Mapping[str, Any]
+    path: str | Path, model_or_state: nn.Module | Mapping[str, Tensor], config: Config, meta: Mapping[str, Any]
 ) -> Path:
     """Write `path` whole or not at all, and return the file; a folder receives `model.safetensors`.
 
@@ -44,27 +71,48 @@ def save_weights(
     tensors = {name: state[name].detach().cpu().contiguous() for name in sorted(state)}
     header = {"format": FORMAT, "config": to_dict(config), "meta": dict(meta)}
     metadata = {_METADATA_KEY: json.dumps(header, sort_keys=True, allow_nan=False)}
-    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        save_file(tensors, aside, metadata)
-        _flush(aside)
-        os.replace(aside, path)
-    finally:
-        aside.unlink(missing_ok=True)
-    _flush(path.parent)
-    return path
+    return write_whole(path, lambda aside: save_file(tensors, aside, metadata))
+
+
+def read_weights(
+    source: str | Path, *, model: str | None = None, num_heads: int | None = None, fetch: Fetch = download
+) -> Weights:
+    """Read weights of any format, detecting what they are from the file itself.
+
+    The numerics and the pre-processing of the program that made them come along, in `config` and in `meta`: `mean`,
+    `std`, `image_size`, `eval_method`, `eval_resize`, `resample`, `position_resize`, `format`, and `class_names` where
+    they are known. `meta["head"]` is "zero" where all weights of the head are 0.
+
+    Args:
+        source: a file, a folder, an https address, `hf://organisation/name[/file]` or `gs://bucket/path`.
+        model: a name such as "H/14" for what shapes cannot tell (the number of heads); its sizes must be the file's.
+        num_heads: the number of heads alone, instead of a name.
+        fetch: gets the file behind an https address.
+
+    Raises CheckpointError: there is no such file, it is damaged, or its tensors make no model that we know. Raises
+    RecipeError: `model` is no name of a model.
+    """
+    named = variant(model) if model else None
+    path = locate(source, fetch)
+    ours = kind_of(path) == "safetensors" and _METADATA_KEY in _metadata(path)
+    weights = load_weights(path) if ours else _read_foreign(path, getattr(named, "num_heads", num_heads))
+    differing = [
+        f"{name} {getattr(weights.config, name, 'none')} instead of {getattr(named, name)}"
+        for name in _NAMED_FIELDS
+        if hasattr(named, name) and getattr(named, name) != getattr(weights.config, name, None)
+    ]
+    if differing:
+        raise CheckpointError(f"{path}: not a {model}, it has {', '.join(differing)}")
+    return weights
 
 
 def load_weights(path: str | Path) -> Weights:
     """Read a weights file, or the one inside a folder. Raises CheckpointError, saying what the file is instead."""
     path = _weights_file(path)
-    _refuse_foreign(path)
-    try:
-        with safe_open(path, framework="pt", device="cpu") as file:
-            header = _header(path, file.metadata() or {})
-            state = {name: file.get_tensor(name) for name in sorted(file.keys())}
-    except SafetensorError as error:
-        raise CheckpointError(f"{path}: damaged or truncated safetensors file ({error}); copy it again") from error
+    if kind_of(path) != "safetensors":
+        raise CheckpointError(f"{path}: {_CONVERT}")
+    header = _header(path, _metadata(path))
+    state = read_tensors(path)
     try:
         return Weights(from_dict(header["config"]), state, header["meta"])
     except CheckpointError as error:
@@ -81,9 +129,52 @@ def weights_digest(state: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
+def _read_foreign(path: Path, num_heads: int | None) -> Weights:
+    tensors = read_tensors(path)
+    try:
+        format_name, tensors = _recognise(tensors)
+        found = _FOREIGN[format_name]
+        described = _describe(found, tensors, Beside.of(path, num_heads))
+        model = build(described.config, device="meta").state_dict()
+        table = found.table(getattr(described.config, "num_heads", 1))
+        state = to_ours(tensors, rules_for(table, model), model)
+    except VitctlError as error:
+        raise CheckpointError(f"{path}: {error}") from error
+    meta = described.meta | {"format": format_name}
+    if "head.weight" in state and not state["head.weight"].any():
+        meta["head"] = "zero"
+    return Weights(described.config, state, meta)
+
+
+def _describe(found: Format, tensors: Tensors, beside: Beside) -> Described:
+    try:
+        return found.describe(found.view(tensors), tensors, beside)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        # Only what people write by hand can be of the wrong type: the JSON files.
+        raise CheckpointError(f"the JSON files beside it describe no model ({error})") from error
+
+
+def _recognise(tensors: Tensors) -> tuple[str, Tensors]:
+    """Return the name of the format and the tensors as it spells them."""
+    for name, found in _FOREIGN.items():
+        tidy = found.tidy(tensors)
+        if found.claims(tidy):
+            return name, tidy
+    known = ", ".join(sorted({found.title for found in _FOREIGN.values()}))
+    raise CheckpointError(f"tensors of no model that is known ({known}); it holds {listed(list(tensors))}")
+
+
 def _weights_file(path: str | Path) -> Path:
     path = Path(path)
     return path / FILE_NAME if path.is_dir() else path
+
+
+def _metadata(path: Path) -> dict[str, str]:
+    try:
+        with safe_open(path, framework="pt", device="cpu") as file:
+            return file.metadata() or {}
+    except SafetensorError as error:
+        raise CheckpointError(f"{path}: damaged or truncated safetensors file ({error}); copy it again") from error
 
 
 def _header(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
@@ -100,36 +191,3 @@ def _header(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
     if not all(isinstance(header.get(key), dict) for key in ("config", "meta")):
         raise CheckpointError(f"{path}: its vitctl metadata lacks config or meta")
     return header
-
-
-# How files that are not safetensors begin, and what to tell their owner.
-_FOREIGN = {
-    rb"\s*<": "a web page, not weights; the download link was wrong or needs a login",
-    rb"version https://git-lfs": "a Git LFS pointer, not weights; fetch the file itself with `git lfs pull`",
-    rb"PK\x03\x04|\x80[\x02-\x05]": "a pickle or zip archive, never opened because it can run code; "
-    "where you trust it, convert it with torch.load(..., weights_only=True) and safetensors.torch.save_file",
-    rb"": "not a safetensors file",
-}
-
-
-def _refuse_foreign(path: Path) -> None:
-    """Raise CheckpointError unless the file begins like a whole safetensors file, naming the common mistakes."""
-    if not path.is_file():
-        raise CheckpointError(f"{path}: no such weights file; give a .safetensors file or a folder with {FILE_NAME}")
-    with path.open("rb") as file:
-        start, size = file.read(256), path.stat().st_size
-    # The first eight bytes are the header's length and may look like anything, so the brace is what counts.
-    if start[8:9] != b"{":
-        raise CheckpointError(f"{path}: {next(words for begin, words in _FOREIGN.items() if re.match(begin, start))}")
-    needed = 8 + int.from_bytes(start[:8], "little")
-    if needed > size:
-        raise CheckpointError(f"{path}: truncated, its header alone takes {needed} bytes of {size}; copy it again")
-
-
-def _flush(path: Path) -> None:
-    """Make what was written to a file or a folder survive a power cut."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -1,0 +1,187 @@
+"""What holds for every family: the forward pass against NumPy, gradients, learning, and every place it has to run."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from numpy_reference import Array, forward
+from torch import Tensor
+
+from vitctl.models.attention import set_attention
+from vitctl.models.build import Model, build
+from vitctl.models.configs import Config, ViTConfig
+
+MakeModel = Callable[..., Model]
+MakeImages = Callable[..., Tensor]
+
+
+def weights_of(model: Model) -> dict[str, Array]:
+    return {name: tensor.double().numpy() for name, tensor in model.state_dict().items()}
+
+
+@pytest.mark.parametrize(("dtype", "share"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
+def test_forward__equals_an_independent_numpy_model(
+    family: Config, random_model: MakeModel, images_for: MakeImages, dtype: torch.dtype, share: float
+) -> None:
+    model, images = random_model(family, dtype), images_for(family, dtype=dtype)
+    expected = forward(family, weights_of(model), images.double().numpy())
+    logits = model(images).detach().double().numpy()
+    assert logits.shape == (3, 5)
+    assert expected.std() > 0.05
+    assert np.abs(logits - expected).max() < share * expected.std()
+
+
+def test_forward__is_the_head_of_the_features(family: Config, random_model: MakeModel, images_for: MakeImages) -> None:
+    model, images = random_model(family), images_for(family)
+    features = model.features(images)
+    assert features.shape == (3, family.feature_size)
+    assert model.head is not None
+    assert torch.equal(model(images), model.head(features))
+    bare = random_model(replace(family, num_classes=0))
+    bare.load_state_dict({name: w for name, w in model.state_dict().items() if not name.startswith("head.")})
+    assert torch.equal(bare(images), features)
+
+
+def test_forward__images_do_not_see_each_other(family: Config, random_model: MakeModel, images_for: MakeImages) -> None:
+    model, images = random_model(family), images_for(family, batch=4)
+    one_by_one = torch.cat([model(image[None]) for image in images])
+    assert (model(images) - one_by_one).abs().max() < 1e-12
+
+
+def test_backward__reaches_every_weight_with_finite_gradients(
+    family: Config, random_model: MakeModel, images_for: MakeImages
+) -> None:
+    model = random_model(family, torch.float32).train()
+    model(images_for(family, dtype=torch.float32)).square().sum().backward()
+    gradients = {name: weight.grad for name, weight in model.named_parameters()}
+    assert len(gradients) == len(model.state_dict())
+    assert [
+        name for name, grad in gradients.items() if grad is None or not grad.any() or not grad.isfinite().all()
+    ] == []
+
+
+def test_backward__is_finite_from_the_first_step_on(family: Config, images_for: MakeImages) -> None:
+    model = build(family)
+    F.cross_entropy(model(images_for(family, dtype=torch.float32)), torch.tensor([0, 1, 2])).backward()
+    assert all(weight.grad is not None and weight.grad.isfinite().all() for weight in model.parameters())
+
+
+def test_training__loss_falls_in_20_steps(family: Config, images_for: MakeImages) -> None:
+    model, images = build(family, seed=1), images_for(family, batch=8, dtype=torch.float32)
+    labels = torch.arange(8) % 5
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    losses = []
+    for _ in range(20):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(images), labels)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[0] == pytest.approx(np.log(5))  # the head starts at zero
+    assert losses[-1] < 0.8 * losses[0]
+
+
+def test_checkpoint_blocks__changes_neither_loss_nor_gradients(family: Config, images_for: MakeImages) -> None:
+    if isinstance(family, ViTConfig):
+        family = replace(family, dropout=0.2, drop_path=0.3)
+    images = images_for(family)
+    found = []
+    for checkpointed in (False, True):
+        model = build(family, dtype=torch.float64)
+        assert model.checkpoint_blocks is False
+        model.checkpoint_blocks = checkpointed
+        torch.manual_seed(3)
+        logits = model(images)
+        (logits + model.features(images).sum(dim=1, keepdim=True)).square().sum().backward()
+        found.append([logits, *(weight.grad for weight in model.parameters())])
+    assert all(torch.equal(kept, again) for kept, again in zip(*found, strict=True))
+
+
+def test_checkpoint_blocks__keeps_less(family: Config, images_for: MakeImages) -> None:
+    def kept(checkpointed: bool) -> int:
+        model, sizes = build(family), {}
+        model.checkpoint_blocks = checkpointed
+
+        def note(tensor: Tensor) -> Tensor:
+            sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        images = images_for(family, batch=8, dtype=torch.float32)
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            loss = model(images).sum()
+        assert loss.requires_grad
+        return sum(sizes.values())
+
+    assert kept(True) < 0.9 * kept(False)
+
+
+def test_attention__plain_products_equal_the_fused_kernel(
+    family: Config, random_model: MakeModel, images_for: MakeImages
+) -> None:
+    model, images = random_model(family), images_for(family)
+    fused = model(images)
+    set_attention("math")
+    try:
+        assert (model(images) - fused).abs().max() < 1e-11 * fused.std()
+    finally:
+        set_attention("fused")
+
+
+def test_forward__in_bf16_autocast_stays_near_float32(
+    family: Config, random_model: MakeModel, images_for: MakeImages
+) -> None:
+    model, images = random_model(family, torch.float32), images_for(family, dtype=torch.float32)
+    exact = model(images)
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded = model(images)
+    assert 0 < (rounded.float() - exact).abs().max() < 0.1 * exact.std() + 0.05
+
+
+@pytest.mark.parametrize("family", ["relative", "2d", "hybrid", "axial", "resnet v2", "axial resnet"], indirect=True)
+def test_forward__compiles_as_one_graph(family: Config, random_model: MakeModel, images_for: MakeImages) -> None:
+    torch.compiler.reset()
+    model, images = random_model(family), images_for(family)
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    assert (compiled(images) - model(images)).abs().max() < 1e-12
+
+
+# The ones that ONNX Runtime or the exporter once got wrong, then all others.
+@pytest.mark.parametrize(
+    "family",
+    [
+        "relative",
+        "resnet v2",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("2d", "hybrid", "axial", "axial resnet")),
+    ],
+    indirect=True,
+)
+def test_forward__exports_to_onnx_with_any_batch(
+    family: Config, random_model: MakeModel, images_for: MakeImages
+) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    model = random_model(family, torch.float32)
+    example, batch = images_for(family, 2, torch.float32), torch.export.Dim("batch", min=1, max=64)
+    program = torch.onnx.export(model, (example,), dynamo=True, dynamic_shapes=({0: batch},), verbose=False)
+    assert program is not None
+    session = onnxruntime.InferenceSession(program.model_proto.SerializeToString())
+    for size in (1, 2, 5):
+        images = images_for(family, size, torch.float32)
+        (logits,) = session.run(None, {session.get_inputs()[0].name: images.numpy()})
+        assert np.abs(logits - model(images).detach().numpy()).max() < 1e-4
+
+
+def test_build__draws_the_same_weights_in_every_dtype(family: Config) -> None:
+    single, double = build(family, seed=5).state_dict(), build(family, seed=5, dtype=torch.float64).state_dict()
+    assert single.keys() == double.keys()
+    assert all(torch.equal(weight.double(), double[name]) for name, weight in single.items())
+    other = build(family, seed=6).state_dict()
+    assert any(not torch.equal(weight, other[name]) for name, weight in single.items())
+
+
+def test_build__on_meta_draws_nothing_and_has_shapes(family: Config) -> None:
+    model = build(family, device="meta")
+    assert {weight.device.type for weight in model.parameters()} == {"meta"}
+    assert model(torch.empty(2, 3, family.image_size, family.image_size, device="meta")).shape == (2, 5)

@@ -1,0 +1,213 @@
+"""Corruption, targets, loss and model of masked patch prediction."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from numpy_reference import masked_patch
+from tiny_models import MASKED
+from torch import Tensor
+
+from vitctl.errors import RecipeError
+from vitctl.models.build import Model, build, transfer
+from vitctl.models.configs import MaskedPatchConfig, ViTConfig
+from vitctl.models.masked_patch import (
+    MASK,
+    Corruption,
+    MaskedPatchTransformer,
+    corrupt,
+    draw_corruption,
+    masked_patch_loss,
+    targets,
+)
+
+MakeModel = Callable[..., Model]
+MakeImages = Callable[..., Tensor]
+COLOR = MASKED["mean_color"]
+
+
+def corruption_for(config: MaskedPatchConfig, batch: int, seed: int = 0) -> Corruption:
+    rng = np.random.default_rng(seed)
+    return Corruption(
+        *map(torch.stack, zip(*(draw_corruption(config.grid[0] ** 2, rng) for _ in range(batch)), strict=True))
+    )
+
+
+def test_draw_corruption__has_the_shares_of_the_paper() -> None:
+    rng = np.random.default_rng(0)
+    drawn = [draw_corruption(196, rng) for _ in range(200)]
+    assert {int(corruption.corrupted.sum()) for corruption in drawn} == {98}
+    own = torch.arange(196)
+    chosen = torch.cat([c.source[c.corrupted] for c in drawn])
+    stays = torch.cat([c.source[c.corrupted] == own[c.corrupted] for c in drawn])
+    shares = [(chosen == MASK).float().mean(), ((chosen != MASK) & ~stays).float().mean(), stays.float().mean()]
+    assert shares == pytest.approx([0.8, 0.1, 0.1], abs=0.01)
+    assert all(torch.equal(c.source[~c.corrupted], own[~c.corrupted]) for c in drawn)
+    assert chosen.max() < 196
+    # Every place and every replacement has its turn.
+    assert torch.stack([c.corrupted for c in drawn]).float().mean(dim=0) == pytest.approx(0.5, abs=0.15)
+    assert len(chosen[(chosen != MASK) & ~stays].unique()) == 196
+
+
+@pytest.mark.parametrize(("patches", "rate", "number"), [(196, 0.15, 29), (196, 1.0, 196), (2, 0.5, 1), (4, 0.01, 1)])
+def test_draw_corruption__corrupts_a_fixed_number(patches: int, rate: float, number: int) -> None:
+    rng = np.random.default_rng(1)
+    assert {int(draw_corruption(patches, rng, rate).corrupted.sum()) for _ in range(20)} == {number}
+
+
+def test_draw_corruption__is_a_function_of_its_generator() -> None:
+    first, again, other = (draw_corruption(49, np.random.default_rng(seed)) for seed in (3, 3, 4))
+    assert torch.equal(first.source, again.source)
+    assert torch.equal(first.corrupted, again.corrupted)
+    assert not torch.equal(first.source, other.source)
+
+
+def test_corrupt__puts_each_source_in_its_place() -> None:
+    patches = torch.arange(2 * 4 * 3.0).reshape(2, 4, 3)
+    mask = torch.full((1, 1, 3), -7.0)
+    found = corrupt(patches, torch.tensor([[0, MASK, 1, 3], [MASK, MASK, 2, 0]]), mask)
+    expected = patches.clone()
+    expected[0, 1], expected[0, 2] = -7, patches[0, 1]
+    expected[1, 0], expected[1, 1], expected[1, 3] = -7, -7, patches[1, 0]
+    assert torch.equal(found, expected)
+
+
+def class_of(color: np.ndarray) -> int:
+    red, green, blue = (min(7, int((value + 1) / 2 * 8)) for value in color)
+    return red + 8 * green + 64 * blue
+
+
+def test_targets__are_what_each_patch_looks_like(masked: MaskedPatchConfig, images_for: MakeImages) -> None:
+    config = replace(masked, image_size=37)  # five pixels lie beyond the last patch
+    images = images_for(config)
+    # Means of noise are all alike: spread the patches over the colours.
+    images = (images * 0.3 + F.interpolate(images[..., :5, :5], size=37) * 0.7).contiguous()
+    found = targets(images, config)
+    patches = [images[:, :, 8 * (i // 4) : 8 * (i // 4) + 8, 8 * (i % 4) : 8 * (i % 4) + 8].numpy() for i in range(16)]
+    assert found.shape == (3, 16, {"mean_color": 1, "downsized": 16, "pixels": 192}[config.target])
+    for image in range(3):
+        for place, patch in enumerate(patches):
+            if config.target == "pixels":
+                assert np.array_equal(found[image, place].numpy(), patch[image].reshape(-1))
+            elif config.target == "mean_color":
+                assert found[image, place].item() == class_of(patch[image].mean((1, 2)))
+            else:
+                cells = patch[image].reshape(3, 4, 2, 4, 2).mean((2, 4))
+                expected = [class_of(cells[:, row, column]) for row in range(4) for column in range(4)]
+                assert found[image, place].tolist() == expected
+    if config.target != "pixels":
+        assert len(found.unique()) > 20
+
+
+def test_targets__ends_of_the_range_are_the_first_and_the_last_class() -> None:
+    assert set(targets(torch.full((1, 3, 32, 32), -1.0), COLOR).flatten().tolist()) == {0}
+    assert set(targets(torch.full((1, 3, 32, 32), 1.0), COLOR).flatten().tolist()) == {511}
+    green = torch.tensor([-1.0, 1.0, -1.0]).view(1, 3, 1, 1).expand(1, 3, 32, 32)
+    assert set(targets(green, COLOR).flatten().tolist()) == {7 * 8}
+
+
+def test_loss__is_the_mean_over_corrupted_patches_alone(masked: MaskedPatchConfig, images_for: MakeImages) -> None:
+    images = images_for(masked)
+    wanted, corruption = targets(images, masked), corruption_for(masked, 3)
+    generator = torch.Generator().manual_seed(1)
+    predictions = torch.randn(3, 16, masked.patch_outputs, dtype=torch.float64, generator=generator)
+    found = masked_patch_loss(predictions, wanted, corruption.corrupted, masked)
+    assert found.shape == (3,)
+    for image in range(3):
+        each = []
+        for place in corruption.corrupted[image].nonzero().flatten():
+            of_place = predictions[image, place]
+            if masked.target == "pixels":
+                each.append(((of_place - wanted[image, place]) ** 2).mean())
+            else:
+                each.append(F.cross_entropy(of_place.reshape(-1, 512), wanted[image, place]))
+        assert len(each) == 8
+        assert found[image].item() == pytest.approx(torch.stack(each).mean().item(), rel=1e-12)
+
+
+def test_forward__equals_an_independent_numpy_model(
+    masked: MaskedPatchConfig, random_model: MakeModel, images_for: MakeImages
+) -> None:
+    model, images, source = random_model(masked), images_for(masked), corruption_for(masked, 3).source
+    assert isinstance(model, MaskedPatchTransformer)
+    weights = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
+    expected = masked_patch(masked, weights, images.numpy(), source.numpy())
+    found = model(images, source).detach().numpy()
+    assert found.shape == (3, 16, masked.patch_outputs)
+    assert np.abs(found - expected).max() < 1e-10 * expected.std()
+    untouched = torch.arange(16).expand(3, -1)
+    assert torch.equal(model(images), model(images, untouched))
+
+
+def test_backward__reaches_every_weight(
+    masked: MaskedPatchConfig, random_model: MakeModel, images_for: MakeImages
+) -> None:
+    model, images, corruption = random_model(masked), images_for(masked), corruption_for(masked, 3)
+    masked_patch_loss(
+        model(images, corruption.source), targets(images, masked), corruption.corrupted, masked
+    ).sum().backward()
+    gradients = {name: weight.grad for name, weight in model.named_parameters()}
+    assert [
+        name for name, grad in gradients.items() if grad is None or not grad.any() or not grad.isfinite().all()
+    ] == []
+
+
+def test_training__beats_the_trivial_predictor_on_real_images() -> None:
+    """Tiles of two photographs; tiles of the lower part are never trained on. Trivial: the colours' frequencies."""
+    from sklearn.datasets import load_sample_images
+
+    photos = [torch.tensor(photo).permute(2, 0, 1) / 127.5 - 1 for photo in load_sample_images().images]
+    tiles = torch.cat([photo[:, :416, :640].unfold(1, 32, 32).unfold(2, 32, 32).flatten(1, 2) for photo in photos], 1)
+    tiles = tiles.transpose(0, 1).contiguous()  # 2 photos of 13 rows of 20 tiles
+    held = (torch.arange(len(tiles)) // 20 % 4) == 3
+    train, test = tiles[~held], tiles[held]
+    assert (len(train), len(test)) == (400, 120)
+    config = MaskedPatchConfig(patch_size=8, hidden_size=64, depth=2, mlp_size=128, num_heads=4, image_size=32)
+    model = build(config)
+    optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
+    torch.manual_seed(0)
+    for step in range(80):
+        batch = train[torch.randint(len(train), (32,))]
+        corruption = corruption_for(config, 32, seed=step)
+        loss = masked_patch_loss(model(batch, corruption.source), targets(batch, config), corruption.corrupted, config)
+        optimizer.zero_grad()
+        loss.mean().backward()
+        optimizer.step()
+    corruption, wanted = corruption_for(config, len(test), seed=1000), targets(test, config)
+    frequencies = (torch.bincount(targets(train, config).flatten(), minlength=512) + 0.1).log()
+    trivial = masked_patch_loss(frequencies.expand(len(test), 16, 512), wanted, corruption.corrupted, config).mean()
+    with torch.no_grad():
+        learned = masked_patch_loss(model.eval()(test, corruption.source), wanted, corruption.corrupted, config).mean()
+    assert trivial < np.log(512)
+    assert learned < 0.8 * trivial
+
+
+def test_transfer__gives_the_body_to_a_plain_model(
+    tiny: ViTConfig, random_model: MakeModel, images_for: MakeImages
+) -> None:
+    pretrained, model = random_model(COLOR), build(replace(tiny, image_size=56), dtype=torch.float64).eval()
+    lines = transfer(model, COLOR, pretrained.state_dict())
+    assert lines[1:] == [
+        "position embedding 4x4 -> 7x7 (bilinear, corners aligned)",
+        "head and mask embedding dropped, new zero head with 5 classes",
+    ]
+    same_size = build(tiny, dtype=torch.float64).eval()
+    transfer(same_size, COLOR, pretrained.state_dict())
+    images = images_for(tiny)
+    assert torch.equal(same_size.features(images), pretrained.encode(pretrained.embed(images))[:, 0])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"num_classes": 5}, "masked patch prediction has no classes"),
+        ({"target": "hog"}, "target must be one of mean_color, downsized, pixels, not 'hog'"),
+        ({"target": "downsized", "patch_size": 6}, "and patch_size 6 is not a multiple of 4"),
+    ],
+)
+def test_config__refuses_what_cannot_be_predicted(wrong: dict[str, object], words: str) -> None:
+    with pytest.raises(RecipeError, match=words):
+        replace(COLOR, **wrong)

@@ -1,0 +1,178 @@
+"""Every kind of file, and every kind of bad file, with one clear line for each."""
+
+import io
+import pickle
+import struct
+import zipfile
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from vitctl.errors import CheckpointError
+from vitctl.models.weights.containers import kind_of, read_tensors
+from vitctl.models.weights.load import read_weights
+
+STATE = {"a.weight": torch.arange(6.0).reshape(2, 3), "b": torch.tensor(3)}
+
+
+def save_npz(path: Path) -> None:
+    with path.open("wb") as file:
+        np.savez(file, **{name: tensor.numpy() for name, tensor in STATE.items()})
+
+
+WRITERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
+    "safetensors": ("safetensors", lambda path: save_file(STATE, path)),
+    "npz": ("npz", save_npz),
+    "torch zip": ("torch", lambda path: torch.save(OrderedDict(STATE), path)),
+    "torch legacy": ("torch", lambda path: torch.save(STATE, path, _use_new_zipfile_serialization=False)),
+    "lightning": ("torch", lambda path: torch.save({"epoch": 3, "state_dict": STATE, "optimizer": {"lr": 0.1}}, path)),
+    "nested": ("torch", lambda path: torch.save({"model": {"state_dict": STATE}}, path)),
+    "ddp": ("torch", lambda path: torch.save({f"module._orig_mod.{name}": t for name, t in STATE.items()}, path)),
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_read__the_kind_is_in_the_content(name: str, tmp_path: Path) -> None:
+    kind, write = WRITERS[name]
+    path = tmp_path / "weights"  # no suffix to go by
+    write(path)
+    assert kind_of(path) == kind
+    found = read_tensors(path)
+    assert found.keys() == STATE.keys()
+    for key, tensor in STATE.items():
+        assert found[key].dtype == tensor.dtype
+        assert torch.equal(found[key], tensor)
+
+
+class RunsCode:
+    """A pickle of this writes a file when it is opened."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+def test_read__never_runs_what_a_pickle_holds(tmp_path: Path, legacy: bool) -> None:
+    path, mark = tmp_path / "model.pth", tmp_path / "it-ran"
+    torch.save({"model": STATE, "hook": RunsCode(mark)}, path, _use_new_zipfile_serialization=not legacy)
+    assert_refused(
+        path, "a pickle that holds more than plain tensors, or is cut short; never opened because it can run code"
+    )
+    assert_refused(path, "convert it to safetensors with the library that wrote it (safetensors.torch.save_file")
+    path.write_bytes(pickle.dumps(RunsCode(mark)))
+    assert_refused(path, "it can run code")
+    assert not mark.exists()
+    pickle.loads(path.read_bytes())
+    assert mark.exists()  # so the bait was a good one
+
+
+def npz_of_objects() -> bytes:
+    file = io.BytesIO()
+    np.savez(file, state=np.array([{"a": 1}], dtype=object))
+    return file.getvalue()
+
+
+def npz_of_text() -> bytes:
+    file = io.BytesIO()
+    np.savez(file, names=np.array(["tench"]))
+    return file.getvalue()
+
+
+def good(kind: str) -> bytes:
+    buffer = io.BytesIO()
+    if kind == "npz":
+        np.savez(buffer, a=np.arange(5000.0))
+    else:
+        torch.save({"a": torch.arange(5000.0)}, buffer)
+    return buffer.getvalue()
+
+
+def zip_of(*names: str) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        for name in names:
+            archive.writestr(name, b"x")
+    return file.getvalue()
+
+
+def boastful_npz() -> bytes:
+    """An array whose header claims more than any machine has."""
+    array, file = io.BytesIO(), io.BytesIO()
+    np.lib.format.write_array_header_1_0(array, {"descr": "<f8", "fortran_order": False, "shape": (10**17,)})
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("a.npy", array.getvalue())
+    return file.getvalue()
+
+
+BAD: dict[str, tuple[bytes, str]] = {
+    "page": (b"\n<!DOCTYPE html><html>Sign in</html>", "a web page, not weights; the download link was wrong"),
+    "lfs": (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\n", "a Git LFS pointer, not weights; fetch"),
+    "noise": (bytes(range(200, 250)), "not a safetensors file, and neither an .npz archive nor a torch state dict"),
+    "empty": (b"", "not a safetensors file, and neither an .npz archive nor a torch state dict"),
+    "header": (
+        struct.pack("<Q", 5000) + b'{"x":{',
+        "truncated, its header alone takes 5008 bytes of 14; copy it again",
+    ),
+    "json": (struct.pack("<Q", 8) + b'{"x":{{{' + bytes(9), "damaged or truncated safetensors file"),
+    "half an npz": (good("npz")[:20000], "damaged or truncated archive"),
+    "flipped npz": (good("npz").replace(bytes(8), bytes(7) + b"\1", 1), "damaged or truncated .npz archive"),
+    "half a pth": (good("torch")[:10000], "damaged or truncated archive"),
+    "half a pickle": (pickle.dumps(list(range(1000)))[:500], "or is cut short; never opened because it can run code"),
+    "a boast": (boastful_npz(), "damaged or truncated .npz archive"),
+    "objects": (npz_of_objects(), "holds Python objects, never opened because they can run code"),
+    "text": (npz_of_text(), "names holds <U5, not numbers"),
+    "photos": (zip_of("cat.jpg", "dog.jpg"), "an archive without weights, it holds cat.jpg, dog.jpg"),
+    "no files": (zip_of(), "not a safetensors file"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_read__says_what_the_file_is_instead(tmp_path: Path, name: str) -> None:
+    content, words = BAD[name]
+    path = tmp_path / "weights.npz"
+    path.write_bytes(content)
+    assert_refused(path, words)
+
+
+def test_read__refuses_archives_larger_than_any_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "weights.npz"
+    path.write_bytes(good("npz"))
+    assert len(read_tensors(path)) == 1
+    monkeypatch.setattr("vitctl.models.weights.containers._MOST_BYTES", 30000)
+    assert_refused(path, "more than any model; not opened")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (torch.arange(3), "holds a Tensor, not a state dict of tensors"),
+        ({"weight": torch.ones(1), "epoch": 3, "lr": 0.1}, "these are no tensors: epoch, lr"),
+        ({}, "holds no tensors"),
+        ({"state_dict": {}}, "holds no tensors"),
+        ({"fc.weight": torch.ones(1)}, "tensors of no model that is known (Google BiT, Google ViT, Google hybrid, "),
+    ],
+)
+def test_read__says_what_a_pickle_of_tensors_lacks(tmp_path: Path, content: Any, words: str) -> None:
+    torch.save(content, tmp_path / "model.pth")
+    assert_refused(tmp_path / "model.pth", words)
+
+
+def test_read__missing_file(tmp_path: Path) -> None:
+    assert_refused(tmp_path / "none.npz", "no such weights file; give a .safetensors file or a folder with")
+
+
+def assert_refused(path: Path, words: str) -> None:
+    with pytest.raises(CheckpointError) as error:
+        read_weights(path)
+    assert str(error.value).startswith(f"{path}: ")
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)

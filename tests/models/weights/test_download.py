@@ -1,0 +1,316 @@
+"""Downloads against a server on this machine that misbehaves in the ways that real ones do."""
+
+import base64
+import hashlib
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vitctl.errors import CheckpointError
+from vitctl.models.weights.download import NotOnServerError, cache_folder, fetch
+
+CONTENT = bytes(range(256)) * 20_000  # several pieces
+
+
+@dataclass
+class Server:
+    """Answers with `content` unless `answers` holds a number of what to do instead for the next requests."""
+
+    url: str = ""
+    content: bytes = CONTENT
+    headers: dict[str, str] = field(default_factory=dict)
+    etag: str = '"one"'
+    answers: list[int | str] = field(default_factory=list)
+    requests: list[dict[str, str]] = field(default_factory=list)
+
+
+def handler(server: Server) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            server.requests.append({"path": self.path, **self.headers})
+            answer = server.answers.pop(0) if server.answers else 200
+            if isinstance(answer, str):
+                self.send_response(302)
+                self.send_header("Location", answer)
+                self.send_header("X-Linked-ETag", f'"{hashlib.sha256(CONTENT).hexdigest()}"')
+                self.end_headers()
+            elif answer >= 300:
+                self.send_error(answer)
+            else:
+                self.send_file(cut=answer)
+
+        def send_file(self, cut: int) -> None:
+            """Send the file or the asked part of it; `cut` below 200 is the percentage after which to hang up."""
+            start = 0
+            if "Range" in self.headers and self.headers.get("If-Range") == server.etag:
+                start = int(self.headers["Range"].removeprefix("bytes=").removesuffix("-"))
+            body, total = server.content[start:], len(server.content)
+            self.send_response(206 if start else 200)
+            if start:
+                self.send_header("Content-Range", f"bytes {start}-{total - 1}/{total}")
+            given = {"Content-Length": str(len(body)), "ETag": server.etag, **server.headers}
+            for key, value in given.items():
+                if value:
+                    self.send_header(key, value)
+            self.end_headers()
+            self.wfile.write(body if cut == 200 else body[: len(body) * cut // 100])
+
+        def log_message(self, *_: Any) -> None:
+            """Say nothing."""
+
+    return Handler
+
+
+@contextmanager
+def serving(server: Server) -> Iterator[str]:
+    """Serve at a port of its own, and give the address."""
+    httpd = ThreadingHTTPServer(("127.0.0.1", 0), handler(server))
+    thread = threading.Thread(target=httpd.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield f"http://127.0.0.1:{httpd.server_port}"
+    httpd.shutdown()
+    thread.join()
+    httpd.server_close()
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    found = Server()
+    with serving(found) as address:
+        found.url = f"{address}/models/vit,res_384.npz"
+        yield found
+
+
+Get = Callable[..., Path]
+
+
+@pytest.fixture
+def get(server: Server, tmp_path: Path) -> Get:
+    def run(url: str = "", **options: Any) -> Path:
+        return fetch(url or server.url, cache=tmp_path, pause_seconds=0.0, loopback=True, **options)
+
+    return run
+
+
+def test_fetch__keeps_the_file_under_its_name(server: Server, get: Get) -> None:
+    steps: list[tuple[int, int]] = []
+    path = get(progress=lambda done, total: steps.append((done, total)))
+    assert path.read_bytes() == CONTENT
+    assert path.name == "vit,res_384.npz"
+    assert path.parent.name == "models"
+    assert steps[-1] == (len(CONTENT), len(CONTENT))
+    assert len(steps) > 2
+    assert [done for done, _ in steps] == sorted({done for done, _ in steps})
+    assert sorted(file.name for file in path.parent.iterdir()) == [path.name, f"{path.name}.lock"]
+    assert get() == path
+    assert len(server.requests) == 1  # the second time from the cache
+
+
+@pytest.mark.parametrize("cut", [1, 60, 99])
+def test_fetch__goes_on_where_the_connection_ended(server: Server, get: Get, cut: int) -> None:
+    server.answers = [cut, cut]
+    assert get().read_bytes() == CONTENT
+    first, second, third = server.requests
+    assert "Range" not in first
+    held = len(CONTENT) * cut // 100
+    assert (second["Range"], second["If-Range"]) == (f"bytes={held}-", '"one"')
+    assert third["Range"] == f"bytes={held + (len(CONTENT) - held) * cut // 100}-"
+
+
+def test_fetch__goes_on_in_the_next_call(server: Server, get: Get) -> None:
+    server.answers = [50, 50]
+    with pytest.raises(CheckpointError) as error:
+        get(attempts=2)
+    held = len(CONTENT) * 3 // 4
+    assert str(error.value) == (
+        f"{server.url}: the connection ended after {held} of {len(CONTENT)} bytes; "
+        f"2 attempts failed, run again to go on where it stopped"
+    )
+    steps: list[int] = []
+    assert get(progress=lambda done, _: steps.append(done)).read_bytes() == CONTENT
+    assert server.requests[-1]["Range"] == f"bytes={held}-"
+    assert steps[0] > held
+
+
+def test_fetch__starts_anew_when_the_file_has_changed(server: Server, get: Get) -> None:
+    server.answers = [50]
+    with pytest.raises(CheckpointError):
+        get(attempts=1)
+    server.content, server.etag = CONTENT[::-1], '"two"'
+    assert get().read_bytes() == CONTENT[::-1]
+
+
+@pytest.mark.parametrize("etag", ["", 'W/"weak"'])
+def test_fetch__starts_anew_where_the_version_is_not_told(server: Server, get: Get, etag: str) -> None:
+    server.answers, server.headers = [50], {"ETag": etag}
+    assert get().read_bytes() == CONTENT
+    assert [request for request in server.requests if "Range" in request] == []
+    assert len(server.requests) == 2
+
+
+@pytest.mark.parametrize("status", [429, 500, 503, 416])
+def test_fetch__tries_again_what_passes(server: Server, get: Get, status: int) -> None:
+    server.answers = [status, status]
+    assert get().read_bytes() == CONTENT
+    assert len(server.requests) == 3
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        (404, "no such file on the server"),
+        (401, "the server refuses (401); a private or gated model needs HF_TOKEN set"),
+        (403, "the server refuses (403); a private or gated model needs HF_TOKEN set"),
+        (400, "the server answers 400 Bad Request"),
+    ],
+)
+def test_fetch__says_at_once_what_does_not_pass(server: Server, get: Get, status: int, words: str) -> None:
+    server.answers = [status]
+    with pytest.raises(CheckpointError) as error:
+        get()
+    assert str(error.value) == f"{server.url}: {words}"
+    assert isinstance(error.value, NotOnServerError) == (status == 404)
+    assert len(server.requests) == 1
+
+
+def test_fetch__recognises_a_web_page(server: Server, get: Get, tmp_path: Path) -> None:
+    server.content, server.headers = b"<html>Sign in</html>", {"Content-Type": "text/html; charset=utf-8"}
+    with pytest.raises(
+        CheckpointError, match="answered with a web page, not weights; the link is wrong or needs a login"
+    ):
+        get()
+    assert [file for file in tmp_path.rglob("*") if file.is_file() and file.suffix != ".lock"] == []
+
+
+def google(content: bytes) -> dict[str, str]:
+    return {"x-goog-hash": f"crc32c=AAAAAA==,md5={base64.b64encode(hashlib.md5(content).digest()).decode()}"}
+
+
+def hugging(content: bytes) -> dict[str, str]:
+    return {"X-Linked-ETag": f'"{hashlib.sha256(content).hexdigest()}"'}
+
+
+@pytest.mark.parametrize(("told", "algorithm"), [(google, "md5"), (hugging, "sha256")])
+def test_fetch__checks_the_digest_that_the_server_tells(
+    server: Server, get: Get, tmp_path: Path, told: Callable[[bytes], dict[str, str]], algorithm: str
+) -> None:
+    server.headers = told(b"other")
+    with pytest.raises(CheckpointError) as error:
+        get(attempts=2)
+    found, wanted = (hashlib.new(algorithm, content).hexdigest()[:16] for content in (CONTENT, b"other"))
+    assert f"its {algorithm} is {found}..., the server says {wanted}...; 2 attempts failed" in str(error.value)
+    assert len(server.requests) == 2
+    assert list(tmp_path.rglob("*.part")) == []
+    server.headers = told(CONTENT)
+    assert get().read_bytes() == CONTENT
+
+
+def test_fetch__checks_the_digest_in_a_name_of_torch(server: Server, get: Get, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vitctl.models.weights.download._HASHED_NAME_HOST", "127.0.0.1")
+    start = hashlib.sha256(CONTENT).hexdigest()[:8]
+    named = server.url.replace("vit,res_384.npz", "vit_b_16-{}.pth")
+    assert get(named.format(start)).read_bytes() == CONTENT
+    with pytest.raises(CheckpointError, match=r"the server says 00000000\.\.\."):
+        get(named.format("00000000"), attempts=1)
+
+
+def test_fetch__bounds_what_tells_no_size(server: Server, get: Get, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.headers = {"Content-Length": ""}
+    path = get()
+    assert path.read_bytes() == CONTENT
+    path.unlink()
+    monkeypatch.setattr("vitctl.models.weights.download._MOST_BYTES", len(CONTENT) - 1)
+    with pytest.raises(CheckpointError, match=f"sends more than the {len(CONTENT) - 1} bytes that it may"):
+        get()
+
+
+def test_fetch__digest_told_by_a_redirect(server: Server, get: Get) -> None:
+    elsewhere = server.url.replace("models", "store")
+    server.answers = [elsewhere]
+    path = get()
+    assert path.parent.name == "models"
+    assert [request["path"].split("/")[1] for request in server.requests] == ["models", "store"]
+    path.unlink()
+    server.answers, server.content = [elsewhere], CONTENT[::-1]
+    with pytest.raises(CheckpointError, match="its sha256 is"):
+        get(attempts=1)
+
+
+def test_fetch__follows_few_redirects_and_only_to_https(server: Server, get: Get) -> None:
+    server.answers = [f"{server.url}?{number}" for number in range(20)]
+    with pytest.raises(CheckpointError, match="302"):
+        get(attempts=1)
+    assert len(server.requests) <= 7
+    for target in ("http://example.org/x", "ftp://127.0.0.1/x"):
+        server.answers = [target]
+        with pytest.raises(CheckpointError, match=f"{target}: weights are fetched over https only"):
+            get(attempts=1)
+
+
+@pytest.mark.parametrize(
+    "url", ["http://127.0.0.1/x", "ftp://example.org/x", "file:///etc/passwd", "pipe:ls", "https:///x", "x.npz"]
+)
+def test_fetch__refuses_what_is_not_https(tmp_path: Path, url: str) -> None:
+    with pytest.raises(CheckpointError) as error:
+        fetch(url, cache=tmp_path)
+    assert str(error.value) == f"{url}: weights are fetched over https only"
+
+
+def test_fetch__loopback_is_this_machine_alone(tmp_path: Path) -> None:
+    for url in ("http://localhost/x", "http://127.0.0.1.example.org/x", "http://[::1]/x"):
+        with pytest.raises(CheckpointError, match="weights are fetched over https only"):
+            fetch(url, cache=tmp_path, loopback=True)
+
+
+def test_fetch__sends_no_token_to_others(server: Server, get: Get, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    get()
+    assert "Authorization" not in server.requests[0]
+    monkeypatch.setattr("vitctl.models.weights.download._TOKEN_HOST", "127.0.0.1")
+    get(f"{server.url}?again")
+    assert server.requests[1]["Authorization"] == "Bearer secret"
+    with serving(server) as elsewhere:
+        server.answers = [f"{elsewhere}/x.npz"]
+        get(f"{server.url}?redirected")
+    assert "Authorization" in server.requests[2]
+    assert "Authorization" not in server.requests[3]
+
+
+def test_fetch__files_of_other_addresses_do_not_meet(server: Server, get: Get, tmp_path: Path) -> None:
+    urls = (server.url, f"{server.url}?a", f"{server.url}?b", server.url.replace("models", "models2"))
+    paths = {get(url) for url in urls}
+    assert len(paths) == 4
+    assert all(path.is_relative_to(tmp_path) for path in paths)
+
+
+@pytest.mark.parametrize("path", ["", "/", "/a/..", "/a/%2e%2e/b", "/./b"])
+def test_fetch__stays_inside_the_cache(server: Server, get: Get, path: str) -> None:
+    base = server.url.removesuffix("/models/vit,res_384.npz")
+    with pytest.raises(CheckpointError, match="names no file"):
+        get(base + path)
+    assert server.requests == []
+
+
+def test_fetch__one_download_for_many_at_once(server: Server, get: Get) -> None:
+    found: list[Path] = []
+    threads = [threading.Thread(target=lambda: found.append(get())) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 4
+    assert len(set(found)) == len(server.requests) == 1
+
+
+def test_cache_folder__from_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("VITCTL_CACHE", str(tmp_path))
+    assert cache_folder() == tmp_path
+    monkeypatch.delenv("VITCTL_CACHE")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cache_folder() == tmp_path / ".cache" / "vitctl"

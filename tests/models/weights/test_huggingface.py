@@ -1,0 +1,198 @@
+"""transformers itself reads what we write and computes the same, and we read what it writes."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from vitctl.errors import CheckpointError
+from vitctl.models.configs import ViTConfig
+from vitctl.models.position import resize_position_embedding
+from vitctl.models.weights.load import Weights, read_weights
+from vitctl.models.weights.write import write_weights
+
+transformers = pytest.importorskip("transformers")
+Logits = Callable[[Weights, Tensor], Tensor]
+Make = Callable[..., Weights]
+
+CHANGES: list[dict[str, Any]] = [
+    {"norm_eps": 1e-12},
+    {"gelu": "tanh", "num_heads": 4},
+    {"num_classes": 0, "representation_size": 48},
+]
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> None:
+    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()
+
+
+def theirs(config: ViTConfig) -> Any:
+    """transformers' configuration of the same model, told by hand."""
+    return transformers.ViTConfig(
+        hidden_size=config.hidden_size,
+        num_hidden_layers=config.depth,
+        num_attention_heads=config.num_heads,
+        intermediate_size=config.mlp_size,
+        image_size=config.image_size,
+        patch_size=config.patch_size,
+        num_labels=config.num_classes,
+    )
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=str)
+def test_folder__is_one_that_transformers_opens(
+    plain: ViTConfig, make_weights: Make, logits_of: Logits, images: Tensor, tmp_path: Path, change: dict[str, Any]
+) -> None:
+    config = replace(plain, **change)
+    weights = make_weights(config)
+    write_weights(weights, tmp_path, "hf")
+    kind = transformers.ViTForImageClassification if config.num_classes else transformers.ViTModel
+    # Its eager attention takes the softmax in float32, whatever the model's dtype.
+    model, info = kind.from_pretrained(tmp_path, attn_implementation="sdpa", output_loading_info=True)
+    assert not any(info.values())
+
+    def run(pixels: Tensor) -> Tensor:
+        with torch.inference_mode():
+            found = model.to(pixels.dtype).eval()(pixels)
+        return found.logits if config.num_classes else found.pooler_output
+
+    exact = run(images)
+    spread = exact.std()
+    assert spread > 0.1
+    assert (logits_of(weights, images) - exact).abs().max() < 1e-12 * spread
+    assert (logits_of(weights, images.float()) - run(images.float())).abs().max() < 1e-5 * spread
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=str)
+def test_folder__comes_back_exactly(
+    plain: ViTConfig, make_weights: Make, meta: dict[str, Any], tmp_path: Path, change: dict[str, Any]
+) -> None:
+    weights = make_weights(replace(plain, **change))
+    files = write_weights(weights, tmp_path, "hf").files
+    assert [file.name for file in files] == ["model.safetensors", "config.json", "preprocessor_config.json"]
+    again = read_weights(tmp_path)
+    assert again.config == weights.config
+    assert again.meta == meta | {"format": "hf", "position_resize": "bicubic"}
+    assert again.state.keys() == weights.state.keys()
+    assert all(torch.equal(again.state[name], tensor) for name, tensor in weights.state.items())
+
+
+def test_folder__tells_preprocessing_and_class_names(
+    plain: ViTConfig, make_weights: Make, meta: dict[str, Any], tmp_path: Path
+) -> None:
+    write_weights(make_weights(plain), tmp_path, "hf")
+    config = transformers.ViTConfig.from_pretrained(tmp_path)
+    assert [config.id2label[index] for index in range(5)] == meta["class_names"]
+    described = json.loads((tmp_path / "preprocessor_config.json").read_text())
+    processor = transformers.ViTImageProcessor.from_pretrained(tmp_path)
+    assert (list(processor.image_mean), list(processor.image_std)) == (meta["mean"], meta["std"])
+    assert (described["size"], described["resample"]) == ({"height": 32, "width": 32}, 2)
+
+
+@pytest.mark.parametrize("spelling", ["files", "memory", "pickle"])
+@pytest.mark.parametrize("kind", ["ViTForImageClassification", "ViTModel"])
+def test_read__their_models_in_every_spelling(
+    plain: ViTConfig, logits_of: Logits, images: Tensor, tmp_path: Path, kind: str, spelling: str
+) -> None:
+    torch.manual_seed(0)
+    model = getattr(transformers, kind)(theirs(plain)).double().eval()
+    model.save_pretrained(tmp_path)
+    if spelling == "memory":
+        save_file(model.state_dict(), tmp_path / "model.safetensors")
+    if spelling == "pickle":
+        torch.save(load_file(tmp_path / "model.safetensors"), tmp_path / "pytorch_model.bin")
+        (tmp_path / "model.safetensors").unlink()
+    weights = read_weights(tmp_path)
+    assert isinstance(weights.config, ViTConfig)
+    assert (weights.config.norm_eps, weights.config.gelu) == (1e-12, "erf")
+    assert "class_names" not in weights.meta  # only LABEL_0, LABEL_1 ...
+    with torch.inference_mode():
+        found = model(images)
+    expected = found.logits if kind == "ViTForImageClassification" else found.pooler_output
+    assert (logits_of(weights, images) - expected).abs().max() < 1e-12 * expected.std()
+
+
+def test_read__position_embeddings_resize_as_in_transformers(plain: ViTConfig, tmp_path: Path) -> None:
+    model = transformers.ViTForImageClassification(theirs(plain))
+    model.save_pretrained(tmp_path)
+    weights = read_weights(tmp_path)
+    table = weights.state["position_embedding"]
+    for side in (3, 7, 9):
+        found = resize_position_embedding(table, (4, 4), (side, side), 1, weights.meta["position_resize"])
+        tokens = torch.zeros(1, side**2 + 1, plain.hidden_size)
+        expected = model.vit.embeddings.interpolate_pos_encoding(tokens, side * 8, side * 8)
+        assert (found - expected).abs().max() < 1e-6
+
+
+def test_read__their_file_comes_back_as_it_was(plain: ViTConfig, tmp_path: Path) -> None:
+    transformers.ViTForImageClassification(theirs(plain)).save_pretrained(tmp_path / "theirs")
+    write_weights(read_weights(tmp_path / "theirs"), tmp_path / "ours", "hf")
+    before, after = (load_file(tmp_path / folder / "model.safetensors") for folder in ("theirs", "ours"))
+    assert before.keys() == after.keys()
+    assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
+
+
+def test_read__defaults_without_configuration(plain: ViTConfig, make_weights: Make, tmp_path: Path) -> None:
+    files = write_weights(make_weights(replace(plain, norm_eps=1e-12)), tmp_path, "hf").files
+    for sidecar in files[1:]:
+        sidecar.unlink()
+    weights = read_weights(files[0])
+    assert weights.config == replace(plain, norm_eps=1e-12)
+    assert (weights.meta["mean"], weights.meta["resample"]) == ([0.5] * 3, "bilinear_antialias")
+
+
+def test_read__refuses_what_it_would_compute_otherwise(plain: ViTConfig, make_weights: Make, tmp_path: Path) -> None:
+    write_weights(make_weights(plain), tmp_path, "hf")
+    path = tmp_path / "config.json"
+    described = json.loads(path.read_text())
+    cases: list[tuple[Any, str]] = [
+        (described | {"model_type": "deit"}, "config.json: model_type 'deit', only 'vit' is read"),
+        (described | {"hidden_act": "relu"}, "config.json: hidden_act 'relu', known are gelu, "),
+        (described | {"pooler_act": "gelu"}, "config.json: pooler_act 'gelu', only 'tanh' is read"),
+        (described | {"id2label": {"one": "cat"}}, "the JSON files beside it describe no model"),
+        (described | {"num_attention_heads": 5}, "hidden_size 128 is not a multiple of num_heads 5"),
+        ([1], "config.json: holds a JSON list, not an object"),
+    ]
+    for value, words in cases:
+        path.write_text(json.dumps(value))
+        with pytest.raises(CheckpointError) as error:
+            read_weights(tmp_path)
+        assert words in str(error.value)
+        assert "\n" not in str(error.value)
+    path.write_text("{")
+    with pytest.raises(CheckpointError, match=r"config\.json: not JSON"):
+        read_weights(tmp_path)
+
+
+def test_write__refuses_what_it_cannot_hold(plain: ViTConfig, make_weights: Make, tmp_path: Path) -> None:
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"representation_size": 48}, "its classifier has no pre-logits layer"),
+        ({"classifier": "gap"}, "it always has a class token and a learned position embedding"),
+        ({"position_embedding": "none"}, "it always has a class token and a learned position embedding"),
+    ]
+    for change, words in cases:
+        with pytest.raises(CheckpointError) as error:
+            write_weights(make_weights(replace(plain, **change)), tmp_path / "x", "hf")
+        assert str(error.value).startswith(f"{tmp_path / 'x'}: Hugging Face ViT cannot hold this model: {words}")
+    with pytest.raises(CheckpointError, match="is a folder with several files; give the name of a folder"):
+        write_weights(make_weights(plain), tmp_path / "x.safetensors", "hf")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_notes__say_what_the_folder_cannot(plain: ViTConfig, make_weights: Make, tmp_path: Path) -> None:
+    cropped = make_weights(plain, {"eval_method": "shorter_side", "eval_resize": 37})
+    notes = write_weights(cropped, tmp_path, "hf").notes
+    assert notes[0] == "transformers.ViTForImageClassification.from_pretrained(folder)"
+    assert "expect the shorter side and a centre crop" in notes[1]
+    headless = make_weights(replace(plain, num_classes=0))
+    assert write_weights(headless, tmp_path, "hf").notes == (
+        "transformers.ViTModel.from_pretrained(folder, add_pooling_layer=False)",
+    )

@@ -1,0 +1,101 @@
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from vitctl.errors import CheckpointError
+from vitctl.models.configs import ViTConfig
+from vitctl.models.weights.download import NotOnServerError
+from vitctl.models.weights.load import Weights, read_weights
+from vitctl.models.weights.sources import locate
+from vitctl.models.weights.write import write_weights
+
+HUB = "https://huggingface.co/google/vit/resolve/main/"
+
+
+class Web:
+    """Stands in for the network: the files it has, and what it was asked for."""
+
+    def __init__(self, files: dict[str, Path]) -> None:
+        self.files = files
+        self.asked: list[str] = []
+
+    def __call__(self, url: str) -> Path:
+        self.asked.append(url)
+        if url not in self.files:
+            raise NotOnServerError(f"{url}: no such file on the server")
+        return self.files[url]
+
+
+@pytest.mark.parametrize(
+    ("source", "url"),
+    [
+        ("https://example.org/a/b.npz?x=1", "https://example.org/a/b.npz?x=1"),
+        ("gs://bit_models/BiT-M-R50x1.npz", "https://storage.googleapis.com/bit_models/BiT-M-R50x1.npz"),
+        (
+            "gs://vit_models/imagenet21k+imagenet2012/R50+ViT-B_16.npz",
+            "https://storage.googleapis.com/vit_models/imagenet21k%2Bimagenet2012/R50%2BViT-B_16.npz",
+        ),
+        ("http://example.org/a.npz", "http://example.org/a.npz"),  # for fetch to refuse
+    ],
+)
+def test_locate__addresses(tmp_path: Path, source: str, url: str) -> None:
+    web = Web({url: tmp_path})
+    assert locate(source, web) == tmp_path
+    assert web.asked == [url]
+
+
+def test_locate__hub_fetches_what_belongs_beside(tmp_path: Path) -> None:
+    weights, config = tmp_path / "model.safetensors", tmp_path / "config.json"
+    web = Web({f"{HUB}model.safetensors": weights, f"{HUB}config.json": config})
+    assert locate("hf://google/vit", web) == weights
+    assert web.asked == [f"{HUB}{name}" for name in ("config.json", "preprocessor_config.json", "model.safetensors")]
+
+
+def test_locate__hub_takes_the_pickle_where_there_is_nothing_else(tmp_path: Path) -> None:
+    web = Web({f"{HUB}pytorch_model.bin": tmp_path})
+    assert locate("hf://google/vit", web) == tmp_path
+    assert web.asked[-2:] == [f"{HUB}model.safetensors", f"{HUB}pytorch_model.bin"]
+
+
+def test_locate__hub_file_by_name(tmp_path: Path) -> None:
+    web = Web({f"{HUB}deep/x%20y.npz": tmp_path})
+    assert locate("hf://google/vit/deep/x y.npz", web) == tmp_path
+    assert f"{HUB}model.safetensors" not in web.asked
+
+
+def test_locate__hub_says_what_is_missing() -> None:
+    with pytest.raises(CheckpointError) as error:
+        locate("hf://google/vit", Web({}))
+    assert str(error.value) == (
+        "hf://google/vit: holds no model.safetensors and no pytorch_model.bin; name the file: hf://google/vit/FILE"
+    )
+    with pytest.raises(CheckpointError) as error:
+        locate("hf://google/vit/x.npz", Web({}))
+    assert str(error.value) == "hf://google/vit/x.npz: no such file in that repository"
+    for bad in ("hf://google", "hf://google/", "hf:///vit", "hf://"):
+        with pytest.raises(
+            CheckpointError, match=f"{bad}: write hf://organisation/name, or hf://organisation/name/file"
+        ):
+            locate(bad, Web({}))
+
+
+def test_locate__paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    web = Web({})
+    assert locate("~/x.npz", web) == tmp_path / "x.npz"
+    assert locate(tmp_path, web) == tmp_path / "model.safetensors"
+    (tmp_path / "pytorch_model.bin").touch()
+    assert locate(str(tmp_path), web) == tmp_path / "pytorch_model.bin"
+    (tmp_path / "model.safetensors").touch()
+    assert locate(tmp_path, web) == tmp_path / "model.safetensors"
+    assert web.asked == []
+
+
+def test_read__from_the_hub(plain: ViTConfig, make_weights: Callable[..., Weights], tmp_path: Path) -> None:
+    weights = make_weights(plain)
+    files = write_weights(weights, tmp_path, "hf").files
+    web = Web({HUB + file.name: file for file in files})
+    found = read_weights("hf://google/vit", fetch=web)
+    assert found.config == plain
+    assert found.meta["class_names"] == weights.meta["class_names"]

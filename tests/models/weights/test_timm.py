@@ -1,0 +1,275 @@
+"""timm itself reads what we write and computes the same, and we read what it writes."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from vitctl.errors import CheckpointError
+from vitctl.models.build import build
+from vitctl.models.configs import Config, HybridConfig, ViTConfig
+from vitctl.models.position import resize_position_embedding
+from vitctl.models.variants import variant
+from vitctl.models.weights.formats import Beside, known_heads
+from vitctl.models.weights.load import Weights, read_weights
+from vitctl.models.weights.rules import rules_for, to_ours
+from vitctl.models.weights.timm import FORMAT, TABLE
+from vitctl.models.weights.write import write_weights
+
+timm = pytest.importorskip("timm")
+Logits = Callable[[Weights, Tensor], Tensor]
+Make = Callable[..., Weights]
+
+CHANGES: list[dict[str, Any]] = [
+    {},
+    {"gelu": "tanh"},
+    {"num_classes": 0},
+    {"classifier": "gap", "gelu": "tanh"},
+    {"position_embedding": "none"},
+    {"hidden_size": 192, "num_heads": 3, "mlp_size": 100},
+]
+
+
+def twin(config: ViTConfig, **more: Any) -> nn.Module:
+    """timm's model of this configuration, told by hand."""
+    return timm.models.VisionTransformer(
+        img_size=config.image_size,
+        patch_size=config.patch_size,
+        embed_dim=config.hidden_size,
+        depth=config.depth,
+        num_heads=config.num_heads,
+        mlp_ratio=config.mlp_size / config.hidden_size + 1e-9,
+        num_classes=config.num_classes,
+        act_layer=partial(nn.GELU, approximate="tanh") if config.gelu == "tanh" else nn.GELU,
+        **more,
+    ).eval()
+
+
+def assert_equal_logits(model: nn.Module, weights: Weights, images: Tensor, logits_of: Logits) -> None:
+    with torch.inference_mode():
+        exact, rounded = model.double()(images), model.float()(images.float())
+    spread = exact.std()
+    assert spread > 0.1
+    assert (logits_of(weights, images) - exact).abs().max() < 1e-12 * spread
+    assert (logits_of(weights, images.float()) - rounded).abs().max() < 1e-5 * spread
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=str)
+def test_folder__is_one_that_timm_opens(
+    plain: ViTConfig, make_weights: Make, logits_of: Logits, images: Tensor, tmp_path: Path, change: dict[str, Any]
+) -> None:
+    weights = make_weights(replace(plain, **change))
+    written = write_weights(weights, tmp_path, "timm")
+    assert written.files == (tmp_path / "model.safetensors", tmp_path / "config.json")
+    model = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
+    assert_equal_logits(model, weights, images, logits_of)
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=str)
+def test_folder__comes_back_exactly(
+    plain: ViTConfig, make_weights: Make, meta: dict[str, Any], tmp_path: Path, change: dict[str, Any]
+) -> None:
+    weights = make_weights(replace(plain, **change))
+    again = read_weights(write_weights(weights, tmp_path, "timm").files[0].parent)
+    assert again.config == weights.config
+    assert again.meta == meta | {"format": "timm", "position_resize": "bicubic_antialias"}
+    assert again.state.keys() == weights.state.keys()
+    assert all(torch.equal(again.state[name], tensor) for name, tensor in weights.state.items())
+
+
+def test_file__loads_strictly_and_their_file_is_ours(
+    plain: ViTConfig, make_weights: Make, logits_of: Logits, images: Tensor, tmp_path: Path
+) -> None:
+    weights = make_weights(plain)
+    path = write_weights(weights, tmp_path / "ours.safetensors", "timm").files[0]
+    assert list(tmp_path.iterdir()) == [path]
+    model = twin(plain)
+    assert model.load_state_dict(load_file(path), strict=True)
+    assert_equal_logits(model, weights, images, logits_of)
+
+    other = twin(plain)
+    save_file(other.state_dict(), tmp_path / "theirs.safetensors")
+    found = read_weights(tmp_path / "theirs.safetensors")
+    assert found.config == plain
+    rewritten = write_weights(found, tmp_path / "again.safetensors", "timm").files[0]
+    ours, theirs = load_file(rewritten), other.state_dict()
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], tensor) for name, tensor in theirs.items())
+
+
+def test_file__the_note_is_the_call_that_loads_it(make_weights: Make, logits_of: Logits, tmp_path: Path) -> None:
+    """A Google model at its real size, written for timm, loaded by what the note says."""
+    config = variant("Ti/16", image_size=224, num_classes=7)
+    google = write_weights(make_weights(config), tmp_path / "x.npz", "google").files[0]
+    weights, path = read_weights(google), tmp_path / "y.safetensors"
+    (note,) = write_weights(weights, path, "timm").notes
+    assert note == (
+        "timm.create_model('vit_tiny_patch16_224', checkpoint_path=FILE, img_size=224, num_classes=7, "
+        "act_layer='gelu_tanh')"
+    )
+    model = eval(note, {"timm": timm, "FILE": path}).eval()
+    images = torch.rand(2, 3, 224, 224, generator=torch.Generator().manual_seed(1)) * 2 - 1
+    with torch.inference_mode():
+        expected = model(images)
+    assert (logits_of(weights, images) - expected).abs().max() < 1e-5 * expected.std()
+    assert read_weights(path).config == replace(config, gelu="erf")  # alone, the file cannot tell
+
+
+def test_read__position_embeddings_resize_as_in_timm(plain: ViTConfig, make_weights: Make, tmp_path: Path) -> None:
+    from timm.layers import resample_abs_pos_embed
+
+    weights = read_weights(write_weights(make_weights(plain), tmp_path, "timm").files[0])
+    table = weights.state["position_embedding"]
+    for side in (3, 7, 9):
+        found = resize_position_embedding(table, (4, 4), (side, side), 1, weights.meta["position_resize"])
+        expected = resample_abs_pos_embed(table, [side, side], num_prefix_tokens=1)
+        assert (found - expected).abs().max() < 1e-6
+
+
+def test_note__of_an_uncommon_size_tells_all(plain: ViTConfig, make_weights: Make, tmp_path: Path) -> None:
+    config = replace(plain, norm_eps=1e-12, classifier="gap")
+    (note,) = write_weights(make_weights(config), tmp_path / "y.safetensors", "timm").notes
+    model = eval(note, {"timm": timm, "FILE": tmp_path / "y.safetensors", "torch": torch, "partial": partial})
+    assert model.norm.eps == 1e-12
+    assert read_weights(write_weights(make_weights(config), tmp_path / "z", "timm").files[0]).config == config
+
+
+def test_read__old_files_have_pre_logits(plain: ViTConfig, make_weights: Make, tmp_path: Path) -> None:
+    weights = make_weights(replace(plain, representation_size=128))
+    with pytest.raises(CheckpointError, match="timm cannot hold this model: it has no pre-logits layer"):
+        write_weights(weights, tmp_path, "timm")
+    body = Weights(plain, {name: t for name, t in weights.state.items() if not name.startswith("pre_logits")}, {})
+    state = load_file(write_weights(body, tmp_path / "body.safetensors", "timm").files[0])
+    state |= {f"pre_logits.fc.{kind}": weights.state[f"pre_logits.{kind}"] for kind in ("weight", "bias")}
+    torch.save({"state_dict": {f"module.{name}": tensor for name, tensor in state.items()}}, tmp_path / "old.pth")
+    found = read_weights(tmp_path / "old.pth")
+    assert found.config == weights.config
+    assert all(torch.equal(found.state[name], tensor) for name, tensor in weights.state.items())
+
+
+def write_config(folder: Path, **change: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+
+
+def test_read__preprocessing_as_timm_means_it(plain: ViTConfig, make_weights: Make, tmp_path: Path) -> None:
+    from timm.data import resolve_model_data_config
+
+    weights = make_weights(plain, {"eval_method": "shorter_side", "eval_resize": 37, "resample": "bicubic_antialias"})
+    path = write_weights(weights, tmp_path, "timm").files[0]
+    data = resolve_model_data_config(timm.create_model(f"local-dir:{tmp_path}", pretrained=True))
+    assert (list(data["mean"]), list(data["std"]), data["interpolation"]) == ([0.5] * 3, [0.5] * 3, "bicubic")
+    assert (data["input_size"], data["crop_mode"], int(32 / data["crop_pct"])) == ((3, 32, 32), "center", 37)
+    assert read_weights(path).meta["eval_resize"] == 37
+    (tmp_path / "config.json").unlink()
+    found = read_weights(path).meta  # timm's defaults
+    assert (found["mean"], found["eval_resize"], found["resample"]) == ([0.5] * 3, 35, "bicubic_antialias")
+
+
+def test_read__refuses_what_it_would_compute_otherwise(plain: ViTConfig, make_weights: Make, tmp_path: Path) -> None:
+    path = write_weights(make_weights(plain), tmp_path, "timm").files[0]
+    args = json.loads((tmp_path / "config.json").read_text())["model_args"]
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"global_pool": "avg"}, "config.json: global_pool 'avg' beside a class token is not supported"),
+        (
+            {"global_pool": "token", "model_args": args | {"act_layer": "silu"}},
+            "config.json: act_layer 'silu', known are",
+        ),
+        ({"model_args": args | {"num_heads": "two"}}, "num_heads must be a whole number of at least 1, not 'two'"),
+        ({"model_args": [1]}, "the JSON files beside it describe no model"),
+    ]
+    for change, words in cases:
+        write_config(tmp_path, **change)
+        with pytest.raises(CheckpointError) as error:
+            read_weights(path)
+        assert str(error.value).startswith(f"{path}: ")
+        assert words in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"global_pool": "avg"}, {"reg_tokens": 2}, {"init_values": 1e-5}, {"qk_norm": True}, {"pre_norm": True}],
+    ids=str,
+)
+def test_read__refuses_other_architectures(plain: ViTConfig, tmp_path: Path, more: dict[str, Any]) -> None:
+    save_file(twin(plain, **more).state_dict(), tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"unexpected: |no square grid"):
+        read_weights(tmp_path / "model.safetensors")
+
+
+def assert_told_as_timm_builds_it(name: str) -> bool:
+    """Whether timm's model is a ViT of the paper; then what its tensors do not tell must be told right."""
+    with torch.device("meta"):
+        model = timm.create_model(name)
+    known = {"architecture": name, "global_pool": model.global_pool, "pretrained_cfg": model.pretrained_cfg}
+    state = model.state_dict()
+    try:
+        described = FORMAT.describe(FORMAT.view(state), state, Beside(config=known))
+        ours = build(described.config, device="meta").state_dict()
+        to_ours(state, rules_for(TABLE, ours), ours)
+    except CheckpointError:
+        return False
+    block, config = model.blocks[0], described.config
+    assert isinstance(config, ViTConfig)
+    assert config.num_heads == block.attn.num_heads
+    assert config.gelu == ("tanh" if "Tanh" in type(block.mlp.act).__name__ else "erf")
+    assert config.norm_eps == block.norm1.eps
+    assert config.classifier == {"token": "token", "avg": "gap"}[model.global_pool]
+    assert (config.image_size, config.image_size) == model.patch_embed.img_size
+    return True
+
+
+@pytest.mark.parametrize(
+    "name", ["vit_tiny_patch16_384", "vit_base_patch16_gap_224", "vit_base_patch32_siglip_gap_256", "test_vit"]
+)
+def test_read__tells_models_as_timm_builds_them(name: str) -> None:
+    assert assert_told_as_timm_builds_it(name)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_read__tells_all_models_as_timm_builds_them() -> None:
+    names = timm.list_models(module="vision_transformer")
+    assert sum(assert_told_as_timm_builds_it(name) for name in names) >= 43
+
+
+@pytest.mark.parametrize(
+    ("hidden_size", "depth", "heads"), [(1280, 32, 16), (192, 12, 3), (384, 12, 6), (1408, 40, 16), (320, 2, 5)]
+)
+def test_heads__by_published_size_then_64_channels(hidden_size: int, depth: int, heads: int) -> None:
+    assert known_heads(hidden_size, depth) == heads
+
+
+def test_heads__are_asked_for_when_nothing_tells(plain: ViTConfig, make_weights: Make, tmp_path: Path) -> None:
+    odd = replace(plain, hidden_size=120)
+    folder = write_weights(make_weights(odd), tmp_path / "folder", "timm").files[0]
+    assert read_weights(folder).config == odd
+    path = write_weights(make_weights(odd), tmp_path / "alone.safetensors", "timm").files[0]
+    with pytest.raises(CheckpointError) as error:
+        read_weights(path)
+    assert str(error.value) == (
+        f"{path}: the file does not tell the number of attention heads, and hidden size 120 is not a multiple of 64; "
+        f"put the model's config.json beside it, or name the model"
+    )
+
+
+def test_write__refuses_hybrids_and_other_positions(plain: ViTConfig, make_weights: Make, tmp_path: Path) -> None:
+    hybrid = HybridConfig(
+        patch_size=1, hidden_size=24, depth=1, mlp_size=8, num_heads=2, image_size=32, stage_depths=(1,), width=32
+    )
+    cases: list[tuple[Config, str]] = [
+        (hybrid, "timm cannot hold this model: it has no place for a Hybrid model"),
+        (replace(plain, position_embedding="relative"), "it has no position_embedding 'relative' at 'stem'"),
+    ]
+    for config, words in cases:
+        with pytest.raises(CheckpointError) as error:
+            write_weights(make_weights(config), tmp_path / "x", "timm")
+        assert words in str(error.value)
+    assert list(tmp_path.iterdir()) == []

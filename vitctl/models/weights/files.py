@@ -1,0 +1,54 @@
+"""Files on the disk: written whole or not at all, and read within bounds."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from vitctl.errors import CheckpointError
+
+_JSON_BYTES = 16 * 2**20
+
+
+def write_whole(path: Path, write: Callable[[Path], object]) -> Path:
+    """Let `write` fill a file beside `path`, flush it, and put it in place in one move; return `path`."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        write(aside)
+        flush(aside)
+        os.replace(aside, path)
+    finally:
+        aside.unlink(missing_ok=True)
+    flush(path.parent)
+    return path
+
+
+def write_json(path: Path, value: dict[str, Any]) -> Path:
+    """Write `value` as indented JSON, whole or not at all; equal values give equal bytes."""
+    text = json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False)
+    return write_whole(path, lambda aside: aside.write_text(text + "\n", encoding="utf-8"))
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the JSON object in `path`, or an empty one when there is no such file. Raises CheckpointError."""
+    if not path.is_file():
+        return {}
+    if path.stat().st_size > _JSON_BYTES:
+        raise CheckpointError(f"{path}: larger than {_JSON_BYTES // 2**20} MiB, so not the description of a model")
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise CheckpointError(f"{path}: not JSON ({error})") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path}: holds a JSON {type(value).__name__}, not an object")
+    return value
+
+
+def flush(path: Path) -> None:
+    """Make what was written to a file or a folder survive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,232 @@
+"""The authors' `.npz` files: ViT, AugReg, hybrids, and the ResNets of BiT."""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from vitctl.errors import CheckpointError
+from vitctl.models.configs import Config, HybridConfig, ResNetConfig, ViTConfig
+from vitctl.models.weights.formats import (
+    Beside,
+    Described,
+    Format,
+    Numerics,
+    View,
+    classes,
+    needed,
+    position_misfits,
+    vit_shape,
+)
+from vitctl.models.weights.rules import CONV, DENSE, Layout, Table, Tensors, entry
+
+# What the authors' code does and no tensor tells. Paper: Appendix A; their LayerNorm, GELU and GroupNorm.
+NUMERICS = Numerics(gelu="tanh", norm_eps=1e-6)
+NUM_GROUPS = 32
+_NUM_CLASSES_I21K = 21843
+_FINE_TUNED_SIZE = 384  # B.1.1, when neither the file's name nor the grid of patches says otherwise
+_BIT_FINE_TUNED_SIZE = 480  # BiT's rule for ImageNet
+
+
+def vit_table(num_heads: int) -> Table:
+    """Return the rows of a ViT, in the spelling of the published files."""
+    block = "Transformer/encoderblock_{i}"
+    attention = f"{block}/MultiHeadDotProductAttention_1"
+    parts = ("query", "key", "value")
+    # The authors keep one axis for the heads and one for the channels of each.
+    split_weight = Layout(lambda t: _turned(t.flatten(1)), lambda t: _turned(t).unflatten(1, (num_heads, -1)))
+    split_bias = Layout(lambda t: t.flatten(), lambda t: t.unflatten(0, (num_heads, -1)))
+    merged = Layout(lambda t: _turned(t.flatten(0, 1)), lambda t: _turned(t).unflatten(0, (num_heads, -1)))
+    return {
+        "class_token": entry("cls"),
+        "position_embedding": entry("Transformer/posembed_input/pos_embedding"),
+        **_weight_and_bias("patch_embedding", "embedding", CONV),
+        **_scale_and_bias("blocks.{i}.norm1", f"{block}/LayerNorm_0"),
+        "blocks.{i}.attention.qkv.weight": entry(
+            *(f"{attention}/{part}/kernel" for part in parts), layout=split_weight
+        ),
+        "blocks.{i}.attention.qkv.bias": entry(*(f"{attention}/{part}/bias" for part in parts), layout=split_bias),
+        "blocks.{i}.attention.out.weight": entry(f"{attention}/out/kernel", layout=merged),
+        "blocks.{i}.attention.out.bias": entry(f"{attention}/out/bias"),
+        **_scale_and_bias("blocks.{i}.norm2", f"{block}/LayerNorm_2"),
+        **_weight_and_bias("blocks.{i}.mlp.fc1", f"{block}/MlpBlock_3/Dense_0", DENSE),
+        **_weight_and_bias("blocks.{i}.mlp.fc2", f"{block}/MlpBlock_3/Dense_1", DENSE),
+        **_scale_and_bias("norm", "Transformer/encoder_norm"),
+        **_weight_and_bias("pre_logits", "pre_logits", DENSE),
+        **_weight_and_bias("head", "head", DENSE),
+    }
+
+
+def hybrid_table(num_heads: int) -> Table:
+    """Return the rows of a ViT behind a ResNet."""
+    ours, theirs = "backbone.stages.{i}.{j}", "block{i1}/unit{j1}"
+    table = vit_table(num_heads) | _scale_and_bias("backbone.root.norm", "gn_root")
+    table["backbone.root.conv.weight"] = entry("conv_root/kernel", layout=CONV)
+    for conv, norm, suffix in (
+        *((f"conv{n}", f"norm{n}", n) for n in "123"),
+        ("projection", "projection_norm", "_proj"),
+    ):
+        conv_name = f"conv{suffix}"
+        table[f"{ours}.{conv}.weight"] = entry(f"{theirs}/{conv_name}/kernel", layout=CONV)
+        table |= _scale_and_bias(f"{ours}.{norm}", f"{theirs}/gn{suffix}")
+    return table
+
+
+def bit_table(_num_heads: int) -> Table:
+    """Return the rows of a ResNet V2."""
+    ours, theirs = "backbone.stages.{i}.{j}", "resnet/block{i1}/unit{j1:02d}"
+    kernel = "standardized_conv2d/kernel"
+    head = Layout(
+        lambda t: _turned(t.flatten(0, 2)), lambda t: _turned(t).unflatten(0, (1, 1, -1))
+    )  # a 1x1 convolution
+    table = {
+        "backbone.root.conv.weight": entry(f"resnet/root_block/{kernel}", layout=CONV),
+        f"{ours}.projection.weight": entry(f"{theirs}/a/proj/{kernel}", layout=CONV),
+        "head.weight": entry("resnet/head/conv2d/kernel", layout=head),
+        "head.bias": entry("resnet/head/conv2d/bias"),
+    }
+    norms = {"norm": "resnet/group_norm"}
+    for number, letter in zip("123", "abc", strict=True):
+        table[f"{ours}.conv{number}.weight"] = entry(f"{theirs}/{letter}/{kernel}", layout=CONV)
+        norms[f"{ours}.norm{number}"] = f"{theirs}/{letter}/group_norm"
+    for mine, group_norm in norms.items():
+        table[f"{mine}.weight"] = entry(f"{group_norm}/gamma")
+        table[f"{mine}.bias"] = entry(f"{group_norm}/beta")
+    return table
+
+
+def tidy(tensors: Tensors) -> Tensors:
+    """Bring every spelling to that of the published files: wrappers, Flax generations, norms of shape [1, 1, 1, C]."""
+    for wrapper in ("opt/target/", "params/"):
+        if any(name.startswith(wrapper) for name in tensors):  # the rest is the optimizer's
+            tensors = {name.removeprefix(wrapper): t for name, t in tensors.items() if name.startswith(wrapper)}
+    return {_published(name): _flat_norm(name, tensor) for name, tensor in tensors.items()}
+
+
+def _published(name: str) -> str:
+    name = name.replace("/MultiHeadDotProductAttention_0/", "/MultiHeadDotProductAttention_1/")
+    name = name.replace("/MlpBlock_0/", "/MlpBlock_3/").replace("/LayerNorm_1/", "/LayerNorm_2/")
+    return re.sub(r"/standardized_conv2d_\d+/", "/standardized_conv2d/", name)
+
+
+def _flat_norm(name: str, tensor: Tensor) -> Tensor:
+    of_norm = re.search(r"(^|/)(gn\d|gn_root|gn_proj|group_norm)/", name)
+    return tensor.flatten() if of_norm and tensor.dim() == 4 and tensor.shape[:3] == (1, 1, 1) else tensor
+
+
+def _describe_vit(view: View, tensors: Tensors, beside: Beside) -> Described:
+    config = ViTConfig(**vit_shape(view, _num_heads(tensors), _named_size(beside) or _FINE_TUNED_SIZE), **NUMERICS)
+    return Described(config, _meta(config))
+
+
+def _describe_hybrid(view: View, tensors: Tensors, beside: Beside) -> Described:
+    stage_depths = _stage_depths(tensors, r"block(\d+)/unit(\d+)/conv1/kernel")
+    shape = vit_shape(view, _num_heads(tensors), None)
+    stride = 4 * 2 ** max(0, len(stage_depths) - 1)  # of the backbone: the first stage keeps the root's size
+    map_size = shape.pop("image_size")
+    config = HybridConfig(
+        **shape,
+        **NUMERICS,
+        stage_depths=stage_depths,
+        width=len(needed(view, "backbone.root.conv.weight", 4)),
+        image_size=224 if shape["position_embedding"] == "none" else map_size * stride,
+    )
+    named = replace(config, image_size=_named_size(beside) or config.image_size)
+    if named.grid == config.grid:
+        config = named
+    return Described(config, _meta(config))
+
+
+def _describe_bit(view: View, tensors: Tensors, beside: Beside) -> Described:
+    fine_tuned = "ILSVRC2012" in beside.name
+    config = ResNetConfig(
+        stage_depths=_stage_depths(tensors, r"resnet/block(\d+)/unit(\d+)/a/standardized_conv2d/kernel"),
+        width=len(needed(view, "backbone.root.conv.weight", 4)),
+        version="v2",
+        image_size=_BIT_FINE_TUNED_SIZE if fine_tuned else 224,
+        num_classes=classes(view),
+    )
+    return Described(config, _meta(config))
+
+
+def _num_heads(tensors: Tensors) -> int:
+    name = "Transformer/encoderblock_0/MultiHeadDotProductAttention_1/query/kernel"
+    kernel = tensors.get(name)
+    if kernel is None or kernel.dim() != 3:
+        raise CheckpointError(f"{name} [hidden_size, heads, channels] is missing or of another shape")
+    return kernel.shape[1]
+
+
+def _stage_depths(tensors: Tensors, pattern: str) -> tuple[int, ...]:
+    """Return the number of units in each stage, from the names alone."""
+    depths: dict[int, int] = {}
+    for match in filter(None, (re.fullmatch(pattern, name) for name in tensors)):
+        depths[int(match[1])] = max(depths.get(int(match[1]), 0), int(match[2]))
+    return tuple(depths[stage] for stage in sorted(depths))
+
+
+def _named_size(beside: Beside) -> int | None:
+    """Return the image size that names of AugReg files tell."""
+    match = re.search(r"res_(\d{1,4})\b", beside.name)
+    return int(match[1]) if match else None
+
+
+def _meta(config: Config) -> dict[str, Any]:
+    """Return the authors' pre-processing: a plain square for fine-tuned models, a centre crop for ImageNet-21k."""
+    cropped = config.num_classes == _NUM_CLASSES_I21K
+    return {
+        "image_size": config.image_size,
+        "mean": [0.5, 0.5, 0.5],
+        "std": [0.5, 0.5, 0.5],
+        "eval_method": "shorter_side" if cropped else "square",
+        "eval_resize": config.image_size * 8 // 7 if cropped else 0,
+        "resample": "bilinear",
+        "position_resize": "zoom",
+    }
+
+
+def _misfits(config: Config) -> Iterator[str]:
+    if isinstance(config, ViTConfig):
+        if (config.gelu, config.norm_eps) != (NUMERICS["gelu"], NUMERICS["norm_eps"]):
+            yield (
+                f"the authors' code has a {NUMERICS['gelu']} GELU and norm_eps {NUMERICS['norm_eps']:g}, "
+                f"these weights were trained with {config.gelu} and {config.norm_eps:g}"
+            )
+        yield from position_misfits(config)
+    if isinstance(config, HybridConfig | ResNetConfig) and config.num_groups != NUM_GROUPS:
+        yield f"num_groups is {NUM_GROUPS} there, not {config.num_groups}"
+    if isinstance(config, ResNetConfig) and config.version != "v2":
+        yield "ResNets were published as v2 only"
+
+
+def _notes(_config: Config, meta: Mapping[str, Any]) -> Iterator[str]:
+    if meta.get("class_names"):
+        yield "the .npz has no place for class names and pre-processing"
+
+
+def _no_sidecars(_config: Config, _meta: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    return {}
+
+
+def _turned(matrix: Tensor) -> Tensor:
+    return matrix.permute(1, 0)
+
+
+def _weight_and_bias(ours: str, theirs: str, layout: Layout) -> Table:
+    return {f"{ours}.weight": entry(f"{theirs}/kernel", layout=layout), f"{ours}.bias": entry(f"{theirs}/bias")}
+
+
+def _scale_and_bias(ours: str, theirs: str) -> Table:
+    return {f"{ours}.weight": entry(f"{theirs}/scale"), f"{ours}.bias": entry(f"{theirs}/bias")}
+
+
+VIT = Format("Google ViT", "npz", ("embedding/kernel",), tidy, vit_table, _describe_vit, _misfits, _notes, _no_sidecars)
+HYBRID = Format(
+    "Google hybrid", "npz", ("conv_root/kernel",), tidy, hybrid_table, _describe_hybrid, _misfits, _notes, _no_sidecars
+)
+BIT = Format(
+    "Google BiT", "npz", ("resnet/root_block/standardized_conv2d/kernel",),
+    tidy, bit_table, _describe_bit, _misfits, _notes, _no_sidecars,
+)  # fmt: skip

@@ -1,0 +1,164 @@
+"""Hugging Face's `ViTForImageClassification` and `ViTModel`: a folder of weights, configuration and pre-processing."""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+from vitctl.errors import CheckpointError
+from vitctl.models.configs import Config, ViTConfig
+from vitctl.models.weights.formats import Beside, Described, Format, Numerics, View, vit_misfits, vit_shape
+from vitctl.models.weights.rules import Table, Tensors, entry, pair
+
+NUMERICS = Numerics(gelu="erf", norm_eps=1e-12)
+# What we write comes first for each form.
+_GELU: dict[str, Literal["tanh", "erf"]] = {
+    "gelu": "erf",
+    "gelu_pytorch_tanh": "tanh",
+    "gelu_new": "tanh",
+    "gelu_fast": "tanh",
+}
+_ACTIVATION = {"erf": "gelu", "tanh": "gelu_pytorch_tanh"}
+_RESAMPLE = {2: "bilinear_antialias", 3: "bicubic_antialias"}  # Pillow's numbers
+_IMAGE_PROCESSOR: dict[str, Any] = {"image_mean": (0.5,) * 3, "image_std": (0.5,) * 3, "resample": 2}
+_BODY = "vit."
+_LAYER = "vit.encoder.layer.{i}"
+# transformers 5 names modules otherwise in memory than in its files; a state dict saved by hand has these names.
+_IN_MEMORY = {
+    r"^vit\.layers\.(\d+)\.": r"vit.encoder.layer.\1.",
+    r"\.attention\.q_proj\.": ".attention.attention.query.",
+    r"\.attention\.k_proj\.": ".attention.attention.key.",
+    r"\.attention\.v_proj\.": ".attention.attention.value.",
+    r"\.attention\.o_proj\.": ".attention.output.dense.",
+    r"\.mlp\.fc1\.": ".intermediate.dense.",
+    r"\.mlp\.fc2\.": ".output.dense.",
+}
+
+TABLE: Table = {
+    "class_token": entry("vit.embeddings.cls_token"),
+    "position_embedding": entry("vit.embeddings.position_embeddings"),
+    **pair("patch_embedding", "vit.embeddings.patch_embeddings.projection"),
+    **pair("blocks.{i}.norm1", f"{_LAYER}.layernorm_before"),
+    **pair("blocks.{i}.attention.qkv", *(f"{_LAYER}.attention.attention.{part}" for part in ("query", "key", "value"))),
+    **pair("blocks.{i}.attention.out", f"{_LAYER}.attention.output.dense"),
+    **pair("blocks.{i}.norm2", f"{_LAYER}.layernorm_after"),
+    **pair("blocks.{i}.mlp.fc1", f"{_LAYER}.intermediate.dense"),
+    **pair("blocks.{i}.mlp.fc2", f"{_LAYER}.output.dense"),
+    **pair("norm", "vit.layernorm"),
+    **pair("pre_logits", "vit.pooler.dense"),
+    **pair("head", "classifier"),
+}
+
+
+def _tidy(tensors: Tensors) -> Tensors:
+    """Give a bare ViTModel the prefix of the classifier's body, and every name its spelling in files."""
+    if "embeddings.patch_embeddings.projection.weight" in tensors:
+        tensors = {_BODY + name: tensor for name, tensor in tensors.items()}
+    named = {_in_files(name): tensor for name, tensor in tensors.items()}
+    named.pop("vit.embeddings.mask_token", None)  # of masked image modelling, never used by a classifier
+    return named
+
+
+def _in_files(name: str) -> str:
+    for pattern, spelling in _IN_MEMORY.items():
+        name = re.sub(pattern, spelling, name)
+    return name
+
+
+def _describe(view: View, _tensors: Tensors, beside: Beside) -> Described:
+    config = beside.config
+    if config.get("model_type", "vit") != "vit":
+        raise CheckpointError(f"config.json: model_type {config['model_type']!r}, only 'vit' is read")
+    activation = config.get("hidden_act", "gelu")
+    if activation not in _GELU:
+        raise CheckpointError(f"config.json: hidden_act {activation!r}, known are {', '.join(_GELU)}")
+    if config.get("pooler_act", "tanh") != "tanh":
+        raise CheckpointError(f"config.json: pooler_act {config['pooler_act']!r}, only 'tanh' is read")
+    numerics = Numerics(gelu=_GELU[activation], norm_eps=config.get("layer_norm_eps", NUMERICS["norm_eps"]))
+    shape = vit_shape(view, beside.num_heads or config.get("num_attention_heads"), config.get("image_size"))
+    model = ViTConfig(**shape, **numerics)
+    return Described(model, _meta(model, beside))
+
+
+def _meta(model: ViTConfig, beside: Beside) -> dict[str, Any]:
+    processor = {**_IMAGE_PROCESSOR, **beside.preprocessor}
+    names = _class_names(beside.config.get("id2label") or {})
+    return {
+        "image_size": model.image_size,
+        "mean": list(processor["image_mean"]),
+        "std": list(processor["image_std"]),
+        "eval_method": "square",
+        "eval_resize": 0,
+        "resample": _RESAMPLE.get(processor["resample"], f"pillow {processor['resample']}"),
+        "position_resize": "bicubic",
+        **({"class_names": names} if names else {}),
+    }
+
+
+def _class_names(id2label: Mapping[str, str]) -> list[str]:
+    """Return the names in the order of the classes, or none when they are only numbered."""
+    numbered = sorted((int(number), name) for number, name in id2label.items())
+    invented = all(name == f"LABEL_{number}" for number, name in numbered)
+    return [] if invented else [name for _, name in numbered]
+
+
+def _misfits(config: Config) -> Iterator[str]:
+    yield from vit_misfits(config)
+    if not isinstance(config, ViTConfig):
+        return
+    if config.classifier != "token" or config.position_embedding != "learned":
+        yield "it always has a class token and a learned position embedding"
+    if config.representation_size and config.num_classes:
+        yield "its classifier has no pre-logits layer, only the model without a head has one (the pooler)"
+
+
+def _notes(config: Config, meta: Mapping[str, Any]) -> Iterator[str]:
+    assert isinstance(config, ViTConfig)
+    if config.num_classes:
+        yield "transformers.ViTForImageClassification.from_pretrained(folder)"
+    else:
+        pooler = "" if config.representation_size else ", add_pooling_layer=False"
+        yield f"transformers.ViTModel.from_pretrained(folder{pooler})"
+    if meta.get("eval_method", "square") != "square":
+        yield "its image processor squashes images to a square, these weights expect the shorter side and a centre crop"
+
+
+def _sidecars(config: Config, meta: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    assert isinstance(config, ViTConfig)
+    names = meta.get("class_names") or [f"LABEL_{index}" for index in range(config.num_classes)]
+    described = {
+        "architectures": ["ViTForImageClassification" if config.num_classes else "ViTModel"],
+        "model_type": "vit",
+        "hidden_size": config.hidden_size,
+        "num_hidden_layers": config.depth,
+        "num_attention_heads": config.num_heads,
+        "intermediate_size": config.mlp_size,
+        "hidden_act": _ACTIVATION[config.gelu],
+        "hidden_dropout_prob": config.dropout,
+        "attention_probs_dropout_prob": 0.0,
+        "layer_norm_eps": config.norm_eps,
+        "image_size": config.image_size,
+        "patch_size": config.patch_size,
+        "num_channels": 3,
+        "qkv_bias": True,
+        "id2label": {str(index): name for index, name in enumerate(names)},
+        "label2id": {name: index for index, name in enumerate(names)},
+        **({"pooler_output_size": config.representation_size} if config.representation_size else {}),
+    }
+    processor = {
+        "image_processor_type": "ViTImageProcessor",
+        "do_resize": True,
+        "size": {"height": config.image_size, "width": config.image_size},
+        "resample": 3 if str(meta.get("resample", "")).startswith("bicubic") else 2,
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        "image_mean": list(meta.get("mean", _IMAGE_PROCESSOR["image_mean"])),
+        "image_std": list(meta.get("std", _IMAGE_PROCESSOR["image_std"])),
+    }
+    return {"config.json": described, "preprocessor_config.json": processor}
+
+
+FORMAT = Format(
+    "Hugging Face ViT", "safetensors", ("vit.embeddings.patch_embeddings.projection.weight",),
+    _tidy, lambda _: TABLE, _describe, _misfits, _notes, _sidecars,
+)  # fmt: skip

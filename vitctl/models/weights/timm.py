@@ -1,0 +1,179 @@
+"""timm's Vision Transformers: a state dict, and the `config.json` of its hub folders."""
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+from vitctl.errors import CheckpointError
+from vitctl.models.configs import Config, ViTConfig
+from vitctl.models.weights.formats import Beside, Described, Format, Numerics, View, vit_misfits, vit_shape
+from vitctl.models.weights.rules import Table, Tensors, entry, pair
+
+NUMERICS = Numerics(gelu="erf", norm_eps=1e-6)
+_GELU: dict[str, Literal["tanh", "erf"]] = {"gelu": "erf", "gelu_erf": "erf", "gelu_tanh": "tanh"}
+_RESAMPLE = {"bilinear": "bilinear_antialias", "bicubic": "bicubic_antialias"}
+# Where no config.json says otherwise: timm's defaults for Vision Transformers.
+_PRETRAINED = {"mean": (0.5,) * 3, "std": (0.5,) * 3, "crop_pct": 0.9, "interpolation": "bicubic"}
+# timm's names for the sizes that it knows: hidden size, depth, MLP size, heads; and the patches of each.
+_ARCHITECTURES = {
+    (192, 12, 768, 3): ("tiny", (16,)),
+    (384, 12, 1536, 6): ("small", (8, 16, 32)),
+    (768, 12, 3072, 12): ("base", (8, 16, 32)),
+    (1024, 24, 4096, 16): ("large", (16, 32)),
+    (1280, 32, 5120, 16): ("huge", (14,)),
+}
+# Architectures whose tensors look like any other's, and which compute something else than these tell.
+_PECULIAR: dict[str, dict[str, Any]] = {
+    "test_vit": {"num_heads": 2},
+    "vit_base_patch16_gap_224": {"num_heads": 16},
+    "vit_base_patch32_siglip_gap_256": {"act_layer": "gelu_tanh"},
+    "vit_large_patch16_siglip_gap_512": {"act_layer": "gelu_tanh"},
+    "vit_so400m_patch16_siglip_gap_256": {"act_layer": "gelu_tanh"},
+    "vit_so400m_patch16_siglip_gap_384": {"act_layer": "gelu_tanh"},
+    "vit_so400m_patch16_siglip_gap_512": {"act_layer": "gelu_tanh"},
+    "vit_giantopt_patch16_siglip_gap_256": {"act_layer": "gelu_tanh"},
+    "vit_giantopt_patch16_siglip_gap_384": {"act_layer": "gelu_tanh"},
+}
+_ANY_ARCHITECTURE = "vit_base_patch16_224"  # every size can be told to it
+
+TABLE: Table = {
+    "class_token": entry("cls_token"),
+    "position_embedding": entry("pos_embed"),
+    **pair("patch_embedding", "patch_embed.proj"),
+    **pair("blocks.{i}.norm1", "blocks.{i}.norm1"),
+    **pair("blocks.{i}.attention.qkv", "blocks.{i}.attn.qkv"),
+    **pair("blocks.{i}.attention.out", "blocks.{i}.attn.proj"),
+    **pair("blocks.{i}.norm2", "blocks.{i}.norm2"),
+    **pair("blocks.{i}.mlp.fc1", "blocks.{i}.mlp.fc1"),
+    **pair("blocks.{i}.mlp.fc2", "blocks.{i}.mlp.fc2"),
+    **pair("norm", "norm"),
+    **pair("pre_logits", "pre_logits.fc"),  # read from old files only
+    **pair("head", "head"),
+}
+
+
+def _describe(view: View, _tensors: Tensors, beside: Beside) -> Described:
+    config = beside.config if "architecture" in beside.config else {}
+    args = {**_PECULIAR.get(config.get("architecture", ""), {}), **(config.get("model_args") or {})}
+    pretrained = _PRETRAINED | (config.get("pretrained_cfg") or {})
+    size = args.get("img_size") or (pretrained.get("input_size") or [0, 0])[-1]
+    shape = vit_shape(view, beside.num_heads or args.get("num_heads"), size)
+    if shape["classifier"] == "token" and config.get("global_pool", "token") != "token":
+        raise CheckpointError(
+            f"config.json: global_pool {config['global_pool']!r} beside a class token is not supported"
+        )
+    activation = args.get("act_layer", "gelu")
+    if activation not in _GELU:
+        raise CheckpointError(f"config.json: act_layer {activation!r}, known are {', '.join(_GELU)}")
+    numerics = Numerics(gelu=_GELU[activation], norm_eps=config.get("norm_eps", NUMERICS["norm_eps"]))
+    model = ViTConfig(**shape, **numerics)
+    return Described(model, _meta(model, pretrained, config))
+
+
+def _meta(model: ViTConfig, pretrained: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
+    squashed = pretrained.get("crop_mode") == "squash"
+    names = config.get("label_names") or pretrained.get("label_names")
+    return {
+        "image_size": model.image_size,
+        "mean": list(pretrained["mean"]),
+        "std": list(pretrained["std"]),
+        "eval_method": "square" if squashed else "shorter_side",
+        "eval_resize": 0 if squashed else math.floor(model.image_size / pretrained["crop_pct"]),
+        "resample": _RESAMPLE.get(pretrained["interpolation"], pretrained["interpolation"]),
+        "position_resize": "bicubic_antialias",
+        **({"class_names": list(names)} if names else {}),
+    }
+
+
+def _misfits(config: Config) -> Iterator[str]:
+    yield from vit_misfits(config)
+    if isinstance(config, ViTConfig) and config.representation_size:
+        yield "it has no pre-logits layer; fine-tune first, or write with no pre-logits"
+
+
+def _notes(config: Config, _meta: Mapping[str, Any]) -> Iterator[str]:
+    assert isinstance(config, ViTConfig)
+    architecture = _architecture(config)
+    arguments = {"img_size": config.image_size, "num_classes": config.num_classes} | _switches(config)
+    if architecture == _ANY_ARCHITECTURE:
+        arguments = _sizes(config) | arguments
+    shown = [f"{key}={value!r}" for key, value in arguments.items()]
+    if config.norm_eps != NUMERICS["norm_eps"]:
+        shown.append(f"norm_layer=partial(torch.nn.LayerNorm, eps={config.norm_eps:g})")
+    yield f"timm.create_model({architecture!r}, checkpoint_path=FILE, {', '.join(shown)})"
+
+
+def _architecture(config: ViTConfig) -> str:
+    size = (config.hidden_size, config.depth, config.mlp_size, config.num_heads)
+    name, patches = _ARCHITECTURES.get(size, ("", ()))
+    return f"vit_{name}_patch{config.patch_size}_224" if config.patch_size in patches else _ANY_ARCHITECTURE
+
+
+def _sizes(config: ViTConfig) -> dict[str, Any]:
+    return {
+        "img_size": config.image_size,
+        "patch_size": config.patch_size,
+        "embed_dim": config.hidden_size,
+        "depth": config.depth,
+        "num_heads": config.num_heads,
+        "mlp_ratio": _mlp_ratio(config),
+    }
+
+
+def _switches(config: ViTConfig) -> dict[str, Any]:
+    """Return the arguments of timm's models that change the maths where it differs from timm's own."""
+    switches: dict[str, Any] = {} if config.gelu == "erf" else {"act_layer": "gelu_tanh"}
+    if config.classifier == "gap":
+        switches |= {"class_token": False, "global_pool": "avg", "fc_norm": False}
+    if config.position_embedding == "none":
+        switches["pos_embed"] = "none"
+    return switches
+
+
+def _sidecars(config: Config, meta: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    assert isinstance(config, ViTConfig)
+    size = config.image_size
+    squashed = meta.get("eval_method", "square") == "square"
+    backwards = {ours: theirs for theirs, ours in _RESAMPLE.items()}
+    pretrained = {
+        "mean": meta.get("mean", _PRETRAINED["mean"]),
+        "std": meta.get("std", _PRETRAINED["std"]),
+        "input_size": [3, size, size],
+        "fixed_input_size": True,
+        "interpolation": backwards.get(meta.get("resample", ""), "bilinear"),
+        "crop_mode": "squash" if squashed else "center",
+        "crop_pct": 1.0 if squashed else _crop_share(size, meta.get("eval_resize") or size),
+        "num_classes": config.num_classes,
+        "first_conv": "patch_embed.proj",
+        "classifier": "head",
+    }
+    described = {
+        "architecture": _architecture(config),
+        "num_classes": config.num_classes,
+        "num_features": config.hidden_size,
+        "global_pool": "avg" if config.classifier == "gap" else "token",
+        "model_args": _sizes(config) | _switches(config),
+        "pretrained_cfg": pretrained,
+        **({"label_names": list(meta["class_names"])} if meta.get("class_names") else {}),
+        # timm cannot be told, but the way back must not lose it.
+        **({} if config.norm_eps == NUMERICS["norm_eps"] else {"norm_eps": config.norm_eps}),
+    }
+    return {"config.json": described}
+
+
+def _mlp_ratio(config: ViTConfig) -> float:
+    """Return a ratio from which timm, rounding down, gets the MLP's width back."""
+    ratio = config.mlp_size / config.hidden_size
+    return ratio if int(config.hidden_size * ratio) == config.mlp_size else math.nextafter(ratio, math.inf)
+
+
+def _crop_share(size: int, resize: int) -> float:
+    """Return a share from which timm, rounding down, gets the size before the crop back."""
+    share = size / resize
+    return share if math.floor(size / share) == resize else math.nextafter(share, 0)
+
+
+FORMAT = Format(
+    "timm", "safetensors", ("patch_embed.proj.weight",),
+    lambda tensors: tensors, lambda _: TABLE, _describe, _misfits, _notes, _sidecars,
+)  # fmt: skip
