@@ -7,8 +7,9 @@ import pytest
 
 from tests.data.datasets.conftest import plant
 from vitctl.data.catalog import find_data_set, known_size, read_community
+from vitctl.data.datasets import eurosat
 from vitctl.data.splits import md5_order, resolve
-from vitctl.data.vtab import GROUPS, MINI, VTAB, VtabTask
+from vitctl.data.vtab import GROUPS, MINI, TRAIN800_DIGESTS, VTAB, VtabTask, is_published_train800
 
 ALL = VTAB + MINI
 BY_NAME = {task.name: task for task in VTAB}
@@ -107,6 +108,36 @@ def test_vtab__smallnorb_tests_on_what_validation_left() -> None:
     )
     assert not set(order[validation.start : validation.stop]) & set(order[test.start : test.stop])
     assert len(np.unique(order[test.start : test.stop])) == 12_150
+
+
+def _eurosat_keys() -> list[str]:
+    hundreds = dict(zip(eurosat.CLASS_NAMES, (30, 30, 30, 25, 25, 20, 25, 30, 25, 30), strict=True))
+    return [f"{name}_{name}_{n}.jpg" for name, count in hundreds.items() for n in range(1, 100 * count + 1)]
+
+
+ALL_KEYS = {
+    "cifar100": lambda: list(map(str, range(50_000))),
+    "patch_camelyon": lambda: [f"train_{number}" for number in range(262_144)],
+    "eurosat": _eurosat_keys,
+    "clevr-count": lambda: [f"CLEVR_train_{number:06d}.png" for number in range(70_000)],
+    "dsprites-ori": lambda: list(map(str, range(737_280))),
+}
+
+
+@pytest.mark.parametrize("name", ALL_KEYS)
+def test_is_published_train800__proves_the_images_by_their_names(name: str) -> None:
+    """Names and counts of the original files are enough; no image is needed."""
+    task, keys = BY_NAME[name], ALL_KEYS[name]()
+    assert len(keys) == find_data_set(name).sizes["train"]
+    chosen = [keys[number] for number in md5_order(keys, "train")[:800]]
+    assert is_published_train800(task, chosen) is True
+    assert is_published_train800(task, chosen[::-1]) is True
+    assert is_published_train800(task, [*chosen[1:], keys[-1]]) is False
+
+
+def test_is_published_train800__is_silent_where_nothing_was_published() -> None:
+    assert is_published_train800(BY_NAME["caltech101"], []) is None
+    assert set(TRAIN800_DIGESTS) < set(BY_NAME)
 
 
 def test_read_community__a_folder_per_task(tmp_path: Path) -> None:

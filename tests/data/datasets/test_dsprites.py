@@ -54,7 +54,6 @@ def test_labels__equal_the_factors_of_every_row() -> None:
     assert np.bincount(dsprites.orientation_labels(np.arange(40) * 1024)).tolist() == [3, 2] * 8
 
 
-@pytest.mark.slow
 def test_labels__the_published_scores_of_guessing() -> None:
     """One location has 4,541 of the 73,728 test images, one orientation 5,491: what a constant answer scores."""
     order = md5_order(range(737_280), "train")

@@ -1,5 +1,6 @@
 """DMLab: frames of an agent in a maze, labelled by how near a good or a bad thing is."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from vitctl.errors import DataError
 
 ARCHIVE = "dmlab.tar.gz from https://storage.googleapis.com/dmlab-vtab/dmlab.tar.gz"
 SPLITS = ("train", "validation", "test")
-CLASS_NAMES = tuple(f"class {number}: distance and sign of the reward" for number in range(6))
+CLASS_NAMES = tuple(f"reward sign and distance, class {number}" for number in range(6))
 
 
 def read(root: Path) -> dict[str, Originals]:
@@ -32,7 +33,8 @@ def _split(root: Path, split: str) -> Originals:
     paths = sorted(root.glob(f"dmlab-{split}.tfrecord*"))
     if not paths:
         raise DataError(f"{root}: dmlab-{split}.tfrecord* is missing; unpack here: {ARCHIVE}")
-    places, keys, labels = [], [], []
+    places: list[tuple[Path, int, int]] = []
+    keys, labels = [], []
     for path in paths:
         for offset, data in records(path):
             example = parse_example(data)
@@ -40,11 +42,12 @@ def _split(root: Path, split: str) -> Originals:
             keys.append(_only(example, "filename", path).decode())
             labels.append(_only(example, "label", path))
     checked = check_labels(np.array(labels), len(CLASS_NAMES), paths[0])
+    return Originals(Rows(checked, partial(_image, places), keys.__getitem__), CLASS_NAMES, "DMLab of the benchmark")
 
-    def image(row: int) -> bytes:
-        return bytes(_only(parse_example(read_part(*places[row])), "image", places[row][0]))
 
-    return Originals(Rows(checked, image, keys.__getitem__), CLASS_NAMES, "DMLab of the benchmark")
+def _image(places: list[tuple[Path, int, int]], row: int) -> bytes:
+    example = parse_example(read_part(*places[row]))
+    return bytes(_only(example, "image", places[row][0]))
 
 
 def _only(example: dict[str, list[Any]], name: str, path: Path) -> Any:
