@@ -8,7 +8,7 @@ from tests.data.datasets.conftest import labels, plant
 from vitctl.data.datasets.imagenet import read
 from vitctl.errors import DataError
 
-WNIDS = [f"n{10_000_000 + 7 * number}" for number in range(1000)]
+WNIDS = ["n01440764", *(f"n{10_000_000 + 7 * number}" for number in range(998)), "n15075141"]
 FIRST, LAST = WNIDS[0], WNIDS[-1]
 VALIDATION = ["ILSVRC2012_val_00000001.JPEG", "ILSVRC2012_val_00000002.JPEG"]
 
@@ -33,7 +33,9 @@ def tar_of(members: dict[str, bytes]) -> bytes:
 def test_read__folders_of_both_splits(tmp_path: Path) -> None:
     plant_folders(tmp_path / "train", [f"{LAST}/{LAST}_7.JPEG", f"{FIRST}/{FIRST}_3.JPEG"])
     plant_folders(tmp_path / "val", [f"{LAST}/{VALIDATION[0]}"])
-    with pytest.raises(DataError, match=r"folders of classes: 2 of them, should be 1000 wnids"):
+    with pytest.raises(
+        DataError, match=r": 2 classes, n01440764 to n15075141, should be 1,000 wnids, n01440764 to n15075141"
+    ):
         read(tmp_path)
     for wnid in WNIDS:
         plant(tmp_path / f"train/{wnid}/{wnid}_1.JPEG")
@@ -84,7 +86,9 @@ def test_read__refuses(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"LOC_synset_mapping.txt or synsets.txt is missing; unpack here: LOC_syn"):
         read(tmp_path)
     (tmp_path / "synsets.txt").write_text("\n".join([*WNIDS[:999], "cat"]))
-    with pytest.raises(DataError, match=r"synsets.txt: 1000 of them, such as cat, should be 1000 wnids like n01440764"):
+    with pytest.raises(
+        DataError, match=r"synsets.txt: 1,000 classes, cat to n1\d+, should be 1,000 wnids, n01440764 to n15075141"
+    ):
         read(tmp_path)
     (tmp_path / "synsets.txt").write_text("\n".join(WNIDS))
     with pytest.raises(DataError, match=r"LOC_val_solution.csv or validation_synset_labels.txt is missing"):

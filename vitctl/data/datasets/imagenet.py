@@ -16,6 +16,7 @@ LABEL_ARCHIVE = (
 )
 WNID_ARCHIVE = "LOC_synset_mapping.txt of Kaggle, or a text file whose lines begin with the 1,000 wnids"
 NUM_CLASSES = 1000
+_FIRST, _LAST = "n01440764", "n15075141"
 _SUFFIXES = (".jpeg", ".jpg", ".png")
 _KAGGLE = "ILSVRC/Data/CLS-LOC"
 _TRAIN_PLACES = ("train", f"{_KAGGLE}/train", "ILSVRC2012_img_train.tar")
@@ -87,17 +88,17 @@ def _wnids(root: Path, found: dict[str, list[Item]]) -> tuple[str, ...]:
     for images in found.values():
         wnids = {item.key.partition("/")[0] for item in images if "/" in item.key}
         if wnids:
-            return _checked(wnids, f"{root}: folders of classes")
+            return _checked(wnids, str(root))
     path = need(root, "LOC_synset_mapping.txt", "synsets.txt", archive=WNID_ARCHIVE)
     return _checked({line.split()[0] for line in read_lines(path)}, str(path))
 
 
-def _checked(wnids: set[str], where: str) -> tuple[str, ...]:
-    wrong = sorted(wnid for wnid in wnids if not (wnid[:1] == "n" and len(wnid) == 9 and wnid[1:].isdigit()))
-    if wrong or len(wnids) != NUM_CLASSES:
-        odd = f", such as {wrong[0]}" if wrong else ""
-        raise DataError(f"{where}: {len(wnids)} of them{odd}, should be {NUM_CLASSES} wnids like n01440764")
-    return tuple(sorted(wnids))
+def _checked(found: set[str], where: str) -> tuple[str, ...]:
+    wnids = sorted(found)
+    if len(wnids) != NUM_CLASSES or (wnids[0], wnids[-1]) != (_FIRST, _LAST):
+        ends = f", {wnids[0]} to {wnids[-1]}" if wnids else ""
+        raise DataError(f"{where}: {len(wnids):,} classes{ends}, should be {NUM_CLASSES:,} wnids, {_FIRST} to {_LAST}")
+    return tuple(wnids)
 
 
 def _split(root: Path, images: list[Item], wnids: tuple[str, ...]) -> Originals:

@@ -2,9 +2,10 @@
 
 import json
 import re
+from collections.abc import Iterator
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,6 +16,14 @@ from vitctl.data.shards import Originals
 from vitctl.errors import DataError
 
 _IMAGENET_PATH = re.compile(r"(n\d{8}_\d+|ILSVRC2012_val_\d{8})_n\d{8}(\.JPEG)")
+
+
+class _Row(NamedTuple):
+    """Where a row is (file, row group, row), the name of its image, and its label."""
+
+    place: tuple[Path, int, int]
+    name: str
+    label: int
 
 
 def read(root: Path, image: str = "image", label: str = "label") -> dict[str, Originals]:
@@ -50,26 +59,24 @@ def original_name(path: str) -> str:
 
 
 def _split(paths: list[Path], class_names: tuple[str, ...], image: str, label: str) -> Originals:
-    places: list[tuple[Path, int, int]] = []
-    names: list[str | None] = []
-    labels: list[int] = []
-    for path in paths:
-        file = _opened(path)
-        for group in range(file.num_row_groups):
-            try:
-                rows = file.read_row_group(group, columns=[label, f"{image}.path"]).to_pylist()
-                labels += [int(row[label]) for row in rows]
-                names += [(row[image] or {}).get("path") for row in rows]
-            except (KeyError, TypeError, ValueError) as error:
-                columns = ", ".join(file.schema_arrow.names)
-                raise DataError(f"{path}: should have columns {image} and {label}, has {columns} ({error})") from None
-            places += [(path, group, row) for row in range(len(rows))]
-    kept = [row for row, number in enumerate(labels) if number != -1]
-    checked = check_labels(np.array(labels, np.int64)[kept], len(class_names), paths[0])
-    originals = [original_name(names[row] or "") for row in kept]
-    keys = originals if all(originals) and len(set(originals)) == len(originals) else [str(row) for row in kept]
-    read_row = partial(_image, [places[row] for row in kept], image)
-    return Originals(Rows(checked, read_row, keys.__getitem__), class_names, f"parquet, {paths[0].parent}")
+    rows = [row for path in paths for row in _rows(path, image, label)]
+    kept = [number for number, row in enumerate(rows) if row.label != -1]
+    labels = check_labels(np.array([rows[number].label for number in kept]), len(class_names), paths[0])
+    names = [rows[number].name for number in kept]
+    keys = names if all(names) and len(set(names)) == len(names) else [str(number) for number in kept]
+    read_row = partial(_image, [rows[number].place for number in kept], image)
+    return Originals(Rows(labels, read_row, keys.__getitem__), class_names, f"parquet, {paths[0].parent}")
+
+
+def _rows(path: Path, image: str, label: str) -> Iterator[_Row]:
+    file = _opened(path)
+    for group in range(file.num_row_groups):
+        try:
+            for number, row in enumerate(file.read_row_group(group, columns=[label, f"{image}.path"]).to_pylist()):
+                yield _Row((path, group, number), original_name((row[image] or {}).get("path") or ""), int(row[label]))
+        except (KeyError, TypeError, ValueError) as error:
+            columns = ", ".join(file.schema_arrow.names)
+            raise DataError(f"{path}: should have columns {image} and {label}, has {columns} ({error})") from None
 
 
 def _class_names(root: Path, path: Path, label: str) -> tuple[str, ...]:
