@@ -1,35 +1,18 @@
 """Known data sets by name, and where a split of anything that can be trained on is found."""
 
 import difflib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
-from vitctl.data.datasets import digits, glyphs, shapes
+from vitctl.data.datasets import community, digits, glyphs, shapes
 from vitctl.data.index import find_splits, read_index
+from vitctl.data.known import KNOWN, DataSet
 from vitctl.data.read import ShardSource, Source, SyntheticSource
-from vitctl.data.shards import write_split
+from vitctl.data.shards import Originals, write_split
 from vitctl.data.splits import resolve, select
+from vitctl.data.vtab import VtabTask
 from vitctl.errors import DataError
-
-Make = Callable[[Path], None]
-
-
-@dataclass(frozen=True)
-class DataSet:
-    """A data set that vitctl knows by name.
-
-    `sizes` are images per split, `obtain` is the command or the steps that make its shards, `make` writes them for a set that
-    comes with vitctl.
-    """
-
-    name: str
-    num_classes: int
-    sizes: Mapping[str, int]
-    obtain: str = ""
-    aliases: tuple[str, ...] = ()
-    make: Make | None = field(default=None, compare=False)
 
 
 def _make_digits(out: Path) -> None:
@@ -58,10 +41,6 @@ def _shapes(task: str, sizes: Mapping[str, int]) -> DataSet:
     return DataSet(name, len(shapes.TASKS[task].class_names), sizes, make=partial(_make_shapes, task=task, sizes=sizes))
 
 
-def _torchvision(name: str) -> str:
-    return f"Make them: `vitctl data shards torchvision:{name} ROOT/NAME --download`."
-
-
 GLYPHS_SIZES = {"train": 10_000, "test": 1_000}
 
 DATA_SETS = {
@@ -71,23 +50,7 @@ DATA_SETS = {
         DataSet("glyphs", glyphs.NUM_LETTERS, GLYPHS_SIZES, make=_make_glyphs),
         _shapes("all", {"train": 8000, "test": 1000}),
         *(_shapes(task, {"train": 1000, "test": 1000}) for task in shapes.TASKS if task != "all"),
-        DataSet("cifar10", 10, {"train": 50_000, "test": 10_000}, _torchvision("CIFAR10"), ("cifar-10",)),
-        DataSet("cifar100", 100, {"train": 50_000, "test": 10_000}, _torchvision("CIFAR100"), ("cifar-100",)),
-        DataSet("pets", 37, {"train": 3_680, "test": 3_669}, _torchvision("OxfordIIITPet"), ("oxford_iiit_pet",)),
-        DataSet(
-            "flowers102",
-            102,
-            {"train": 1_020, "validation": 1_020, "test": 6_149},
-            _torchvision("Flowers102"),
-            ("flowers", "oxford_flowers102"),
-        ),
-        DataSet(
-            "imagenet",
-            1000,
-            {"train": 1_281_167, "validation": 50_000},
-            "Make them: `vitctl data shards IMAGENET_FOLDER ROOT/NAME`, a folder with train/<wnid>/ and val/<wnid>/.",
-            ("imagenet2012", "ilsvrc2012", "in1k"),
-        ),
+        *KNOWN,
         DataSet(
             "imagenet21k",
             21_843,
@@ -129,6 +92,47 @@ def known_size(dataset: str, split: str) -> tuple[int, int] | None:
         return sum(part.stop - part.start for part in resolve(split, row.sizes)), row.num_classes
     except DataError:
         return None
+
+
+def read_originals(name: str, root: Path, *, allow_partial: bool = False) -> dict[str, Originals]:
+    """Open the original files of a known data set, to be written by `write_split`.
+
+    Args:
+        name: a name or an alias.
+        root: folder of the files.
+        allow_partial: accept splits that have not all of their images.
+
+    Raises:
+        DataError: the set has no original files, or they are missing, damaged or of another number.
+    """
+    row = find_data_set(name)
+    if row.read is None:
+        raise DataError(f"{row.name}: has no original files to read; {row.obtain or 'it comes with vitctl'}")
+    splits = row.read(root)
+    wrong = [
+        f"{split} has {len(originals.items):,} images, should have {row.sizes[split]:,}"
+        for split, originals in splits.items()
+        if len(originals.items) != row.sizes[split]
+    ]
+    if wrong and not allow_partial:
+        raise DataError(f"{root}: not the whole of {row.name}: {'; '.join(wrong)}")
+    return splits
+
+
+def read_community(task: VtabTask, root: Path) -> dict[str, Originals]:
+    """The splits `train800`, `val200`, `train800val200` and `test` of a task in the community's copy of VTAB-1k.
+
+    Args:
+        task: a row of `VTAB`.
+        root: holds a folder per task.
+
+    Raises:
+        DataError: the task's lists or images are missing or wrong.
+    """
+    (test,) = resolve(task.test, find_data_set(task.data_set).sizes)
+    num_test = test.stop - test.start
+    one_more = {num_test + 1} if task.name == "caltech101" else set()  # two splits of it were drawn, see its reader
+    return community.read(root / task.community, task.num_classes, {num_test} | one_more)
 
 
 def open_split(

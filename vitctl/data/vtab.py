@@ -1,27 +1,49 @@
 """The 19 tasks of VTAB-1k as one table, and a table of the same shape that needs no download."""
 
+import hashlib
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class VtabTask:
-    """A task: 1,000 training images, the whole test split, and which augmentations keep its labels true.
+    """A task: 800 images to train on, 200 to choose settings by, the whole test split, and which augmentations keep its
+    labels true.
 
-    `train` and `test` are split expressions over the shards of `data_set` in md5 order.
+    `train800`, `val200` and `test` are split expressions over the shards of `data_set` in md5 order. `community` is the
+    task's folder in the layout of the community's copy.
     """
 
     name: str
     group: str
     data_set: str
     num_classes: int
-    train: str
+    train800: str
+    val200: str
     test: str
     flip: bool
     crop: bool
+    community: str = ""
+
+    @property
+    def train(self) -> str:
+        """All 1,000 images, for the final runs."""
+        return f"{self.train800}+{self.val200}"
 
 
-def _row(name: str, group: str, data_set: str, num_classes: int, train: str, test: str, augment: str = "") -> VtabTask:
-    return VtabTask(name, group, data_set, num_classes, train, test, "f" in augment, "c" in augment)
+def _row(
+    name: str,
+    group: str,
+    num_classes: int,
+    train800: str,
+    val200: str,
+    test: str,
+    augment: str = "",
+    community: str = "",
+) -> VtabTask:
+    return VtabTask(
+        name, group, name, num_classes, train800, val200, test, "f" in augment, "c" in augment, community or name
+    )
 
 
 NATURAL, SPECIALIZED, STRUCTURED = "natural", "specialized", "structured"
@@ -30,37 +52,69 @@ GROUPS = (NATURAL, SPECIALIZED, STRUCTURED)
 # Splits are those of the original benchmark code. Augmentation: c random crop, f flip, where neither changes the label;
 # digits keep their handedness, and every structured task is resized only.
 VTAB = (
-    _row("caltech101", NATURAL, "caltech101", 102, "train[:800]+train[2754:2954]", "test", "cf"),
-    _row("cifar100", NATURAL, "cifar100", 100, "train[:800]+train[45000:45200]", "test", "cf"),
-    _row("dtd", NATURAL, "dtd", 47, "train[:800]+validation[:200]", "test", "cf"),
-    _row("flowers102", NATURAL, "flowers102", 102, "train[:800]+validation[:200]", "test", "cf"),
-    _row("pets", NATURAL, "pets", 37, "train[:800]+train[2944:3144]", "test", "cf"),
-    _row("sun397", NATURAL, "sun397", 397, "train[:800]+validation[:200]", "test", "cf"),
-    _row("svhn", NATURAL, "svhn", 10, "train[:800]+train[65931:66131]", "test", "c"),
-    _row("patch_camelyon", SPECIALIZED, "patch_camelyon", 2, "train[:800]+validation[:200]", "test", "cf"),
-    _row("eurosat", SPECIALIZED, "eurosat", 10, "train[:800]+train[16200:16400]", "train[21600:]", "cf"),
-    _row("resisc45", SPECIALIZED, "resisc45", 45, "train[:800]+train[18900:19100]", "train[25200:]", "cf"),
-    _row("retinopathy", SPECIALIZED, "retinopathy", 5, "train[:800]+validation[:200]", "test", "cf"),
-    _row("clevr-count", STRUCTURED, "clevr-count", 8, "train[:800]+train[63000:63200]", "validation"),
-    _row("clevr-dist", STRUCTURED, "clevr-dist", 6, "train[:800]+train[63000:63200]", "validation"),
-    _row("dmlab", STRUCTURED, "dmlab", 6, "train[:800]+validation[:200]", "test"),
-    _row("kitti-dist", STRUCTURED, "kitti-dist", 4, "train[:800]+validation[:200]", "test"),
-    _row("dsprites-loc", STRUCTURED, "dsprites-loc", 16, "train[:800]+train[589824:590024]", "train[663552:]"),
-    _row("dsprites-ori", STRUCTURED, "dsprites-ori", 16, "train[:800]+train[589824:590024]", "train[663552:]"),
-    _row("smallnorb-azim", STRUCTURED, "smallnorb-azim", 18, "train[:800]+test[:200]", "test[50%:]"),
-    _row("smallnorb-elev", STRUCTURED, "smallnorb-elev", 9, "train[:800]+test[:200]", "test[50%:]"),
+    _row("caltech101", NATURAL, 102, "train[:800]", "train[2754:2954]", "test", "cf"),
+    _row("cifar100", NATURAL, 100, "train[:800]", "train[45000:45200]", "test", "cf", "cifar"),
+    _row("dtd", NATURAL, 47, "train[:800]", "validation[:200]", "test", "cf"),
+    _row("flowers102", NATURAL, 102, "train[:800]", "validation[:200]", "test", "cf", "oxford_flowers102"),
+    _row("pets", NATURAL, 37, "train[:800]", "train[2944:3144]", "test", "cf", "oxford_iiit_pet"),
+    _row("sun397", NATURAL, 397, "train[:800]", "validation[:200]", "test", "cf"),
+    _row("svhn", NATURAL, 10, "train[:800]", "train[65931:66131]", "test", "c"),
+    _row("patch_camelyon", SPECIALIZED, 2, "train[:800]", "validation[:200]", "test", "cf"),
+    _row("eurosat", SPECIALIZED, 10, "train[:800]", "train[16200:16400]", "train[21600:]", "cf"),
+    _row("resisc45", SPECIALIZED, 45, "train[:800]", "train[18900:19100]", "train[25200:]", "cf"),
+    _row("retinopathy", SPECIALIZED, 5, "train[:800]", "validation[:200]", "test", "cf", "diabetic_retinopathy"),
+    _row("clevr-count", STRUCTURED, 8, "train[:800]", "train[63000:63200]", "validation", "", "clevr_count"),
+    _row("clevr-dist", STRUCTURED, 6, "train[:800]", "train[63000:63200]", "validation", "", "clevr_dist"),
+    _row("dmlab", STRUCTURED, 6, "train[:800]", "validation[:200]", "test"),
+    _row("kitti-dist", STRUCTURED, 4, "train[:800]", "validation[:200]", "test", "", "kitti"),
+    _row("dsprites-loc", STRUCTURED, 16, "train[:800]", "train[589824:590024]", "train[663552:]", "", "dsprites_loc"),
+    _row("dsprites-ori", STRUCTURED, 16, "train[:800]", "train[589824:590024]", "train[663552:]", "", "dsprites_ori"),
+    _row("smallnorb-azim", STRUCTURED, 18, "train[:800]", "test[:200]", "test[50%:]", "", "smallnorb_azi"),
+    _row("smallnorb-elev", STRUCTURED, 9, "train[:800]", "test[:200]", "test[50%:]", "", "smallnorb_ele"),
 )
 
 # Sets that come with vitctl: real digit scans, and factors of the shapes generator, in VTAB's three groups.
-_MINI_TRAIN = "train[:800]+train[800:1000]"
+_MINI_SPLITS = ("train[:800]", "train[800:1000]", "test")
 MINI = (
-    _row("digits", NATURAL, "digits", 10, _MINI_TRAIN, "test", "c"),
-    _row("shapes-shape", NATURAL, "shapes-shape", 6, _MINI_TRAIN, "test", "cf"),
-    _row("shapes-colour", SPECIALIZED, "shapes-colour", 6, _MINI_TRAIN, "test", "cf"),
-    _row("shapes-scale", STRUCTURED, "shapes-scale", 6, _MINI_TRAIN, "test"),
-    _row("shapes-orientation", STRUCTURED, "shapes-orientation", 8, _MINI_TRAIN, "test"),
-    _row("shapes-location", STRUCTURED, "shapes-location", 9, _MINI_TRAIN, "test"),
-    _row("shapes-count", STRUCTURED, "shapes-count", 8, _MINI_TRAIN, "test"),
+    _row("digits", NATURAL, 10, *_MINI_SPLITS, "c"),
+    _row("shapes-shape", NATURAL, 6, *_MINI_SPLITS, "cf"),
+    _row("shapes-colour", SPECIALIZED, 6, *_MINI_SPLITS, "cf"),
+    _row("shapes-scale", STRUCTURED, 6, *_MINI_SPLITS),
+    _row("shapes-orientation", STRUCTURED, 8, *_MINI_SPLITS),
+    _row("shapes-location", STRUCTURED, 9, *_MINI_SPLITS),
+    _row("shapes-count", STRUCTURED, 8, *_MINI_SPLITS),
 )
 
 SUITES: dict[str, tuple[VtabTask, ...]] = {"vtab": VTAB, "mini": MINI}
+
+# Digests of train800 that others can be held to, where the names of all its images were published (from the lists of
+# TensorFlow Datasets' own output that the authors of Visual Prompt Tuning put out), or follow from the rule (dSprites).
+TRAIN800_DIGESTS = {
+    "cifar100": "ac3a4b7f6d6c32f7",
+    "dtd": "b6cbbd31253a3442",
+    "pets": "c207b9671bc42ca0",
+    "patch_camelyon": "21eaea5228a490c0",
+    "eurosat": "2a2d9a1c3370755c",
+    "clevr-count": "2755742128ae24c0",
+    "clevr-dist": "2755742128ae24c0",
+    "kitti-dist": "c34261afd61ba4b4",
+    "dsprites-loc": "a28a98f0345bb70e",
+    "dsprites-ori": "a28a98f0345bb70e",
+}
+_PUBLISHED_NAMES: dict[str, Callable[[str], str]] = {
+    "cifar100": lambda key: f"train_{int(key):05d}",
+    "eurosat": lambda key: key.partition("_")[2],
+}
+
+
+def names_digest(names: Iterable[str]) -> str:
+    """The first 16 hexadecimal digits of the SHA-256 of the sorted names, one per line: the same for every order."""
+    return hashlib.sha256("\n".join(sorted(names)).encode()).hexdigest()[:16]
+
+
+def is_published_train800(task: VtabTask, keys: Iterable[str]) -> bool | None:
+    """Whether these are the keys of the benchmark's 800 images; None for the tasks of which no digest is known."""
+    if task.name not in TRAIN800_DIGESTS:
+        return None
+    name = _PUBLISHED_NAMES.get(task.name, str)
+    return names_digest(map(name, keys)) == TRAIN800_DIGESTS[task.name]

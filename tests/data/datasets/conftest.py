@@ -1,0 +1,29 @@
+"""Small pictures in real files, and what a reader found in them."""
+
+from pathlib import Path
+
+from PIL import Image
+
+from vitctl.data.shards import Originals
+
+
+def plant(
+    path: Path, number: int = 0, *, form: str = "JPEG", mode: str = "RGB", size: tuple[int, int] = (6, 5)
+) -> bytes:
+    """Write a picture of one colour, whatever its name says, and return its bytes."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    colour = {"RGB": (number, 0, 0), "RGBA": (number, 0, 0, 255), "L": number, "P": number}[mode]
+    Image.new(mode, size, colour).save(path, form)
+    return path.read_bytes()
+
+
+def labels(originals: Originals) -> dict[str, int]:
+    """Key -> label of a split."""
+    found = {item.key: item.label for item in originals.items}
+    assert len(found) == len(originals.items)
+    return found
+
+
+def sizes(splits: dict[str, Originals]) -> dict[str, int]:
+    """Split -> number of images."""
+    return {split: len(originals.items) for split, originals in splits.items()}
