@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from vitctl.data.decode import BadSample, open_picture
-from vitctl.data.order import Order
+from vitctl.data.order import SampleOrder
 from vitctl.data.read import Source
 from vitctl.data.transforms import EvalTransform, TrainTransform, augmentation_rng
 from vitctl.errors import DataError
@@ -66,7 +66,7 @@ def share(batch_size: int, num_processes: int, rank: int) -> range:
 
 def train_batches(
     source: Source,
-    order: Order,
+    order: SampleOrder,
     transform: TrainTransform,
     *,
     seed: int,
@@ -163,7 +163,7 @@ class _TrainSamples(Dataset[Batch]):
     """Positions of the order to a batch."""
 
     source: Source
-    order: Order
+    order: SampleOrder
     transform: TrainTransform
     seed: int
 
