@@ -15,7 +15,10 @@ MIB = 1 << 20
 def shards(
     source: Annotated[
         str,
-        typer.Argument(help="Folder or .tar of class folders, .csv/.tsv of path,label[,split], or torchvision:NAME."),
+        typer.Argument(
+            help="Folder or .tar of class folders, .csv/.tsv of path,label[,split], torchvision:NAME, "
+            "ImageNet's archives, .parquet, or shards."
+        ),
     ],
     out: Annotated[Path, typer.Argument(help="Folder that gets a folder of shards for each split.")],
     seed: Annotated[int, typer.Option("--seed", help="Of the shuffle.")] = 0,

@@ -192,7 +192,8 @@ def _is_shard(shard: Any) -> bool:
         and isinstance(name, str)
         and isinstance(sha256, str)
         and name not in ("", ".", "..")
-        and not set(name) & {"/", "\0"}
+        and "/" not in name
+        and "\0" not in name
     )
 
 

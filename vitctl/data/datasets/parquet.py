@@ -1,0 +1,111 @@
+"""Hugging Face's parquet files: a column of encoded images, and one of labels whose names stand in the file's metadata."""
+
+import json
+import os
+import re
+import tempfile
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from vitctl.data.datasets.class_folder import SPLITS
+from vitctl.data.shards import Item, Originals
+from vitctl.errors import DataError
+
+_IMAGE, _LABEL = ("image", "img", "jpg", "png"), ("label", "fine_label", "labels", "cls")
+_WITH_WNID = re.compile(r"(.+)_n\d{8}(\.JPEG)")  # ImageNet's names there carry the class once more
+
+
+def read_parquet(files: list[Path]) -> dict[str, Originals]:
+    """Read images and labels; `train-00000-of-00005.parquet` and its like belong to the split they begin with.
+
+    Rows can only be read by the group, so the images are laid out once in a temporary file, from which the shuffle reads.
+    The key is the image's own path where all have different ones, else its number.
+
+    Args:
+        files: parquet files of one data set.
+
+    Raises:
+        DataError: pyarrow is missing, a file is damaged, or a column is not there.
+    """
+    splits: dict[str, list[Path]] = {}
+    for path in sorted(files):
+        word = re.split(r"[-_.]", path.name)[0].lower()
+        splits.setdefault(SPLITS.get(word, "train"), []).append(path)
+    return {split: _read_split(paths) for split, paths in splits.items()}
+
+
+def _read_split(paths: list[Path]) -> Originals:
+    spool = _Spool()
+    names: list[str] = []
+    rows: list[tuple[str, int, int, int]] = []
+    for path in paths:
+        class_names, images = _open(path)
+        if names and class_names != names:
+            raise DataError(f"{path}: its class names are not those of {paths[0].name}")
+        names = class_names
+        for data, name, label in images:
+            rows.append((_WITH_WNID.sub(r"\1\2", name), label, spool.size, len(data)))
+            spool.append(data)
+    unique = len({name for name, *_ in rows}) == len(rows)
+    items = [
+        Item(name if unique else str(number), label, partial(spool.read, offset, size))
+        for number, (name, label, offset, size) in enumerate(rows)
+    ]
+    names = names or [str(label) for label in range(max((item.label for item in items), default=0) + 1)]
+    return Originals(items, tuple(names), str(paths[0].parent))
+
+
+def _open(path: Path) -> tuple[list[str], Iterator[tuple[bytes, str, int]]]:
+    """Class names, empty when the file has none, and each row's image, name and label."""
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ModuleNotFoundError:
+        raise DataError(f"{path}: parquet needs pyarrow; install it with `pip install 'vitctl[parquet]'`") from None
+    try:
+        table = pyarrow.parquet.ParquetFile(path)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise DataError(f"{path}: not a whole parquet file ({str(error).splitlines()[0]})") from None
+    columns = table.schema_arrow.names
+    image, label = (next((name for name in usual if name in columns), None) for usual in (_IMAGE, _LABEL))
+    if image is None or label is None:
+        missing = f"an image ({', '.join(_IMAGE)})" if image is None else f"a label ({', '.join(_LABEL)})"
+        raise DataError(f"{path}: lacks a column with {missing}; found: {', '.join(columns)}")
+    return _class_names(table.schema_arrow.metadata or {}, label), _rows(path, table, image, label)
+
+
+def _class_names(metadata: dict[bytes, bytes], label: str) -> list[str]:
+    try:
+        return list(map(str, json.loads(metadata[b"huggingface"])["info"]["features"][label]["names"]))
+    except (KeyError, TypeError, ValueError):
+        return []
+
+
+def _rows(path: Path, table: Any, image: str, label: str) -> Iterator[tuple[bytes, str, int]]:
+    for batch in table.iter_batches(batch_size=64, columns=[image, label]):
+        for found, number in zip(batch.column(image).to_pylist(), batch.column(label).to_pylist(), strict=True):
+            data, name = (found.get("bytes"), found.get("path")) if isinstance(found, dict) else (found, None)
+            if not isinstance(data, bytes) or not isinstance(number, int):
+                raise DataError(f"{path}: a row holds no encoded image with a whole number, should hold both")
+            yield data, name or "", number
+
+
+class _Spool:
+    """Bytes laid out in a nameless temporary file, which lives as long as an item that reads from it."""
+
+    def __init__(self) -> None:
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115
+        self.size = 0
+
+    def append(self, data: bytes) -> None:
+        self._file.write(data)
+        self._file.flush()
+        self.size += len(data)
+
+    def read(self, offset: int, size: int) -> bytes:
+        return os.pread(self._file.fileno(), size, offset)
+
+    def __del__(self) -> None:
+        self._file.close()
