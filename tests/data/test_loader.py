@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from vitctl.data.decode import decode
 from vitctl.data.index import Index
 from vitctl.data.loader import Batch, eval_batches, share, train_batches
-from vitctl.data.order import Order
+from vitctl.data.order import Order, WindowedOrder
 from vitctl.data.read import ShardSource, Source, Subset, SyntheticSource
 from vitctl.data.transforms import EvalTransform, TrainTransform, augmentation_rng
 from vitctl.errors import DataError
@@ -40,7 +40,8 @@ def train(source: Source, **changes: Any) -> Iterator[Batch]:
         "num_workers": 0,
         **changes,
     }
-    return train_batches(source, Order(len(source), 1), TRAIN, **arguments)
+    order = arguments.pop("order", Order(len(source), 1))
+    return train_batches(source, order, TRAIN, **arguments)
 
 
 def joined(batches: list[Batch]) -> dict[str, Any]:
@@ -104,6 +105,17 @@ def test_train_batches__do_not_depend_on_the_machine(
     for micro_batch in (1, 3, 100) if num_workers == 0 else (3,):
         found = steps(source, 3, num_processes=num_processes, num_workers=num_workers, micro_batch=micro_batch)
         assert all(same(one, other) for one, other in zip(found, expected, strict=True))
+
+
+def test_train_batches__windows_are_as_elastic(make_split: MakeSplit) -> None:
+    source, order = ShardSource(make_split(23)), WindowedOrder(23, 1, block_size=7, window_blocks=2)
+    expected = steps(source, 5, order=order)
+    assert expected[0]["samples"].tolist() == order.at(np.arange(GLOBAL))[1].tolist()
+    for num_processes in (2, 3, 8):
+        found = steps(source, 5, order=order, num_processes=num_processes)
+        assert all(same(one, other) for one, other in zip(found, expected, strict=True))
+    resumed = steps(source, 3, order=order, first_step=2, num_processes=3)
+    assert all(same(one, other) for one, other in zip(resumed, expected[2:], strict=True))
 
 
 @pytest.mark.parametrize("first_step", [1, 2, 7, 10**9])
@@ -261,7 +273,7 @@ import sys, time
 from itertools import islice
 from multiprocessing import active_children
 from vitctl.data.loader import train_batches
-from vitctl.data.order import Order
+from vitctl.data.order import Order, WindowedOrder
 from vitctl.data.read import SyntheticSource
 from vitctl.data.transforms import TrainTransform
 batches = train_batches(SyntheticSource(99, 3, 64), Order(99, 0), TrainTransform(64), seed=0, batch_size=16,

@@ -15,13 +15,18 @@ MIB = 1 << 20
 def shards(
     source: Annotated[
         str,
-        typer.Argument(help="Folder or .tar of class folders, .csv/.tsv of path,label[,split], or torchvision:NAME."),
+        typer.Argument(
+            help="Folder or .tar of class folders, .csv/.tsv of path,label[,split], torchvision:NAME, "
+            "ImageNet's archives, .parquet, or shards."
+        ),
     ],
     out: Annotated[Path, typer.Argument(help="Folder that gets a folder of shards for each split.")],
     seed: Annotated[int, typer.Option("--seed", help="Of the shuffle.")] = 0,
     max_mib: Annotated[int, typer.Option("--max-mib", help="Largest shard.", min=1)] = 256,
     max_samples: Annotated[int, typer.Option("--max-samples", help="Most images in a shard.", min=1)] = 100_000,
-    root: Annotated[Path | None, typer.Option("--root", help="torchvision: folder of the original files.")] = None,
+    root: Annotated[
+        Path | None, typer.Option("--root", help="known: and torchvision: folder of the original files.")
+    ] = None,
     download: Annotated[bool, typer.Option("--download", help="torchvision: download what is missing.")] = False,
 ) -> None:
     """Write shards: images byte for byte as they are, shuffled, with an index. For example: vitctl data shards photos/ shards/"""

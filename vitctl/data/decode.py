@@ -6,6 +6,7 @@ import warnings
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
+from vitctl.data.jpeg import Jpeg, decode_rows, read_header
 from vitctl.errors import DataError
 
 MAX_PIXELS = 89_478_485  # Pillow's own bound: 256 MiB of RGB
@@ -25,6 +26,64 @@ class BadSample(DataError):  # noqa: N818 - it names the sample, not the failure
         self.reason = reason
 
 
+class Picture:
+    """An encoded image whose size is known, and whose pixels are decoded when and as far as they are asked for.
+
+    Args:
+        pixels: uint8 `[H, W, 3]`, when they are there already.
+        data: the file of a common JPEG, and
+        jpeg: its header, when they are not.
+    """
+
+    def __init__(self, pixels: np.ndarray | None = None, *, data: bytes = b"", jpeg: Jpeg | None = None) -> None:
+        self._pixels, self._data, self._jpeg = pixels, data, jpeg
+        if jpeg is not None and pixels is None:
+            self.height, self.width = jpeg.height, jpeg.width
+        elif pixels is not None and jpeg is None:
+            self.height, self.width = pixels.shape[:2]
+        else:
+            raise ValueError("a picture has either pixels or a JPEG's header")
+
+    def region(self, top: int, left: int, height: int, width: int, *, reduce: int = 1) -> np.ndarray:
+        """Decode a part.
+
+        Args:
+            top: first row.
+            left: first column.
+            height: of the part, in pixels.
+            width: of the part, in pixels.
+            reduce: 1 for the exact pixels; 2, 4 or 8 to let a JPEG decode straight to this fraction of the size, the part
+                rounded outwards to whole pixels. Other pictures give the exact pixels still.
+
+        Returns:
+            uint8 `[height, width, 3]`, or of a fraction of it.
+
+        Raises:
+            BadSample: as `decode`.
+        """
+        if self._jpeg is not None:
+            pixels = decode_rows(self._data, self._jpeg, top + height, reduce)
+            if pixels is not None:
+                rows = slice(top // reduce, -(-(top + height) // reduce))
+                return pixels[rows, left // reduce : -(-(left + width) // reduce)]
+            self._pixels, self._jpeg = _decode_with_pillow(self._data, MAX_PIXELS), None
+        assert self._pixels is not None
+        return self._pixels[top : top + height, left : left + width]
+
+
+def open_picture(data: bytes, *, max_pixels: int = MAX_PIXELS) -> Picture:
+    """Find out the size of an image. Of a common JPEG only the header is read; anything else is decoded.
+
+    Args and errors are those of `decode`.
+    """
+    jpeg = read_header(data)
+    if jpeg is None:
+        return Picture(_decode_with_pillow(data, max_pixels))
+    if jpeg.width * jpeg.height > max_pixels:
+        raise BadSample("too large", f"{jpeg.width}x{jpeg.height} pixels, should be at most {max_pixels}")
+    return Picture(data=data, jpeg=jpeg)
+
+
 def decode(data: bytes, *, max_pixels: int = MAX_PIXELS) -> np.ndarray:
     """Decode an image to RGB.
 
@@ -42,6 +101,11 @@ def decode(data: bytes, *, max_pixels: int = MAX_PIXELS) -> np.ndarray:
     Raises:
         BadSample: `not an image`, `too large`, `truncated` or `damaged`.
     """
+    picture = open_picture(data, max_pixels=max_pixels)
+    return picture.region(0, 0, picture.height, picture.width)
+
+
+def _decode_with_pillow(data: bytes, max_pixels: int) -> np.ndarray:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Pillow's remarks on metadata; the bound on pixels is ours
         try:

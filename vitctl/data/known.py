@@ -74,7 +74,7 @@ def _row(
     if torchvision:
         obtain = f"Make them: `vitctl data shards torchvision:{torchvision} ROOT/NAME --download`."
     else:
-        obtain = f"They are made from {reader.ARCHIVE}."
+        obtain = f"Make them from {reader.ARCHIVE}: `vitctl data shards known:{name} ROOT/NAME --root FOLDER`."
     return DataSet(name, num_classes, sizes, obtain, aliases, read=partial(reader.read, **arguments), native=native)
 
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from vitctl.data.decode import BadSample, decode
-from vitctl.data.order import Order
+from vitctl.data.decode import BadSample, open_picture
+from vitctl.data.order import SampleOrder
 from vitctl.data.read import Source
 from vitctl.data.transforms import EvalTransform, TrainTransform, augmentation_rng
 from vitctl.errors import DataError
@@ -32,7 +32,7 @@ class Batch:
     """Images and their labels.
 
     Args:
-        images: uint8 `[B, 3, S, S]`, zeros where the weight is 0.
+        images: uint8 `[B, 3, S, S]`, a pixel's colours side by side in memory; zeros where the weight is 0.
         labels: int64 `[B]`, 0 where the weight is 0 and nothing is known.
         weights: float32 `[B]`, 0 for a bad sample or padding, else 1.
         samples: int64 `[B]`, numbers in the source, -1 for padding.
@@ -66,7 +66,7 @@ def share(batch_size: int, num_processes: int, rank: int) -> range:
 
 def train_batches(
     source: Source,
-    order: Order,
+    order: SampleOrder,
     transform: TrainTransform,
     *,
     seed: int,
@@ -163,7 +163,7 @@ class _TrainSamples(Dataset[Batch]):
     """Positions of the order to a batch."""
 
     source: Source
-    order: Order
+    order: SampleOrder
     transform: TrainTransform
     seed: int
 
@@ -175,7 +175,7 @@ class _TrainSamples(Dataset[Batch]):
             if labels[row] < 0:
                 raise BadSample("no label")
             rng = augmentation_rng(self.seed, int(epochs[row]), sample)
-            return self.transform(decode(self.source.read(sample)), rng)
+            return self.transform(open_picture(self.source.read(sample)), rng)
 
         return _batch(self.source, samples, labels, self.transform.image_size, image)
 
@@ -192,7 +192,7 @@ class _EvalSamples(Dataset[Batch]):
         labels = np.where(samples == PADDING, 0, self.source.labels(np.maximum(samples, 0)))
 
         def image(_: int, sample: int) -> Tensor:
-            return self.transform(decode(self.source.read(sample)))
+            return self.transform(open_picture(self.source.read(sample)))
 
         return _batch(self.source, samples, labels, self.transform.image_size, image)
 
@@ -200,7 +200,8 @@ class _EvalSamples(Dataset[Batch]):
 def _batch(
     source: Source, samples: np.ndarray, labels: np.ndarray, image_size: int, image: Callable[[int, int], Tensor]
 ) -> Batch:
-    images = torch.zeros(len(samples), 3, image_size, image_size, dtype=torch.uint8)
+    shape = (len(samples), 3, image_size, image_size)
+    images = torch.empty(shape, dtype=torch.uint8, memory_format=torch.channels_last).zero_()  # as they are decoded
     weights = torch.zeros(len(samples))
     bad = []
     for row, sample in enumerate(samples.tolist()):

@@ -1,6 +1,11 @@
-"""The order of samples as a pure function, so that a run resumes anywhere by knowing one integer."""
+"""The order of samples as a pure function, so that a run resumes anywhere by knowing one integer.
+
+Two walks with one protocol: `Order` shuffles all samples exactly, for shards that lie near; `WindowedOrder` reads
+storage in long runs and shuffles within a window, for shards that lie far away or on turning disks.
+"""
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -11,9 +16,29 @@ _GOLDEN = 0x9E3779B97F4A7C15
 _WORD = 2**64 - 1
 
 
+class SampleOrder(Protocol):
+    """An endless walk over a data set: every epoch visits each sample once, in an order of its own."""
+
+    @property
+    def num_samples(self) -> int:
+        """Samples in the data set."""
+        ...
+
+    def at(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Tell which epoch and which sample stand at the given positions of the walk.
+
+        Args:
+            positions: int64 `[P]`, each at least 0; position p is the (p+1)-th sample ever drawn.
+
+        Returns:
+            epochs, int64 `[P]`, and samples, int64 `[P]` in `range(num_samples)`.
+        """
+        ...
+
+
 @dataclass(frozen=True)
 class Order:
-    """An endless walk over a data set: every epoch visits each sample once, in an order of its own.
+    """The exact shuffle: any order of the samples is as likely as any other.
 
     The walk is a keyed Feistel network over the sample numbers, walked along its cycle until it lands inside
     `range(num_samples)`. It is a bijection by construction, needs no table, and costs the same at position 0 and
@@ -33,34 +58,98 @@ class Order:
     shuffle: bool = True
 
     def __post_init__(self) -> None:
-        if not 1 <= self.num_samples <= MAX_SAMPLES:
-            raise ValueError(f"num_samples is {self.num_samples}, should be 1 to 2**40")
+        _check_num_samples(self.num_samples)
 
     def at(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Tell which epoch and which sample stand at the given positions of the walk.
-
-        Args:
-            positions: int64 `[P]`, each at least 0; position p is the (p+1)-th sample ever drawn.
-
-        Returns:
-            epochs, int64 `[P]`, and samples, int64 `[P]` in `range(num_samples)`.
-        """
-        positions = np.asarray(positions, np.int64)
-        epochs, samples = np.divmod(positions, self.num_samples)
+        """Tell which epoch and which sample stand at the given positions; see `SampleOrder`."""
+        epochs, samples = np.divmod(np.asarray(positions, np.int64), self.num_samples)
         if self.shuffle:
-            samples = self._shuffled(epochs, samples)
+            samples = _shuffle(samples, _keys(self.seed, epochs), self.num_samples)
         return epochs, samples
 
-    def _shuffled(self, epochs: np.ndarray, samples: np.ndarray) -> np.ndarray:
-        bits = max(_MIN_BITS, (self.num_samples - 1).bit_length())
-        seed_key = _mix(np.array([self.seed & _WORD], np.uint64))
-        keys = _mix(epochs.astype(np.uint64) * np.uint64(_GOLDEN) ^ seed_key)
-        walkers = _permute(samples.astype(np.uint64), keys, bits)
-        outside = np.flatnonzero(walkers >= self.num_samples)
-        while outside.size:
-            walkers[outside] = _permute(walkers[outside], keys[outside], bits)
-            outside = outside[walkers[outside] >= self.num_samples]
-        return walkers.astype(np.int64)
+
+@dataclass(frozen=True)
+class WindowedOrder:
+    """A shuffle that reads storage in long runs.
+
+    Storage is cut into blocks of neighbouring samples. Every epoch shuffles the blocks, takes them by the window, and
+    shuffles the samples of a window exactly. So any stretch of one window needs no more than its blocks at hand, each a
+    single run of bytes or two, and reading is sequential within them. The last block may be shorter; its turn comes at
+    a random place. No table is kept: a position is found in constant time, whatever the number of shards.
+
+    A sample can only meet those of its window in a batch; shards that hold shuffled samples make up for it.
+
+    Args:
+        num_samples: samples in the data set, 1 to 2**40.
+        seed: any integer; two seeds give unrelated orders.
+        block_size: neighbouring samples that are read together, at least 1; best the samples of one shard.
+        window_blocks: blocks that are shuffled together, at least 1.
+
+    Raises:
+        ValueError: a number is out of range.
+    """
+
+    num_samples: int
+    seed: int
+    block_size: int
+    window_blocks: int
+
+    def __post_init__(self) -> None:
+        _check_num_samples(self.num_samples)
+        for name, value in (("block_size", self.block_size), ("window_blocks", self.window_blocks)):
+            if value < 1:
+                raise ValueError(f"{name} is {value}, should be at least 1")
+
+    def at(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Tell which epoch and which sample stand at the given positions; see `SampleOrder`."""
+        epochs, places = np.divmod(np.asarray(positions, np.int64), self.num_samples)
+        return epochs, self._stored(epochs, self._shuffled_in_windows(epochs, places))
+
+    def _shuffled_in_windows(self, epochs: np.ndarray, places: np.ndarray) -> np.ndarray:
+        window_size = self.block_size * self.window_blocks
+        last_window, last_size = divmod(self.num_samples, window_size)
+        windows, inside = np.divmod(places, window_size)
+        keys = _keys(self.seed, epochs, windows + 1)
+        is_last = windows == last_window
+        for chosen, size in ((~is_last, window_size), (is_last, last_size)):
+            if chosen.any():
+                inside[chosen] = _shuffle(inside[chosen], keys[chosen], size)
+        return windows * window_size + inside
+
+    def _stored(self, epochs: np.ndarray, places: np.ndarray) -> np.ndarray:
+        """Lay out the shuffled blocks one after the other, and tell which sample lies at each place."""
+        num_blocks, short = divmod(self.num_samples, self.block_size)
+        if not num_blocks:
+            return places
+        keys = _keys(self.seed, epochs)
+        short_begins = (_mix(keys) % np.uint64(num_blocks + 1)).astype(np.int64) * self.block_size
+        in_short = (places >= short_begins) & (places < short_begins + short)
+        before = np.where(places >= short_begins + short, places - short, places)
+        blocks, inside = np.divmod(np.where(in_short, 0, before), self.block_size)
+        samples = _shuffle(blocks, keys, num_blocks) * self.block_size + inside
+        return np.where(in_short, num_blocks * self.block_size + places - short_begins, samples)
+
+
+def _check_num_samples(num_samples: int) -> None:
+    if not 1 <= num_samples <= MAX_SAMPLES:
+        raise ValueError(f"num_samples is {num_samples}, should be 1 to 2**40")
+
+
+def _keys(seed: int, epochs: np.ndarray, windows: np.ndarray | None = None) -> np.ndarray:
+    """A key of 64 bits for the shuffle of each epoch, or of each window of it."""
+    keys = _mix(epochs.astype(np.uint64) * np.uint64(_GOLDEN) ^ _mix(np.array([seed & _WORD], np.uint64)))
+    return keys if windows is None else _mix(keys ^ windows.astype(np.uint64) * np.uint64(_GOLDEN))
+
+
+def _shuffle(values: np.ndarray, keys: np.ndarray, size: int) -> np.ndarray:
+    """Permute `range(size)`, for each value by its own key."""
+    bits = max(_MIN_BITS, (size - 1).bit_length())
+    walkers = _permute(values.astype(np.uint64), keys, bits)
+    outside = np.flatnonzero(walkers >= size)
+    while outside.size:
+        walkers[outside] = _permute(walkers[outside], keys[outside], bits)
+        outside = outside[walkers[outside] >= size]
+    return walkers.astype(np.int64)
 
 
 def _permute(values: np.ndarray, keys: np.ndarray, bits: int) -> np.ndarray:

@@ -63,7 +63,6 @@ class ShardSource:
     def __init__(self, index: Index) -> None:
         self.index = index
         self._ends = list(accumulate(shard.num_samples for shard in index.shards))
-        self._paths = [index.folder / shard.name for shard in index.shards]
         self._open = lru_cache(_OPEN_SHARDS)(_OpenShard)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -106,7 +105,7 @@ class ShardSource:
     def _shard_path(self, sample: int) -> Path:
         if not 0 <= sample < len(self):
             raise IndexError(f"sample {sample} of {len(self)}")
-        return self._paths[bisect.bisect_right(self._ends, sample)]
+        return self.index.folder / self.index.shards[bisect.bisect_right(self._ends, sample)].name
 
     def _pread(self, sample: int, offset: int, size: int) -> bytes:
         path = self._shard_path(sample)

@@ -106,7 +106,7 @@ def _samples(path: Path, tar: tarfile.TarFile) -> Iterator[_Sample]:
                 yield sample
             sample = _Sample(key)
         _add(path, tar, sample, member, extension)
-    _check_end(path, tar)
+    check_end(path, tar)
     if sample is not None:
         yield sample
 
@@ -160,8 +160,14 @@ def _check_member(path: Path, member: tarfile.TarInfo) -> None:
         raise DataError(f"{path}: member {name!r} has {member.size} bytes, should have at most {MAX_MEMBER_BYTES}")
 
 
-def _check_end(path: Path, tar: tarfile.TarFile) -> None:
-    """Python's tarfile takes a damaged header for the end of the archive, and would lose the rest in silence."""
+def check_end(path: Path, tar: tarfile.TarFile) -> None:
+    """Make sure that a tar which was read to its end has ended there.
+
+    Python's tarfile takes a damaged header for the end of the archive, and would lose the rest in silence.
+
+    Raises:
+        DataError: it goes on, or is cut off.
+    """
     assert tar.fileobj is not None
     tar.fileobj.seek(tar.offset)
     if tar.fileobj.read(_BLOCK) != bytes(_BLOCK):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 
-from vitctl.data.scan import IMAGE_EXTENSIONS, MAX_MEMBER_BYTES
+from vitctl.data.scan import IMAGE_EXTENSIONS, MAX_MEMBER_BYTES, check_end
 from vitctl.data.shards import Item, Originals
 from vitctl.errors import DataError
 
@@ -53,7 +53,8 @@ def read_class_tar(path: Path) -> dict[str, Originals]:
                 if member.isreg() and not member.issparse() and _is_image(name):
                     if name.startswith("/") or ".." in name.split("/"):
                         raise DataError(f"{path}: member {name!r} points outside the archive")
-                    reads[name] = partial(_read_part, path, member.offset_data, member.size)
+                    reads[name] = partial(read_part, path, member.offset_data, member.size)
+            check_end(path, tar)
     except (tarfile.TarError, OSError) as error:
         raise DataError(f"{path}: not a whole, uncompressed tar file ({error})") from None
     return arrange(reads, str(path))
@@ -123,8 +124,16 @@ def _read_file(path: Path) -> bytes:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from None
 
 
-def _read_part(path: Path, offset: int, size: int) -> bytes:
+def read_part(path: Path, offset: int, size: int) -> bytes:
+    """An image that lies within another file.
+
+    Raises:
+        DataError: it is larger than any image should be, or the file ends before it.
+    """
     if size > MAX_MEMBER_BYTES:
         raise DataError(f"{path}: an image of {size} bytes, should have at most {MAX_MEMBER_BYTES}")
     with path.open("rb") as file:
-        return os.pread(file.fileno(), size, offset)
+        data = os.pread(file.fileno(), size, offset)
+    if len(data) < size:
+        raise DataError(f"{path}: ends before byte {offset + size}, should hold an image there")
+    return data

@@ -1,116 +1,111 @@
-"""Parquet files as the Hugging Face hub keeps images: a column of bytes and paths, a column of labels."""
+"""Hugging Face's parquet files: a column of encoded images, and one of labels whose names stand in the file's metadata."""
 
 import json
+import os
 import re
+import tempfile
 from collections.abc import Iterator
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import Any
 
 from vitctl.data.datasets.class_folder import SPLITS
-from vitctl.data.datasets.files import check_labels, library, read_lines
-from vitctl.data.datasets.rows import Rows
-from vitctl.data.shards import Originals
+from vitctl.data.shards import Item, Originals
 from vitctl.errors import DataError
 
-_IMAGENET_PATH = re.compile(r"(n\d{8}_\d+|ILSVRC2012_val_\d{8})_n\d{8}(\.JPEG)")
+_IMAGE, _LABEL = ("image", "img", "jpg", "png"), ("label", "fine_label", "labels", "cls")
+_WITH_WNID = re.compile(r"(.+)_n\d{8}(\.JPEG)")  # ImageNet's names there carry the class once more
 
 
-class _Row(NamedTuple):
-    """Where a row is (file, row group, row), the name of its image, and its label."""
+def read_parquet(files: list[Path]) -> dict[str, Originals]:
+    """Read images and labels; `train-00000-of-00005.parquet` and its like belong to the split they begin with.
 
-    place: tuple[Path, int, int]
-    name: str
-    label: int
-
-
-def read(root: Path, image: str = "image", label: str = "label") -> dict[str, Originals]:
-    """Keys are the images' file names when they have them, and row numbers otherwise; rows without a label are left out.
-
-    An ImageNet name that was given its wnid once more gets its old form back. Class names come from the files' own
-    description or from `classes.txt`, never from the labels that occur.
+    Rows can only be read by the group, so the images are laid out once in a temporary file, from which the shuffle reads.
+    The key is the image's own path where all have different ones, else its number.
 
     Args:
-        root: holds `<split>-*.parquet` or `<split>/*.parquet`, at any depth.
-        image: name of the column of images.
-        label: name of the column of class numbers.
+        files: parquet files of one data set.
 
     Raises:
-        DataError: there are no such files or columns, or no class names; pyarrow is not installed.
+        DataError: pyarrow is missing, a file is damaged, or a column is not there.
     """
-    files: dict[str, list[Path]] = {}
-    for path in sorted(root.rglob("*.parquet")):
-        word = path.name.partition("-")[0] if "-" in path.name else path.parent.name
-        if word.lower() in SPLITS:
-            files.setdefault(SPLITS[word.lower()], []).append(path)
-    if not files:
-        raise DataError(f"{root}: should hold files like train-00000-of-00001.parquet or train/0000.parquet")
-    class_names = _class_names(root, next(iter(files.values()))[0], label)
-    return {split: _split(paths, class_names, image, label) for split, paths in files.items()}
+    splits: dict[str, list[Path]] = {}
+    for path in sorted(files):
+        word = re.split(r"[-_.]", path.name)[0].lower()
+        splits.setdefault(SPLITS.get(word, "train"), []).append(path)
+    return {split: _read_split(paths) for split, paths in splits.items()}
 
 
-def original_name(path: str) -> str:
-    """The file name in a path, and for ImageNet without the wnid that was put behind it."""
-    name = path.rpartition("/")[2]
-    match = _IMAGENET_PATH.fullmatch(name)
-    return match[1] + match[2] if match else name
+def _read_split(paths: list[Path]) -> Originals:
+    spool = _Spool()
+    names: list[str] = []
+    rows: list[tuple[str, int, int, int]] = []
+    for path in paths:
+        class_names, images = _open(path)
+        if names and class_names != names:
+            raise DataError(f"{path}: its class names are not those of {paths[0].name}")
+        names = class_names
+        for data, name, label in images:
+            rows.append((_WITH_WNID.sub(r"\1\2", name), label, spool.size, len(data)))
+            spool.append(data)
+    unique = len({name for name, *_ in rows}) == len(rows)
+    items = [
+        Item(name if unique else str(number), label, partial(spool.read, offset, size))
+        for number, (name, label, offset, size) in enumerate(rows)
+    ]
+    names = names or [str(label) for label in range(max((item.label for item in items), default=0) + 1)]
+    return Originals(items, tuple(names), str(paths[0].parent))
 
 
-def _split(paths: list[Path], class_names: tuple[str, ...], image: str, label: str) -> Originals:
-    rows = [row for path in paths for row in _rows(path, image, label)]
-    kept = [number for number, row in enumerate(rows) if row.label != -1]
-    labels = check_labels(np.array([rows[number].label for number in kept]), len(class_names), paths[0])
-    names = [rows[number].name for number in kept]
-    keys = names if all(names) and len(set(names)) == len(names) else [str(number) for number in kept]
-    read_row = partial(_image, [rows[number].place for number in kept], image)
-    return Originals(Rows(labels, read_row, keys.__getitem__), class_names, f"parquet, {paths[0].parent}")
-
-
-def _rows(path: Path, image: str, label: str) -> Iterator[_Row]:
-    file = _opened(path)
-    for group in range(file.num_row_groups):
-        try:
-            for number, row in enumerate(file.read_row_group(group, columns=[label, f"{image}.path"]).to_pylist()):
-                yield _Row((path, group, number), original_name((row[image] or {}).get("path") or ""), int(row[label]))
-        except (KeyError, TypeError, ValueError) as error:
-            columns = ", ".join(file.schema_arrow.names)
-            raise DataError(f"{path}: should have columns {image} and {label}, has {columns} ({error})") from None
-
-
-def _class_names(root: Path, path: Path, label: str) -> tuple[str, ...]:
-    described = (_opened(path).schema_arrow.metadata or {}).get(b"huggingface", b"{}")
+def _open(path: Path) -> tuple[list[str], Iterator[tuple[bytes, str, int]]]:
+    """Class names, empty when the file has none, and each row's image, name and label."""
     try:
-        names = json.loads(described)["info"]["features"][label]["names"]
-    except (ValueError, KeyError, TypeError):
-        if (root / "classes.txt").is_file():
-            return tuple(read_lines(root / "classes.txt"))
-        raise DataError(
-            f"{path}: describes no classes; write their names to {root / 'classes.txt'}, one per line"
-        ) from None
-    return tuple(str(name) for name in names)
-
-
-def _image(places: list[tuple[Path, int, int]], column: str, row: int) -> bytes:
-    path, group, number = places[row]
-    data = _group_images(path, group, column)[number].as_py()
-    if not isinstance(data, bytes):
-        raise DataError(f"{path}: image {number} of row group {group} has no bytes")
-    return data
-
-
-@lru_cache(maxsize=4)
-def _group_images(path: Path, group: int, column: str) -> Any:
-    """The bytes of a row group: reading one image costs as much as reading its neighbours."""
-    table = _opened(path).read_row_group(group, columns=[f"{column}.bytes"])
-    return library("pyarrow.compute").struct_field(table.column(column).combine_chunks(), "bytes")
-
-
-@lru_cache(maxsize=64)
-def _opened(path: Path) -> Any:
-    parquet = library("pyarrow.parquet")
+        import pyarrow
+        import pyarrow.parquet
+    except ModuleNotFoundError:
+        raise DataError(f"{path}: parquet needs pyarrow; install it with `pip install 'vitctl[data]'`") from None
     try:
-        return parquet.ParquetFile(path)
-    except (OSError, ValueError) as error:  # pyarrow's own errors are ValueErrors
-        raise DataError(f"{path}: not a whole Parquet file ({' '.join(str(error).split())})") from None
+        table = pyarrow.parquet.ParquetFile(path)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise DataError(f"{path}: not a whole parquet file ({str(error).splitlines()[0]})") from None
+    columns = table.schema_arrow.names
+    image, label = (next((name for name in usual if name in columns), None) for usual in (_IMAGE, _LABEL))
+    if image is None or label is None:
+        missing = f"an image ({', '.join(_IMAGE)})" if image is None else f"a label ({', '.join(_LABEL)})"
+        raise DataError(f"{path}: lacks a column with {missing}; found: {', '.join(columns)}")
+    return _class_names(table.schema_arrow.metadata or {}, label), _rows(path, table, image, label)
+
+
+def _class_names(metadata: dict[bytes, bytes], label: str) -> list[str]:
+    try:
+        return list(map(str, json.loads(metadata[b"huggingface"])["info"]["features"][label]["names"]))
+    except (KeyError, TypeError, ValueError):
+        return []
+
+
+def _rows(path: Path, table: Any, image: str, label: str) -> Iterator[tuple[bytes, str, int]]:
+    for batch in table.iter_batches(batch_size=64, columns=[image, label]):
+        for found, number in zip(batch.column(image).to_pylist(), batch.column(label).to_pylist(), strict=True):
+            data, name = (found.get("bytes"), found.get("path")) if isinstance(found, dict) else (found, None)
+            if not isinstance(data, bytes) or not isinstance(number, int):
+                raise DataError(f"{path}: a row holds no encoded image with a whole number, should hold both")
+            yield data, name or "", number
+
+
+class _Spool:
+    """Bytes laid out in a nameless temporary file, which lives as long as an item that reads from it."""
+
+    def __init__(self) -> None:
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115
+        self.size = 0
+
+    def append(self, data: bytes) -> None:
+        self._file.write(data)
+        self._file.flush()
+        self.size += len(data)
+
+    def read(self, offset: int, size: int) -> bytes:
+        return os.pread(self._file.fileno(), size, offset)
+
+    def __del__(self) -> None:
+        self._file.close()

@@ -1,0 +1,202 @@
+"""Whatever is done to shards, an index or an image: a clean error or a correct sample."""
+
+import io
+import tarfile
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from tests.data.conftest import MakeSplit
+from vitctl.data.decode import BadSample, decode, open_picture
+from vitctl.data.index import read_index
+from vitctl.data.loader import train_batches
+from vitctl.data.order import Order
+from vitctl.data.read import ShardSource
+from vitctl.data.scan import scan_shard, split_name
+from vitctl.data.shards import Item, write_split
+from vitctl.data.transforms import TrainTransform, augmentation_rng
+from vitctl.data.verify import verify_index
+from vitctl.errors import DataError
+
+Check = Callable[[bytes], str]
+EXAMPLES = [70, pytest.param(700, marks=pytest.mark.slow)]  # of each of the three kinds
+
+
+@st.composite
+def mutated(draw: st.DrawFn, good: tuple[bytes, ...], *, same_size: bool = False) -> bytes:
+    """One of the files after one to four changes: bytes overwritten, cut out, put in, repeated or cut off."""
+    data = bytearray(draw(st.sampled_from(good)))
+    for _ in range(draw(st.integers(1, 4))):
+        begin = draw(st.integers(0, max(len(data) - 1, 0)))
+        end = min(len(data), begin + draw(st.sampled_from([1, 1, 2, 4, 8, 100, 512, 3000])))
+        new = draw(
+            st.sampled_from([b"\0", b"\xff", b"9", b"/", b"-", b'"', b"\xff\xd9"]) | st.binary(min_size=1, max_size=9)
+        )
+        how = "overwrite" if same_size else draw(st.sampled_from(["overwrite", "cut", "put", "repeat", "end"]))
+        if how == "overwrite":
+            data[begin:end] = (new * (end - begin))[: end - begin]
+        elif how == "end":
+            del data[begin:]
+        else:
+            data[begin : end if how == "cut" else begin] = {"cut": b"", "put": new, "repeat": data[begin:end]}[how]
+    return bytes(data)
+
+
+def fuzz(check: Check, files: st.SearchStrategy[bytes], num_examples: int) -> Counter[str]:
+    outcomes: Counter[str] = Counter()
+
+    @settings(
+        max_examples=num_examples,
+        deadline=None,
+        database=None,
+        derandomize=True,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(files)
+    def inner(data: bytes) -> None:
+        outcomes[check(data)] += 1
+
+    inner()
+    return outcomes
+
+
+def check_message(error: DataError, place: Path = Path()) -> None:
+    """One line, which names the file."""
+    assert "\n" not in str(error)
+    assert place == Path() or str(place) in str(error)
+
+
+def pictures() -> tuple[bytes, ...]:
+    """The same picture in every format that we read, and a JPEG of each kind."""
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (24, 31, 3), dtype=np.uint8))
+    jpeg = [("JPEG", {"subsampling": 2}), ("JPEG", {"progressive": True}), ("JPEG", {"restart_marker_rows": 1})]
+    files = []
+    for kind, options in [*jpeg, *((kind, {}) for kind in ("PNG", "WEBP", "GIF", "BMP", "TIFF"))]:
+        file = io.BytesIO()
+        image.save(file, kind, **options)
+        files.append(file.getvalue())
+    return tuple(files)
+
+
+@pytest.mark.parametrize("num_examples", EXAMPLES)
+def test_images__a_bad_sample_or_pixels(num_examples: int) -> None:
+    def check(data: bytes) -> str:
+        try:
+            pixels = decode(data, max_pixels=2**20)
+            picture = open_picture(data, max_pixels=2**20)
+            assert (picture.height, picture.width) == pixels.shape[:2]
+            np.testing.assert_array_equal(picture.region(0, 0, 1, 1), pixels[:1, :1])
+            transformed = TrainTransform(8)(open_picture(data, max_pixels=2**20), augmentation_rng(0, 0, 0))
+        except BadSample as error:
+            check_message(error)
+            return error.reason
+        assert pixels.dtype == np.uint8 and pixels.ndim == 3 and pixels.shape[2] == 3
+        assert transformed.shape == (3, 8, 8)
+        return "pixels"
+
+    outcomes = fuzz(check, mutated(pictures()), num_examples)
+    assert {"pixels", "not an image", "truncated", "damaged"} <= outcomes.keys()
+    assert outcomes.keys() <= {"pixels", "not an image", "truncated", "damaged", "too large"}
+
+
+@pytest.mark.parametrize("num_examples", EXAMPLES)
+def test_shards__an_error_or_what_the_tar_says(make_split: MakeSplit, tmp_path: Path, num_examples: int) -> None:
+    index = make_split(4)
+    original = (index.folder / index.shards[0].name).read_bytes()
+    shard = tmp_path / "mutated.tar"
+
+    def check(data: bytes) -> str:
+        shard.write_bytes(data)
+        try:
+            rows, _ = scan_shard(shard)
+        except DataError as error:
+            check_message(error, shard)
+            return "refused"
+        told = told_by_tarfile(data)
+        assert len(rows) == len(told)
+        for row, (image, label) in zip(rows, told, strict=True):
+            begin = int(row["header"] + row["data"])
+            assert data[begin : begin + int(row["size"])] == image
+            assert row["label"] == label
+        return "read"
+
+    assert {"refused", "read"} <= fuzz(check, mutated((original,)), num_examples).keys()
+
+
+def told_by_tarfile(data: bytes) -> list[tuple[bytes, int]]:
+    """Image and label of each sample by Python's tarfile, in the order of the keys."""
+    samples: dict[str, dict[str, bytes]] = {}
+    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+        for member in tar:
+            if file := tar.extractfile(member):
+                key, extension = split_name(member.name)
+                samples.setdefault(key, {})[extension] = file.read()
+    return [(sample["png"], int(sample["cls"])) for sample in samples.values()]
+
+
+@pytest.mark.parametrize("num_examples", EXAMPLES)
+def test_index__an_error_or_one_that_holds_together(make_split: MakeSplit, num_examples: int) -> None:
+    folder = make_split(9).folder
+    path = folder / "index.json"
+    original = path.read_bytes()
+
+    def check(data: bytes) -> str:
+        path.write_bytes(data)
+        try:
+            index = read_index(folder)
+        except DataError as error:
+            check_message(error, path)
+            return "refused"
+        source = ShardSource(index)
+        assert len(source) == sum(shard.num_samples for shard in index.shards) == 9
+        assert all((folder / shard.name).parent == folder for shard in index.shards)
+        for sample in range(9):
+            with suppress(BadSample):
+                decode(source.read(sample))
+        return "opened"
+
+    assert check(original.replace(b'"noise"', b'"other"')) == "opened"
+    assert fuzz(check, mutated((original,)), num_examples)["refused"] > num_examples // 2
+
+
+def corrupt(data: bytes, how: int, rng: np.random.Generator) -> bytes:
+    """Damage that every decoder must notice. A flipped bit within a JPEG's code shows only in the shard's digest."""
+    if how == 0:  # the signature
+        return bytes(8) + data[8:]
+    if how == 1:  # all of it
+        return rng.bytes(len(data))
+    keep = int(rng.integers(len(data) // 4, len(data) // 2))  # the end, as after a torn download
+    return data[:keep] + bytes(len(data) - keep)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_corruptions__are_counted_one_by_one(tmp_path: Path, num_workers: int) -> None:
+    rng = np.random.default_rng(7)
+    files = [file for file in pictures() if file[:2] in (b"\xff\xd8", b"\x89P")]
+    items = [Item(f"k{n}", n % 3, lambda n=n: files[n % len(files)]) for n in range(250)]  # type: ignore[misc]
+    index = write_split(items, tmp_path / "train", tuple("abc"), seed=0, source_text="", max_samples=40)
+    source = ShardSource(index)
+    chosen = sorted(rng.choice(250, 100, replace=False).tolist())
+    for number, sample in enumerate(chosen):
+        row = index.rows[sample]
+        data = corrupt(source.read(sample), number % 3, rng)
+        with Path(source.place(sample)).open("r+b") as file:
+            file.seek(int(row["header"] + row["data"]))
+            file.write(data)
+    order, transform = Order(250, 0), TrainTransform(8)
+    sizes = {"batch_size": 50, "micro_batch": 25, "rank": 0, "num_processes": 1, "first_step": 0}
+    batches = train_batches(source, order, transform, seed=0, num_workers=num_workers, **sizes)
+    epoch = [next(batches) for _ in range(10)]
+    bad = [entry for batch in epoch for entry in batch.bad]
+    assert sorted(sample for sample, _, _ in bad) == chosen
+    assert all(key == source.key(sample) for sample, key, _ in bad)
+    assert {reason for _, _, reason in bad} <= {"not an image", "truncated", "damaged"}
+    assert sum(int((batch.weights == 0).sum()) for batch in epoch) == 100
+    assert verify_index(read_index(index.folder), decode_images="all").num_problems == 100 + len(index.shards)

@@ -1,0 +1,24 @@
+"""Shards that are there already, to be written anew: shuffled by another seed, or in another size."""
+
+from functools import partial
+from pathlib import Path
+
+from vitctl.data.index import find_splits, read_index
+from vitctl.data.read import ShardSource
+from vitctl.data.shards import Item, Originals
+
+
+def read_shard_folder(folder: Path) -> dict[str, Originals]:
+    """Every split of a folder of indexed shards; images, keys, labels and class names stay as they are.
+
+    Raises:
+        DataError: an index or a shard is damaged.
+    """
+    return {split: _read_split(place) for split, place in find_splits(folder).items()}
+
+
+def _read_split(place: Path) -> Originals:
+    source = ShardSource(read_index(place))
+    labels = source.labels().tolist()
+    items = [Item(source.key(sample), labels[sample], partial(source.read, sample)) for sample in range(len(source))]
+    return Originals(items, source.class_names, source.index.source)

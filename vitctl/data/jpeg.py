@@ -1,0 +1,94 @@
+"""The common kind of JPEG, decoded no further down than a crop reaches.
+
+A JPEG is one long code that can only be read from its beginning, but it can be left early: with a smaller height written
+into its header, the decoder stops below the crop. The rows that it does give are the same, bit for bit.
+Whatever is unusual about a file is left to Pillow, in `decode.py`, whose pixels these are.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+_START_OF_IMAGE, _END_OF_IMAGE = b"\xff\xd8\xff", b"\xff\xd9"
+_BASELINE, _PROGRESSIVE = (0xC0, 0xC1), 0xC2
+_START_OF_SCAN = 0xDA
+_SKIPPED = (0xC4, 0xDB, 0xDD, *range(0xE0, 0xF0), 0xFE)  # tables, restart interval, applications, comments
+_HEIGHT_IN_FRAME = 5  # bytes from the frame's marker to its height
+_MAX_SEGMENTS = 500
+_LEFT_OVER = "extraneous bytes before marker"
+_MARGIN = 2  # rows below the last one wanted, from which its colour is interpolated
+
+
+@dataclass(frozen=True)
+class Jpeg:
+    """What the header of a common JPEG says.
+
+    Args:
+        height: in pixels.
+        width: in pixels.
+        frame: byte at which the frame's marker stands.
+        can_stop: whether all colours lie in one scan from top to bottom, so that decoding can be left early.
+    """
+
+    height: int
+    width: int
+    frame: int
+    can_stop: bool
+
+
+def read_header(data: bytes) -> Jpeg | None:
+    """Read the header of a grey or RGB JPEG of 8 bits that has an end; None for everything else."""
+    if not (data.startswith(_START_OF_IMAGE) and data.endswith(_END_OF_IMAGE)):
+        return None
+    position, frame, kind = 2, 0, 0
+    for _ in range(_MAX_SEGMENTS):
+        if position + 10 > len(data) or data[position] != 0xFF:
+            return None
+        marker, size = data[position + 1], int.from_bytes(data[position + 2 : position + 4])
+        if marker in (*_BASELINE, _PROGRESSIVE):
+            frame, kind = position, marker
+        elif marker == _START_OF_SCAN:
+            return _header(data, frame, kind, num_in_scan=data[position + 4])
+        elif marker not in _SKIPPED:
+            return None  # lossless, hierarchical or arithmetic, or no marker that may stand here
+        position += 2 + size
+    return None
+
+
+def _header(data: bytes, frame: int, kind: int, num_in_scan: int) -> Jpeg | None:
+    height = int.from_bytes(data[frame + _HEIGHT_IN_FRAME : frame + _HEIGHT_IN_FRAME + 2])
+    width = int.from_bytes(data[frame + _HEIGHT_IN_FRAME + 2 : frame + _HEIGHT_IN_FRAME + 4])
+    num_bits, num_colours = data[frame + 4], data[frame + 9]
+    if not frame or num_bits != 8 or num_colours not in (1, 3) or not height or not width:
+        return None
+    return Jpeg(height, width, frame, kind in _BASELINE and num_in_scan == num_colours)
+
+
+def decode_rows(data: bytes, jpeg: Jpeg, num_rows: int, reduce: int = 1) -> np.ndarray | None:
+    """Decode a picture from its top down to a row.
+
+    Args:
+        data: the whole file.
+        jpeg: its header.
+        num_rows: that are wanted, 1 to the height.
+        reduce: 1, 2, 4 or 8: decode to this fraction of the size, which is quicker and changes the pixels slightly.
+
+    Returns:
+        uint8 `[H, W, 3]`, of `num_rows / reduce` rows or more; None when the file is not what its header says.
+    """
+    import simplejpeg
+
+    height = num_rows + _MARGIN * reduce
+    stop = jpeg.can_stop and height < jpeg.height
+    if stop:
+        at = jpeg.frame + _HEIGHT_IN_FRAME
+        data = b"".join((memoryview(data)[:at], height.to_bytes(2), memoryview(data)[at + 2 :]))
+    rows, columns = -(-(height if stop else jpeg.height) // reduce), -(-jpeg.width // reduce)
+    smallest = {"min_height": rows, "min_width": columns, "min_factor": reduce} if reduce > 1 else {}
+    pixels = np.zeros((rows, columns, 3), np.uint8)
+    try:
+        simplejpeg.decode_jpeg(data, "RGB", buffer=pixels, **smallest)
+    except ValueError as error:
+        # The one complaint to expect, of code left over, comes when all rows are there. After others they may not be.
+        return pixels if stop and _LEFT_OVER in str(error) else None
+    return pixels
