@@ -42,11 +42,12 @@ def test_eval_transform__bilinear_is_the_definition(height: int, width: int, siz
     assert abs(difference.mean()) < 0.05
 
 
+@pytest.mark.parametrize("kernel", ["bilinear", "bicubic"])
 @pytest.mark.parametrize(("height", "width", "size"), SHAPES)
-def test_eval_transform__antialias_is_pillow(height: int, width: int, size: int) -> None:
+def test_eval_transform__antialias_is_pillow(height: int, width: int, size: int, kernel: str) -> None:
     image = picture(height, width)
-    found = EvalTransform(size, resample="bilinear_antialias")(image).permute(1, 2, 0).numpy().astype(int)
-    pillow = np.array(Image.fromarray(image).resize((size, size), Image.Resampling.BILINEAR))
+    found = EvalTransform(size, resample=f"{kernel}_antialias")(image).permute(1, 2, 0).numpy().astype(int)  # type: ignore[arg-type]
+    pillow = np.array(Image.fromarray(image).resize((size, size), Image.Resampling[kernel.upper()]))
     assert np.abs(found - pillow).max() <= 1
 
 

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -12,7 +12,8 @@ from torch import Tensor
 from vitctl.data.decode import MAX_PIXELS, BadSample, Picture
 from vitctl.errors import DataError
 
-Resample = Literal["bilinear", "bilinear_antialias"]
+Resample = Literal["bilinear", "bilinear_antialias", "bicubic_antialias"]
+_RESAMPLES = get_args(Resample)
 Decode = Literal["exact", "scaled"]
 Box = tuple[int, int, int, int]  # top, left, height, width
 _CROP_ATTEMPTS = 100
@@ -27,7 +28,8 @@ class TrainTransform:
         crop: `inception` cuts out a random part and resizes it; `random` resizes to a square of `resize` and cuts the
             result out at random (as in BiT); `none` only resizes.
         flip: mirror left and right with probability one half.
-        resample: `bilinear` as TensorFlow does it, without antialiasing; `bilinear_antialias` as Pillow does it.
+        resample: `bilinear` as TensorFlow does it, without antialiasing; `bilinear_antialias` and `bicubic_antialias` as
+            Pillow does it.
         area_range: `inception`: part of the image's area, 0 to 1.
         aspect_range: `inception`: width by height.
         resize: `random`: size before the crop, in pixels.
@@ -51,7 +53,7 @@ class TrainTransform:
 
     def __post_init__(self) -> None:
         _check_choice("crop", self.crop, ("inception", "random", "none"))
-        _check_choice("resample", self.resample, ("bilinear", "bilinear_antialias"))
+        _check_choice("resample", self.resample, _RESAMPLES)
         _check_choice("decode", self.decode, ("exact", "scaled"))
         if self.crop == "random" and self.resize < self.image_size:
             raise DataError(
@@ -109,7 +111,7 @@ class EvalTransform:
 
     def __post_init__(self) -> None:
         _check_choice("method", self.method, ("square", "shorter_side"))
-        _check_choice("resample", self.resample, ("bilinear", "bilinear_antialias"))
+        _check_choice("resample", self.resample, _RESAMPLES)
         _check_choice("decode", self.decode, ("exact", "scaled"))
         if 0 < self.resize < self.image_size:
             raise DataError(f"resize is {self.resize}, should be 0 or at least image_size, which is {self.image_size}")
@@ -198,8 +200,8 @@ def _resized(picture: Picture, box: Box, size: tuple[int, int], resample: Resamp
     pixels = torch.from_numpy(picture.region(*box, reduce=reduce))[None].permute(0, 3, 1, 2)
     if pixels.shape[2:] != size:
         # In this layout, which [None] after the permutation would hide, torch resizes twice as fast.
-        antialias = resample == "bilinear_antialias"
-        pixels = F.interpolate(pixels, size, mode="bilinear", align_corners=False, antialias=antialias)
+        mode, _, antialias = resample.partition("_")
+        pixels = F.interpolate(pixels, size, mode=mode, align_corners=False, antialias=bool(antialias))
     return pixels[0]
 
 

@@ -17,9 +17,9 @@ Ints = Annotated[tuple[int, ...], BeforeValidator(_tuple)]
 Names = Annotated[tuple[str, ...], BeforeValidator(_tuple)]
 Triple = Annotated[tuple[float, float, float], BeforeValidator(_tuple)]
 
-Resample = Literal["bilinear", "bilinear_antialias"]
+Resample = Literal["bilinear", "bilinear_antialias", "bicubic_antialias"]
 IMAGE_SIZE = "side of the square that the model sees; 0: as stored with the weights"
-RESAMPLE = "how images are resized; plain bilinear has no antialias, as in TensorFlow"
+RESAMPLE = "how images are resized; plain bilinear has no antialias, as in TensorFlow; the others are Pillow's"
 
 
 def knob(default: Any, what: str, *, unit: str = "", source: str = "", **limits: Any) -> Any:
