@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from tiny_models import MASKED, TINY, VIT
 
+from tests.models.tiny_models import MASKED, TINY, VIT
 from vitctl.models.build import Model, build
 from vitctl.models.configs import Config, MaskedPatchConfig, ViTConfig
 

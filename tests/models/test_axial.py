@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tiny_models import TINY
 from torch import Tensor
 
+from tests.models.tiny_models import TINY
 from vitctl.errors import RecipeError
 from vitctl.models.axial import AxialAttention, AxialBlock
 from vitctl.models.build import Model, build

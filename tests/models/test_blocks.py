@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import TINY
 
+from tests.models.tiny_models import TINY
 from vitctl.models.blocks import Block, compile_blocks
 from vitctl.models.build import build
 

@@ -3,8 +3,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tiny_models import TINY
 
+from tests.models.tiny_models import TINY
 from vitctl.errors import CheckpointError
 from vitctl.models.build import Model, build, load_state, transfer
 from vitctl.models.configs import Config, ViTConfig

@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 import pytest
-from tiny_models import TINY
 
+from tests.models.tiny_models import TINY
 from vitctl.errors import RecipeError
 from vitctl.models.configs import HybridConfig, ResNetConfig, ViTConfig, channels, sides, stages
 from vitctl.models.variants import variant

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from numpy_reference import Array, forward
 from torch import Tensor
 
+from tests.models.numpy_reference import Array, forward
 from vitctl.models.attention import set_attention
 from vitctl.models.build import Model, build
 from vitctl.models.configs import Config, ViTConfig

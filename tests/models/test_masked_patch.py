@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from numpy_reference import masked_patch
-from tiny_models import MASKED
 from torch import Tensor
 
+from tests.models.numpy_reference import masked_patch
+from tests.models.tiny_models import MASKED
 from vitctl.errors import RecipeError
 from vitctl.models.build import Model, build, transfer
 from vitctl.models.configs import MaskedPatchConfig, ViTConfig

@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from numpy_reference import Array, forward
 
+from tests.models.numpy_reference import Array, forward
 from vitctl.models.build import build
 from vitctl.models.variants import ViTConfig
 from vitctl.models.vit import EncoderBlock, VisionTransformer

@@ -5,13 +5,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import google_reference as reference
 import numpy as np
 import pytest
 import torch
-from google_reference import Array
 from torch import Tensor
 
+from tests.models.weights import google_reference as reference
+from tests.models.weights.google_reference import Array
 from vitctl.errors import CheckpointError
 from vitctl.models.configs import Config, HybridConfig, ResNetConfig, ViTConfig
 from vitctl.models.weights.load import Weights, read_weights
