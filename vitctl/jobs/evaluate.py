@@ -7,7 +7,7 @@ from vitctl.data.transforms import EvalTransform
 from vitctl.engine.journal import Report, silent
 from vitctl.engine.preemption import StopFlag
 from vitctl.errors import CheckpointError
-from vitctl.jobs.inputs import find_weights, loaded_model, open_images
+from vitctl.jobs.inputs import Found, find_weights, loaded_model, open_images
 from vitctl.jobs.result import RunResult
 from vitctl.jobs.setup import num_workers, on_device, open_journal, score_images, start_runtime
 from vitctl.models.weights.load import weights_digest
@@ -37,12 +37,8 @@ def evaluate(recipe: Evaluate, run_dir: Path, report: Report = silent, stop: Sto
         raise CheckpointError(
             f"{found.path}: its head is all zeros, as in the released ImageNet-21k files; fine-tune it first"
         )
-    names, meta = found.weights.meta.get("class_names", []), found.weights.meta
-    if list(source.class_names) != names:
-        raise CheckpointError(
-            f"{found.path}: its head has {len(names)} classes ({', '.join(names[:3])} ...), the data has {len(source.class_names)} "
-            f"({', '.join(source.class_names[:3])} ...): the scores would mean nothing; fine-tune on this data first"
-        )
+    meta = found.weights.meta
+    _same_classes(found, source.class_names)
     runtime = start_runtime(recipe.machine, run_dir)
     journal = open_journal(runtime, run_dir, report)
     model, image_size = loaded_model(found, recipe.data.image_size, runtime.dtype)
@@ -75,3 +71,15 @@ def evaluate(recipe: Evaluate, run_dir: Path, report: Report = silent, stop: Sto
             "eval_resize": resize,
         },
     )
+
+
+def _same_classes(found: Found, names: tuple[str, ...]) -> None:
+    """By name; by number where the file of another program carries no names."""
+    stored = found.weights.meta.get("class_names") or []
+    num_classes = len(stored) or found.weights.config.num_classes
+    if stored != list(names) if stored else num_classes != len(names):
+        said = f" ({', '.join(stored[:3])} ...)" if stored else ""
+        raise CheckpointError(
+            f"{found.path}: its head has {num_classes} classes{said}, the data has {len(names)} "
+            f"({', '.join(names[:3])} ...): the scores would mean nothing; fine-tune on this data first"
+        )
