@@ -1,8 +1,9 @@
 """Our loader beside timm's over the same photographs: `python benchmarks/loader.py`.
 
 Both crop at random, resize to 224 by bilinear interpolation, flip, and hand over uint8 batches. Every measurement is a process
-of its own; the two sides take turns. Wall time counts whatever else the machine does; CPU time, of the workers and
-of the process that receives their batches, hardly does.
+of its own; the sides take turns. Wall time counts whatever else the machine does; CPU time, of the workers and of the
+process that receives their batches, much less so: it is the steadier figure. Memory is proportional (PSS): pages that a
+worker shares with its parent are counted by halves, on both sides alike.
 """
 
 import argparse
@@ -65,13 +66,16 @@ def report(found: dict[tuple[str, int], list[Numbers]], rounds: int) -> None:
     """Print medians of the rounds."""
     print(f"{platform.platform()}, {cpu_name()}, {os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}")
     print(", ".join(f"{name} {version(name)}" for name in LIBRARIES), f"; medians of {rounds} rounds\n")
-    print("| side | workers | images/s | images per CPU second | PSS per worker, MiB |\n|---|---|---|---|---|")
+    print("| side | workers | images/s | images per CPU second | CPU ms per image | PSS per worker, MiB |")
+    print("|---|---|---|---|---|---|")
     middle = {
         key: {name: statistics.median(numbers[name] for numbers in rounds) for name in rounds[0]}
         for key, rounds in found.items()
     }
     for (side, workers), row in middle.items():
-        print(f"| {side} | {workers} | {row['wall']:.0f} | {row['cpu']:.0f} | {row['pss']:.0f} |")
+        print(
+            f"| {side} | {workers} | {row['wall']:.0f} | {row['cpu']:.0f} | {1e3 / row['cpu']:.2f} | {row['pss']:.0f} |"
+        )
     print()
     for workers, side in itertools.product((1, 2), SIDES[:-1]):
         ours, theirs = middle[side, workers], middle["timm", workers]
@@ -80,8 +84,8 @@ def report(found: dict[tuple[str, int], list[Numbers]], rounds: int) -> None:
             f"{side} / timm, {workers} worker(s): {cpu:.2f} per CPU second, {wall:.2f} by wall clock, {pss:.2f} of its memory"
         )
     for side in SIDES:
-        gain = middle[side, 2]["wall"] / middle[side, 1]["wall"] / 2
-        print(f"{side}, 1 to 2 workers: {gain:.2f} of linear")
+        wall, cpu = (middle[side, 2][name] / middle[side, 1][name] for name in ("wall", "cpu"))
+        print(f"{side}, 1 to 2 workers: {wall / 2:.2f} of linear by wall clock, {cpu:.2f} per CPU second")
 
 
 def measure(side: str, workers: int, folder: Path, num_images: int) -> Numbers:

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from vitctl.data.index import FORMAT, read_index
+from vitctl.data.mixture import MixtureOrder, quotas
 from vitctl.data.order import Order, SampleOrder, WindowedOrder
 from vitctl.data.read import ShardSource
 from vitctl.data.scan import ROW
@@ -36,6 +37,7 @@ def main() -> None:
             Order(len(source), 0),
             WindowedOrder(len(source), 0, len(source) // given.shards, WINDOW_SHARDS),
         )
+        orders += (MixtureOrder(orders, quotas((3.0, 1.0)), 0),)
         orders[0].at(np.arange(BATCH))
         seconds, mebibytes = time.perf_counter() - began, private_mib() - before
     print(f"{platform.platform()}, numpy {np.__version__}; {given.samples:,} samples in {given.shards:,} shards\n")

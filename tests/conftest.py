@@ -1,9 +1,12 @@
 """What all tests share: small shards written on the fly, a tiny recipe per job, and a run in this process."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+os.environ["OMP_NUM_THREADS"] = "1"  # before torch: tests run side by side, and the last bit of a sum depends on it
 
 import pytest
 

@@ -32,13 +32,23 @@ FLOORS = {
     "analysis": 3,
     "recipe": 4,
     "jobs": 5,
+    "cluster": 6,
+    "ranks": 6,
+    "slurm": 6,
     "launch": 6,
+    "sweep": 6,
     "worker": 6,
     "cli": 7,
     "__main__": 8,
 }
 # The runs on disk and their processes belong to one floor: the launcher knows what the body of a process leaves behind.
-NEIGHBOURS = {("launch", "worker")}
+NEIGHBOURS = {
+    ("launch", "worker"),
+    ("launch", "cluster"),
+    ("launch", "ranks"),
+    ("worker", "ranks"),
+    ("sweep", "launch"),
+}
 
 # Read by an unpickler of its own that knows four names; see the test below.
 PLAIN_PICKLES = ("import pickle", "data/datasets/cifar.py")
@@ -317,6 +327,8 @@ def test_cli__modules_import_no_heavy_library_at_the_top() -> None:
         "cli/train.py",
         "cli/model.py",
         "cli/data.py",
+        "cli/data_sets.py",
+        "cli/compare.py",
         "cli/recipes.py",
         "cli/system.py",
     }

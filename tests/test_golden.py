@@ -46,6 +46,27 @@ def test_golden__micro_batches_and_workers(run: Run, micro_batch: int, workers: 
     assert_golden(run("other", **{"machine.micro_batch": micro_batch, "machine.workers": workers}))
 
 
+MIXED = {"data.mixup_alpha": 0.5, "data.cutmix_alpha": 1.0, "data.randaugment_layers": 2}
+
+
+@pytest.mark.parametrize(("micro_batch", "workers", "processes"), [(5, 2, 1), (1, 0, 1), (3, 1, 2)])
+def test_mixed__micro_batches_workers_and_processes(
+    run: Run, tiny_data: Path, tmp_path: Path, micro_batch: int, workers: int, processes: int
+) -> None:
+    one, folder = run("one", **MIXED), tmp_path / "other"
+    values = {**MIXED, "machine.micro_batch": micro_batch, "machine.workers": workers, "machine.processes": processes}
+    if processes == 1:
+        run("other", **values)
+    else:
+        done = subprocess.run(command(folder, tiny_data, **values), capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    for name, values in curve(folder).items():
+        assert values == pytest.approx(curve(one)[name], rel=1e-9, abs=0), name
+    assert sample_keys(folder) == sample_keys(one)
+    golden = json.loads(GOLDEN.read_text())
+    assert curve(one)["loss"] != pytest.approx(golden["loss"], rel=1e-3)
+
+
 def command(folder: Path, data: Path, **values: Any) -> list[str]:
     sets = [part for key, value in values.items() for part in ("--set", f"{key}={value}")]
     return [

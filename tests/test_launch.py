@@ -6,6 +6,7 @@ loss, rate and sample keys of two processes equal those of one.
 
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -16,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.conftest import TINY, Run, checkpoint, sample_keys
@@ -67,9 +69,12 @@ def test_prepare__a_changed_recipe_is_refused_and_its_keys_are_named(load: Load,
         prepare(load(**{"optimizer.lr": 0.5, "seed": 1}), tmp_path)
     assert str(caught.value) == (
         f"{tmp_path}: holds a run of another recipe: seed was 0, now 1; optimizer.lr was 0.01, now 0.5; "
-        "choose another folder with --out"
+        f"choose another folder with --out, or go on all the same with: vitctl resume {tmp_path} --set KEY=VALUE "
+        "--allow seed --allow optimizer.lr"
     )
     assert (tmp_path / "recipe.toml").read_text() == before
+    with pytest.raises(RecipeError, match="holds a run of another recipe: seed was 0, now 1; choose"):
+        prepare(load(**{"optimizer.lr": 0.5, "seed": 1}), tmp_path, allow=["optimizer"])
     many = load(seed=1, **{"optimizer.lr": 0.5, "model.depth": 3, "data.flip": False, "averaging.decay": 0.5})
     with pytest.raises(RecipeError, match="; and 1 more; choose another"):
         prepare(many, tmp_path)
@@ -102,22 +107,11 @@ def test_prepare__a_folder_that_cannot_be_written(load: Load, tmp_path: Path, fo
     assert "\n" not in str(caught.value)
 
 
-def test_launch_command__gives_every_flag_it_relies_on(load: Load, tmp_path: Path) -> None:
+def test_launch_command__is_the_way_without_this_one(load: Load, tmp_path: Path) -> None:
     one, two = load().recipe, load(**{"machine.processes": 2}).recipe
     assert launch_command(tmp_path, one) == [sys.executable, "-m", "vitctl.worker", str(tmp_path)]
     line = launch_line(tmp_path, two)
-    for flag in (
-        "--multi_gpu",
-        "--num_machines 1",
-        "--num_processes 2",
-        "--gpu_ids all",
-        "--mixed_precision no",
-        "--dynamo_backend no",
-        "--main_process_port 0",
-        "--num_cpu_threads_per_process",
-    ):
-        assert flag in line
-    assert line.endswith(f"--module vitctl.worker {tmp_path}")
+    assert line.endswith(f"-m torch.distributed.run --standalone --nproc-per-node 2 -m vitctl.worker {tmp_path}")
 
 
 HOLD = (
@@ -171,45 +165,28 @@ def test_first_error__is_the_earliest(tmp_path: Path) -> None:
     assert first_error(tmp_path) == {"rank": 1, "time": 5.0}
 
 
-HOSTILE = """\
-compute_environment: LOCAL_MACHINE
-distributed_type: FSDP
-mixed_precision: fp16
-num_processes: 7
-num_machines: 3
-machine_rank: 2
-main_process_ip: 10.255.255.1
-main_process_port: 1
-gpu_ids: '0'
-main_training_function: other
-enable_cpu_affinity: false
-downcast_bf16: 'yes'
-use_cpu: false
-dynamo_config:
-  dynamo_backend: INDUCTOR
-fsdp_config:
-  fsdp_offload_params: true
-"""
-
-
-def test_two_processes__start_on_a_cpu_whatever_the_users_accelerate_config_says(
-    tiny_data: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "hf" / "accelerate").mkdir(parents=True)
-    (tmp_path / "hf" / "accelerate" / "default_config.yaml").write_text(HOSTILE)
+def test_two_processes__whatever_the_environment_says_of_accelerate(tiny_data: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
+    hostile = {
+        "ACCELERATE_USE_FSDP": "true",
+        "ACCELERATE_USE_DEEPSPEED": "true",
+        "ACCELERATE_MIXED_PRECISION": "fp16",
+        "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "7",
+        "FSDP_OFFLOAD_PARAMS": "true",
+    }
     done = subprocess.run(
         command(folder, tiny_data, **{"machine.processes": 2}),
         capture_output=True,
         text=True,
-        env={**os.environ, "HF_HOME": str(tmp_path / "hf")},
+        env={**os.environ, **hostile},
     )
     assert done.returncode == 0, done.stderr
     assert_golden(folder)
     assert sorted(p.name for p in (folder / "samples").iterdir()) == ["rank_00.jsonl", "rank_01.jsonl"]
     assert "going on" not in done.stdout
     assert "step 20/20" in done.stdout
-    assert "Traceback" not in (folder / "logs" / "launcher.txt").read_text()
+    assert re.search(r"^node \S+: processes 0 to 1, CPU", done.stdout, re.M)
+    assert (folder / "logs" / "launcher.txt").read_text() == ""
 
 
 def test_two_processes__stopped_by_a_signal_go_on_as_one_bit_for_bit_in_what_was_read(
@@ -251,7 +228,9 @@ def test_two_processes__the_error_of_one_is_the_last_line(tiny_data: Path, tmp_p
     assert last.endswith(f"(process 1; {folder / 'logs' / 'rank_01.txt'})")
     assert "Traceback" not in done.stderr
     assert "cannot be evaluated" in (folder / "logs" / "rank_01.txt").read_text()
-    assert not (folder / "result.json").exists()
+    result = json.loads((folder / "result.json").read_text())
+    assert result["status"] == "failed"
+    assert last == f"vitctl: {result['error']}"
 
 
 def test_processes__are_not_started_inside_a_cluster_job(
@@ -260,16 +239,67 @@ def test_processes__are_not_started_inside_a_cluster_job(
     """Under srun or torchrun the processes are there already: each is the body, none starts others."""
     prepare(load(**{"machine.processes": 2}), tmp_path)
     monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
     called: list[Path] = []
     from vitctl import worker
 
-    def work(run_dir: Path, _report: Any) -> None:
+    def work(run_dir: Path, _report: Any) -> dict[str, str]:
         called.append(run_dir)
-        (run_dir / "result.json").write_text('{"status": "done"}')
+        return {"status": "done"}
 
     monkeypatch.setattr(worker, "work", work)
     assert launch(tmp_path, lambda _: None) == {"status": "done"}
     assert called == [tmp_path]
+
+
+def test_prepare__allowed_changes_are_made_and_said(load: Load, tmp_path: Path) -> None:
+    prepare(load(), tmp_path)
+    longer = load(**{"schedule.total_steps": 30, "optimizer.lr": 0.5})
+    prepare(longer, tmp_path, allow=["schedule.total_steps", "optimizer"])
+    assert load_recipe(str(tmp_path / "recipe.toml")).recipe == longer.recipe
+    [said] = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert said["text"] == (
+        "the recipe was changed on purpose: optimizer.lr was 0.01, now 0.5; schedule.total_steps was 20, now 30"
+    )
+    prepare(longer, tmp_path)
+    assert len((tmp_path / "log.jsonl").read_text().splitlines()) == 1
+
+
+def test_two_processes__a_killed_one_is_named_and_the_run_goes_on(run: Run, tiny_data: Path, tmp_path: Path) -> None:
+    straight, folder = run("straight"), tmp_path / "run"
+    two = command(folder, tiny_data, **{"machine.processes": 2, "checkpoint.every_steps": 2})
+    with subprocess.Popen(two, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        while not (folder / "log.jsonl").exists() or '"step": 5,' not in (folder / "log.jsonl").read_text():
+            assert process.poll() is None
+            time.sleep(0.01)
+        ranks = psutil.Process(process.pid).children()
+        assert len(ranks) == 2
+        max(ranks, key=lambda p: int(p.environ()["RANK"])).kill()
+        _, said = process.communicate(timeout=120)
+    assert process.returncode == 2, said
+    assert said.splitlines()[-1] == (
+        "vitctl: process 1 of 2 was killed (SIGKILL), most often for want of memory; "
+        f"{folder / 'logs' / 'rank_01.txt'} has its output; go on with: vitctl resume {folder}"
+    )
+    assert json.loads((folder / "result.json").read_text())["status"] == "failed"
+    assert not any(p.is_running() and p.status() != "zombie" for p in ranks)
+    run("run", **{"checkpoint.every_steps": 2})
+    assert_golden(folder)
+    assert sample_keys(folder) == sample_keys(straight)
+
+
+def test_two_processes__none_outlives_the_launcher(tiny_data: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    two = command(folder, tiny_data, **{"machine.processes": 2, "machine.workers": 1, "schedule.total_steps": 5000})
+    with subprocess.Popen(two, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+        while not (folder / "log.jsonl").exists() or '"step": 2,' not in (folder / "log.jsonl").read_text():
+            assert process.poll() is None
+            time.sleep(0.01)
+        family = psutil.Process(process.pid).children(recursive=True)
+        assert len(family) >= 4
+        process.kill()
+    _, alive = psutil.wait_procs(family, timeout=20)
+    assert [p for p in alive if p.status() != "zombie"] == []
 
 
 def test_loaded__is_not_changed_by_prepare(load: Load, tmp_path: Path) -> None:

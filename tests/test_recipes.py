@@ -4,44 +4,24 @@ from typing import Any
 
 import pytest
 
+from tests.recipes.paper import TABLE_3, TABLE_4, table_rows
 from vitctl.data.catalog import DATA_SETS
 from vitctl.jobs.plan import make_plan
 from vitctl.jobs.pretrain import model_config
-from vitctl.models.flops import count_parameters
+from vitctl.models.configs import ResNetConfig, ViTConfig
+from vitctl.models.flops import count_macs, count_parameters
+from vitctl.models.variants import variant
+from vitctl.recipe import paper
 from vitctl.recipe.load import load_recipe, recipe_folder, recipe_names
 from vitctl.recipe.schema import JOBS, Finetune, Pretrain, Vtab
+from vitctl.recipe.write import differences
 
 JFT, IN21K, IN1K = "jft300m", "imagenet21k", "imagenet"
 
-# Table 3: recipe -> (model, data set, epochs, base lr, decay, weight decay, dropout).
-# All: batch 4096, warm-up 10k steps, 224 pixels.
-TABLE_3 = {
-    "jft_b16": ("B/16", JFT, 7, 8e-4, "linear", 0.1, 0.0),
-    "jft_b32": ("B/32", JFT, 7, 8e-4, "linear", 0.1, 0.0),
-    "jft_l32": ("L/32", JFT, 7, 6e-4, "linear", 0.1, 0.0),
-    "jft_l16": ("L/16", JFT, 7, 4e-4, "linear", 0.1, 0.0),
-    "jft_l16_14ep": ("L/16", JFT, 14, 4e-4, "linear", 0.1, 0.0),
-    "jft_h14": ("H/14", JFT, 14, 3e-4, "linear", 0.1, 0.0),
-    "in21k_b16": ("B/16", IN21K, 90, 1e-3, "linear", 0.03, 0.1),
-    "in21k_b32": ("B/32", IN21K, 90, 1e-3, "linear", 0.03, 0.1),
-    "in21k_l16": ("L/16", IN21K, 90, 1e-3, "linear", 0.03, 0.1),
-    "in21k_l16_30ep": ("L/16", IN21K, 30, 1e-3, "linear", 0.03, 0.1),
-    "in21k_l32": ("L/32", IN21K, 90, 1e-3, "linear", 0.03, 0.1),
-    "in21k_l32_30ep": ("L/32", IN21K, 30, 1e-3, "linear", 0.03, 0.1),
-    "in1k_b16": ("B/16", IN1K, 300, 3e-3, "cosine", 0.3, 0.1),
-    "in1k_b32": ("B/32", IN1K, 300, 3e-3, "cosine", 0.3, 0.1),
-    "in1k_l16": ("L/16", IN1K, 300, 3e-3, "cosine", 0.3, 0.1),
-    "in1k_l32": ("L/32", IN1K, 300, 3e-3, "cosine", 0.3, 0.1),
-}
-# Table 4: recipe -> (data set, steps, grid of base lr). All: batch 512, cosine, clip at norm 1, 384 pixels.
-TABLE_4: dict[str, tuple[str, int, tuple[float, ...]]] = {
-    "finetune_imagenet": ("imagenet", 20_000, (0.003, 0.01, 0.03, 0.06)),
-    "finetune_cifar100": ("cifar100", 10_000, (0.001, 0.003, 0.01, 0.03)),
-    "finetune_cifar10": ("cifar10", 10_000, (0.001, 0.003, 0.01, 0.03)),
-    "finetune_pets": ("pets", 500, (0.001, 0.003, 0.01, 0.03)),
-    "finetune_flowers102": ("flowers102", 500, (0.001, 0.003, 0.01, 0.03)),
-}
-OWN = {"smoke", "quickstart", "quickstart_finetune", "vtab", "vtab_mini", "finetune", "fewshot", "evaluate", "export"}
+# Recipes of jobs, and those that say by themselves that they are not the paper's.
+JOB_RECIPES = {"vtab", "vtab_mini", "finetune", "fewshot", "evaluate", "export", "quickstart", "quickstart_finetune"}
+# Table 6 has three pre-trainings and Table 5 one, for which no settings are printed.
+UNPRINTED = {"jft_r152x2_14ep": "jft_r152x2", "jft_r200x3": "jft_r152x2", "in21k_h14": "in21k_l16"}
 
 # Exact parameters with the pre-training head, counted in the authors' code.
 PARAMETERS = {
@@ -50,15 +30,21 @@ PARAMETERS = {
     ("L/16", JFT): 323_099_507,
     ("L/32", JFT): 325_308_275,
     ("H/14", JFT): 655_835_251,
+    ("R50+B/16", JFT): 112_546_483,
+    ("R50+B/32", JFT): 124_833_203,
+    ("R50+L/16", JFT): 335_256_499,
+    ("R50+L/32", JFT): 347_767_731,
     ("B/16", IN21K): 103_186_515,
     ("B/32", IN21K): 104_843_091,
     ("L/16", IN21K): 326_740_307,
     ("L/32", IN21K): 328_949_075,
 }
 WITHOUT_HEAD = {"B/16": 85_798_656, "B/32": 87_455_232, "L/16": 303_301_632, "L/32": 305_510_400}
+# The like with 1,000 classes, in which the ResNets are counted.
+RESNETS = {"R50x1": 25_557_032, "R50x2": 98_004_072, "R101x1": 44_549_160, "R152x1": 60_192_808, "R152x2": 236_350_568}
+TOKENS = {"B/16": 197, "L/16": 197, "B/32": 50, "L/32": 50, "H/14": 257}
 WIDTH = {"B/16": 768, "B/32": 768, "L/16": 1024, "L/32": 1024}
-# Table 6: exaFLOPs of pre-training, and the step counts that follow from Table 3.
-EXAFLOPS = {"jft_b32": 55, "jft_b16": 224, "jft_l32": 196, "jft_l16": 783, "jft_l16_14ep": 1567, "jft_h14": 4262}
+# What follows from the lengths of Table 3.
 STEPS = {(JFT, 7): 517_822, (JFT, 14): 1_035_644, (IN21K, 90): 309_698, (IN21K, 30): 103_232, (IN1K, 300): 93_835}
 
 
@@ -75,30 +61,49 @@ def finetune(name: str) -> Finetune:
 
 
 def test_recipes__all_load_and_say_what_they_are() -> None:
-    files = sorted(recipe_folder().rglob("*"))
+    files = sorted(path for path in recipe_folder().iterdir() if path.name != "sweeps")
     assert [file.name for file in files] == [f"{name}.toml" for name in recipe_names()]
-    assert len(files) >= 29
+    assert len(files) >= 74
     recipes = [load_recipe(name).recipe for name in recipe_names()]
     assert all(len(recipe.note) > 20 for recipe in recipes)
     assert {recipe.job for recipe in recipes} == set(JOBS)
 
 
-def test_recipes__every_row_of_tables_3_and_4_and_nothing_unknown() -> None:
-    of_tables = {*TABLE_3, *TABLE_4}
-    own = set(recipe_names()) - of_tables
-    assert of_tables <= set(recipe_names())
-    assert {name for name in own if name.startswith(("jft", "in21k", "in1k"))} == set()
-    assert {"smoke", "vtab", "vtab_mini", "finetune", "fewshot", "evaluate", "export"} <= own
-    of_appendix_b = {name for name in own if name.startswith("masked_patch_b16")}
-    assert len(of_appendix_b) == 3
-    for name in own - OWN - of_appendix_b:
-        assert "Not the paper's" in load_recipe(name).recipe.note, name
+def test_recipes__every_row_of_every_table_and_nothing_unknown() -> None:
+    assert (len(TABLE_3), len(TABLE_4)) == (26, 5)
+    of_results = {name for table in paper.RESULTS.values() for name in table.rows}
+    of_paper = {*TABLE_3, *TABLE_4, *of_results}
+    assert of_paper <= set(recipe_names())
+    assert set(UNPRINTED) == {name for n in "256" for name in paper.RESULTS[n].rows} - set(TABLE_3)
+    assert set(paper.TABLE_3) == set(TABLE_3)
+    assert set(paper.TABLE_4) == {*TABLE_4, "vtab"}
+    others = set(recipe_names()) - of_paper - JOB_RECIPES
+    assert {"finetune_imagenet_512", "finetune_imagenet_518"} <= others
+    assert {"augreg_in21k_b16", "better_in1k_s16", "smoke"} <= others
+    for name in others:
+        note = load_recipe(name).recipe.note
+        assert "Not the paper's" in note or note.startswith(("Table 2: ImageNet at 51", "B.1.1: BiT's rule")), name
+    assert not any("Not the paper's" in load_recipe(name).recipe.note for name in of_paper)
+
+
+def test_recipes__each_has_only_its_own_few_lines() -> None:
+    """Beside those that others extend, a recipe of the paper sets at most five values."""
+    sizes = {
+        name: sum("=" in line for line in (recipe_folder() / f"{name}.toml").read_text().splitlines()) - 2
+        for name in {*TABLE_3, *(name for table in paper.RESULTS.values() for name in table.rows)}
+    }
+    roots = {"jft_b16", "in21k_b16", "in1k_b16", "masked_patch_b16", "d1_r50x1_sgd", "d2_base"}
+    assert len(sizes) > 45
+    assert {name: size for name, size in sizes.items() if size > 5 and name not in roots} == {}
 
 
 @pytest.mark.parametrize("name", TABLE_3)
 def test_table_3(name: str) -> None:
     r, (model, dataset, epochs, lr, decay, weight_decay, dropout) = pretrain(name), TABLE_3[name]
-    assert (r.model.name, r.data.dataset, model_config(r, 10).dropout) == (model, dataset, dropout)
+    config = model_config(r, 10)
+    assert (r.model.name, r.data.dataset) == (model, dataset)
+    assert getattr(config, "dropout", 0.0) == dropout
+    assert isinstance(config, ViTConfig) == (not model.startswith("R") or "+" in model)
     assert (r.schedule.batch_size, r.schedule.total_epochs, r.schedule.total_steps) == (4096, epochs, 0)
     assert (r.schedule.warmup_steps, r.schedule.decay, r.data.image_size) == (10_000, decay, 224)
     assert (r.optimizer.name, r.optimizer.lr, r.optimizer.weight_decay) == ("adam", lr, weight_decay)
@@ -113,7 +118,10 @@ def test_pretraining__what_the_authors_said_beyond_the_table(name: str) -> None:
     assert r.optimizer.clip_norm == (0.0 if jft else 1.0)
     assert r.schedule.end_lr == (0.0 if small else 1e-5)
     assert (r.loss.name, r.loss.label_smoothing) == ("sigmoid", 1e-4 if small else 0.0)
-    assert (r.model.head_bias, r.model.pre_logits, model_config(r, 10).classifier) == (-10.0, True, "token")
+    config = model_config(r, 10)
+    assert config.head_bias == -10.0
+    if isinstance(config, ViTConfig):
+        assert (config.representation_size, config.classifier) == (config.hidden_size, "token")
     assert (r.data.crop, r.data.flip, r.data.mean, r.data.std) == ("inception", True, (0.5,) * 3, (0.5,) * 3)
     if r.data.dataset == IN21K:
         assert (r.data.train_split, r.data.eval_split) == ("train[102400:]", "train[:102400]")
@@ -125,8 +133,11 @@ def test_pretraining__the_plan_has_the_papers_numbers(name: str) -> None:
     plan = make_plan(r)
     model, dataset, epochs = TABLE_3[name][:3]
     assert plan.steps == STEPS[dataset, epochs]
-    assert plan.tokens == {"B/16": 197, "L/16": 197, "B/32": 50, "L/32": 50, "H/14": 257}[model]
-    if dataset == IN1K:
+    assert plan.tokens == (0 if model in RESNETS else TOKENS[model.removeprefix("R50+")])
+    if model in RESNETS:
+        assert isinstance(plan.config, ResNetConfig)
+        assert plan.parameters == RESNETS[model] + (18_291 - 1000) * (plan.config.feature_size + 1)
+    elif dataset == IN1K:
         width = WIDTH[model]
         assert plan.parameters == WITHOUT_HEAD[model] + width * width + width + 1000 * width + 1000
     else:
@@ -134,8 +145,114 @@ def test_pretraining__the_plan_has_the_papers_numbers(name: str) -> None:
     assert plan.curve[0] == (0, 0.0)
     assert max(lr for _, lr in plan.curve) == r.optimizer.lr
     assert dict(plan.curve)[10_000] == r.optimizer.lr
-    if name in EXAFLOPS:
-        assert plan.training_flops / 1e18 == pytest.approx(EXAFLOPS[name], rel=0.025)
+
+
+def test_table_1__the_three_models() -> None:
+    rows = table_rows(1)
+    assert [row[0] for row in rows] == ["ViT-Base", "ViT-Large", "ViT-Huge"]
+    for (name, depth, width, mlp, heads, params), patch in zip(rows, (16, 32, 14), strict=True):
+        config = variant(f"{name[4]}/{patch}", num_classes=1000 if name == "ViT-Huge" else 0)
+        sizes = (config.depth, config.hidden_size, config.mlp_size, config.num_heads)
+        assert sizes == (int(depth), int(width), int(mlp), int(heads))
+        assert count_parameters(config) / 1e6 == pytest.approx(float(params[:-1]), rel=0.02)
+
+
+@pytest.mark.parametrize("name", paper.RESULTS["6"].rows)
+def test_table_6__exaflops(name: str) -> None:
+    """R50+L/16 is printed as 859 at 7 epochs and 1668 at 14, of which one must be wrong."""
+    printed = paper.RESULTS["6"].exaflops[name]
+    off = make_plan(pretrain(name)).training_flops / 1e18 / printed - 1
+    assert abs(off) < (0.032 if name == "jft_r50_l16" else 0.025)
+
+
+@pytest.mark.parametrize(("name", "like"), UNPRINTED.items())
+def test_unprinted_rows__are_those_of_the_nearest_model(name: str, like: str) -> None:
+    changed = {key for key, _, _ in differences(pretrain(like), pretrain(name))}
+    assert changed <= {"note", "model.name", "schedule.total_epochs"}
+    assert pretrain(name).schedule.total_epochs == (90 if name == "in21k_h14" else 14)
+
+
+def test_table_7__sgd_as_in_bit() -> None:
+    for name, adam in (("d1_r50x1_sgd", "jft_r50x1"), ("d1_r152x2_sgd", "jft_r152x2")):
+        r, other = pretrain(name), pretrain(adam)
+        assert (r.optimizer.name, r.optimizer.momentum) == ("sgd", 0.9)
+        assert r.optimizer.lr == pytest.approx(0.03 * r.schedule.batch_size / 256)
+        assert r.optimizer.weight_decay == pytest.approx(1e-4 / (1 - r.optimizer.momentum))
+        assert (r.model, r.data, r.schedule.total_epochs) == (other.model, other.data, 7)
+        assert [drop * 40 for drop in r.schedule.drops] == [10, 23, 30, 37]
+        assert r.schedule.warmup_steps == 5000
+
+
+def test_table_7__averages_are_those_that_are_printed() -> None:
+    means = [sum(v for v in row if v is not None) / 5 for row in paper.RESULTS["7"].rows.values()]
+    assert [round(mean, 2) for mean in means] == [89.33, 88.79, 94.01, 93.72]
+
+
+def test_tables__that_print_a_cell_twice_agree() -> None:
+    """Only ViT-H/14 differs between Tables 5 and 6; Table 7's Adam columns are Table 6's."""
+    five, six, seven = (paper.RESULTS[number] for number in "567")
+    assert {name for name in five.rows if name in six.rows and five.rows[name] != six.rows[name]} == {"jft_h14"}
+    for name in ("jft_r50x1", "jft_r152x2"):
+        again = dict(zip(seven.columns, seven.rows[name], strict=True))
+        once = dict(zip(six.columns, six.rows[name], strict=True))
+        assert again == {target: once[target] for target in again}
+
+
+def test_table_8__the_eight_cells() -> None:
+    kinds = {"NoPos.Emb": "none", "1-D": "learned", "2-D": "2d", "Rel.": "relative"}
+    places = ("stem", "every_layer", "every_layer_shared")
+    cells = {
+        (kinds[row[0]], place): float(value)
+        for row in table_rows(8)
+        for place, value in zip(places, row[1:], strict=True)
+        if value != "N/A"
+    }
+    assert len(cells) == 8
+    found = {}
+    for name, (accuracy,) in paper.RESULTS["8"].rows.items():
+        r = pretrain(name)
+        changed = {key for key, _, _ in differences(pretrain("jft_b16"), r)}
+        assert changed <= {"note", "model.position_embedding", "model.position_at"}
+        config = model_config(r, 10)
+        assert isinstance(config, ViTConfig)
+        found[config.position_embedding, config.position_at] = accuracy
+    assert found == {cell: pytest.approx(100 * value) for cell, value in cells.items()}
+
+
+def test_appendix_d__head_type_axial_and_shapes() -> None:
+    heads = [("jft_b16", "token", 8e-4), ("d3_gap", "gap", 8e-4), ("d3_gap_lr_3e-4", "gap", 3e-4)]
+    for name, classifier, lr in heads:
+        r = pretrain(name)
+        config = model_config(r, 10)
+        assert isinstance(config, ViTConfig)
+        assert (config.classifier, r.optimizer.lr) == (classifier, lr)
+    base = model_config(pretrain("d2_base"), 10)
+    assert isinstance(base, ViTConfig)
+    assert (base.depth, base.hidden_size, base.mlp_size, base.patch_size) == (8, 1024, 2048, 32)
+    for name, like in (("d6_axial_b16", "jft_b16"), ("d6_axial_b32", "jft_b32"), ("d6_axial_r50", "jft_r50x1")):
+        assert {key for key, _, _ in differences(pretrain(like), pretrain(name))} == {"note", "model.name"}
+        assert count_macs(model_config(pretrain(name), 0)) > count_macs(model_config(pretrain(like), 0))
+
+
+def test_figure_4__as_many_steps_as_on_the_whole_and_the_best_checkpoint() -> None:
+    models = {name: pretrain(name) for name in recipe_names() if name.startswith("fig4_")}
+    assert {r.model.name for r in models.values()} == {"b/32", "B/32", "L/32", "L/16", "R50x1", "R152x2"}
+    for name, r in models.items():
+        assert r.schedule.total_steps == STEPS[JFT, 7]
+        assert r.checkpoint.keep_best == 1
+        assert 0 < r.evaluation.every_steps < r.schedule.total_steps
+        like = pretrain({"fig4_b32_halved": "jft_b32"}.get(name, name.replace("fig4", "jft")))
+        assert (r.optimizer, r.loss, r.data.crop) == (like.optimizer, like.loss, like.data.crop)
+
+
+def test_masked_patch_prediction__the_three_targets_and_both_rates() -> None:
+    names = ("masked_patch_b16", "masked_patch_b16_downsized", "masked_patch_b16_pixels", "masked_patch_b16_15")
+    found = [(r.masked_patch.target, r.masked_patch.corrupted) for r in map(pretrain, names)]
+    assert found == [("mean_color", 0.5), ("downsized", 0.5), ("pixels", 0.5), ("mean_color", 0.15)]
+    for r in map(pretrain, names):
+        assert (r.optimizer.name, r.optimizer.lr, r.schedule.decay) == ("adam", 2e-4, "cosine")
+        assert (r.schedule.total_steps, r.schedule.batch_size, r.schedule.warmup_steps) == (1_000_000, 4096, 10_000)
+        assert (r.model.name, r.data.dataset) == ("B/16", JFT)
 
 
 def test_every_pretraining_recipe__makes_a_plan() -> None:
@@ -154,11 +271,40 @@ def test_table_4(name: str) -> None:
     assert (r.schedule.total_steps, r.schedule.batch_size, r.schedule.decay) == (steps, 512, "cosine")
     assert r.optimizer.lr in grid
     assert all(f"{lr:g}" in r.note for lr in grid)
+    kept = {"imagenet": 99, "cifar10": 98, "cifar100": 98}.get(dataset, 90)
+    assert r.sweep.lrs == grid
+    assert (r.sweep.train_split, r.sweep.eval_split) == (f"train[:{kept}%]", f"train[{kept}%:]")
     assert (r.optimizer.name, r.optimizer.momentum, r.optimizer.weight_decay) == ("sgd", 0.9, 0.0)
     assert (r.optimizer.clip_norm, r.loss.name, r.loss.label_smoothing) == (1.0, "softmax", 0.0)
     assert r.schedule.warmup_steps == (100 if steps == 500 else 500)
     assert (r.data.crop, r.data.flip, r.data.eval_method) == ("inception", True, "square")
     assert r.data.eval_split in DATA_SETS[dataset].sizes
+
+
+@pytest.mark.parametrize("size", [512, 518])
+def test_table_2__imagenet_at_a_higher_resolution(size: int) -> None:
+    r, base = finetune(f"finetune_imagenet_{size}"), finetune("finetune_imagenet")
+    assert (r.data.image_size, r.averaging.decay, base.averaging.decay) == (size, 0.9999, 0.0)
+    assert (r.sweep, r.schedule, r.optimizer) == (base.sweep, base.schedule, base.optimizer)
+
+
+def test_bit__the_rule_that_resnets_are_also_fine_tuned_by() -> None:
+    """BiT, Section 3.3, and the steps of its code: (steps, updates after which the rate drops, warm-up, crop, MixUp)."""
+    rule = {
+        "bit_imagenet": (20_000, (6_000, 12_000, 18_000), 500, (448, 384), 0.1),
+        "bit_cifar10": (10_000, (3_000, 6_000, 9_000), 500, (160, 128), 0.1),
+        "bit_cifar100": (10_000, (3_000, 6_000, 9_000), 500, (160, 128), 0.1),
+        "bit_pets": (500, (200, 300, 400), 100, (448, 384), 0.0),
+        "bit_flowers102": (500, (200, 300, 400), 100, (448, 384), 0.0),
+    }
+    assert {name for name in recipe_names() if name.startswith("bit_")} == set(rule)
+    for name, (steps, drops, warmup, sizes, mixup) in rule.items():
+        r, like = finetune(name), finetune(name.replace("bit", "finetune"))
+        assert r.schedule.total_steps == steps
+        assert tuple(round(drop * steps) for drop in r.schedule.drops) == drops
+        assert (r.schedule.warmup_steps, r.schedule.batch_size, r.optimizer.lr, r.sweep.lrs) == (warmup, 512, 0.003, ())
+        assert (r.data.crop, (r.data.train_resize, r.data.image_size), r.data.mixup_alpha) == ("random", sizes, mixup)
+        assert (r.data.dataset, r.data.eval_split) == (like.data.dataset, like.data.eval_split)
 
 
 def test_table_4__vtab() -> None:
@@ -201,9 +347,16 @@ def test_citations__every_value_of_the_papers_recipes_says_where_it_is_from() ->
         "eval_method",
         "eval_resize",
         "end_lr = 0.0",
+        "total_epochs = 0.0",
+        "pre_logits = false",
+        "head_bias = 0.0",
+        "target",
+        "clip_norm = 0.0",
     )
     seen = 0
-    for name in (*TABLE_3, *TABLE_4, "vtab"):
+    of_results = (name for table in paper.RESULTS.values() for name in table.rows)
+    of_bit = {name for name in recipe_names() if name.startswith("bit_")}
+    for name in {*TABLE_3, *TABLE_4, *of_results, *of_bit, "vtab"}:
         for line in (recipe_folder() / f"{name}.toml").read_text().splitlines():
             if "=" in line and not line.startswith(free):
                 seen += 1

@@ -6,20 +6,20 @@ import json
 import os
 import platform
 import shlex
-import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
-from vitctl.engine.journal import LOG, Report, parse_lines, write_json
+from vitctl.cluster import Member, find_member
+from vitctl.engine.journal import LOG, Journal, Report, parse_lines, write_json
 from vitctl.errors import LaunchError, RecipeError, VitctlError
+from vitctl.ranks import Ended, run_ranks
 from vitctl.recipe.load import Loaded, load_recipe
 from vitctl.recipe.schema import Recipe
 from vitctl.recipe.write import differences, to_toml, toml_value
@@ -29,8 +29,12 @@ FREE_TO_CHANGE = (
     "machine.micro_batch",
     "machine.workers",
     "machine.device",
+    "machine.sharding",
     "log.",
     "checkpoint.",
+    "vtab.tasks",
+    "vtab.seeds",
+    "vtab.keep_checkpoints",
     "note",
 )
 PACKAGES = (
@@ -45,7 +49,7 @@ PACKAGES = (
     "onnx",
     "onnxruntime",
 )
-POLL_SECONDS = 0.3
+NOTES_SECONDS = 1.0  # for the notes of processes on other nodes to be seen here
 
 
 def new_run_dir(name: str, runs: Path = Path("runs")) -> Path:
@@ -55,21 +59,50 @@ def new_run_dir(name: str, runs: Path = Path("runs")) -> Path:
     return next(path for path in tries if not path.exists())
 
 
-def prepare(loaded: Loaded, run_dir: Path) -> None:
+def prepare(loaded: Loaded, run_dir: Path, allow: Sequence[str] = ()) -> None:
     """Check all that can be checked before the first process, then write recipe.toml, launch.txt and env.json.
+
+    Of several processes that something else started, the first does it and the others wait for it.
+
+    Args:
+        loaded: the recipe.
+        run_dir: new, or of a run that goes on.
+        allow: dotted keys, or tables, that may differ from those of the run in the folder.
 
     Raises:
         VitctlError: as `check` raises; nothing was written.
         RecipeError: the folder holds a run of another recipe; the changed keys are named.
-        LaunchError: the folder cannot be written.
+        LaunchError: the folder cannot be written, or the first process said what is wrong.
     """
+    member = find_member()
+    if member is None:
+        _prepare(loaded, run_dir, allow)
+        return
+    from vitctl.engine.together import first_text, join
+    from vitctl.worker import on_cpu
+
+    if member.num_processes > 1:
+        join(cpu=on_cpu(loaded.recipe))
+    said = ""
+    if member.rank == 0:
+        try:
+            _prepare(loaded, run_dir, allow)
+            forget_errors(run_dir)
+        except VitctlError as error:
+            said = str(error)
+    if member.num_processes > 1:
+        said = first_text(said)
+    if said:
+        raise LaunchError(said)
+
+
+def _prepare(loaded: Loaded, run_dir: Path, allow: Sequence[str]) -> None:
     from vitctl.jobs.plan import check
 
     file = run_dir / "recipe.toml"
     before = load_recipe(str(file)).recipe if file.exists() else None
     loaded = _pinned(loaded, before)
-    if before is not None:
-        _same_recipe(before, loaded.recipe, run_dir)
+    changed = _changes(before, loaded.recipe, run_dir, allow) if before is not None else ""
     try:
         check(loaded.recipe, run_dir)
         run_dir.mkdir(parents=True, exist_ok=True)
@@ -77,6 +110,8 @@ def prepare(loaded: Loaded, run_dir: Path) -> None:
             aside = run_dir / f".recipe.{os.getpid()}.toml"
             aside.write_text(to_toml(loaded), encoding="utf-8")
             aside.replace(file)
+        if changed:
+            Journal(run_dir / LOG).write("warning", step=0, text=f"the recipe was changed on purpose: {changed}")
         (run_dir / "launch.txt").write_text(launch_line(run_dir, loaded.recipe) + "\n", encoding="utf-8")
         write_json(run_dir / "env.json", environment())
     except OSError as error:
@@ -98,14 +133,22 @@ def _pinned(loaded: Loaded, before: Recipe | None) -> Loaded:
     return replace(loaded, recipe=recipe, origins={**loaded.origins, "weights.source": "newest when the run began"})
 
 
-def _same_recipe(before: Recipe, now: Recipe, run_dir: Path) -> None:
+def _changes(before: Recipe, now: Recipe, run_dir: Path, allow: Sequence[str]) -> str:
+    """The differences that are allowed, in words; "" when there are none. Raises RecipeError at the others."""
     changed = [d for d in differences(before, now) if not d[0].startswith(FREE_TO_CHANGE)]
-    if changed:
-        shown = "; ".join(
-            f"{key} was {toml_value(a) or 'unset'}, now {toml_value(b) or 'unset'}" for key, a, b in changed[:4]
+    refused = [d for d in changed if not any(d[0] == key or d[0].startswith(f"{key}.") for key in allow)]
+    if refused:
+        more = f"; and {len(refused) - 4} more" if len(refused) > 4 else ""
+        keys = " ".join(f"--allow {key}" for key, _, _ in refused[:4])
+        raise RecipeError(
+            f"{run_dir}: holds a run of another recipe: {_in_words(refused[:4])}{more}; choose another folder with --out, "
+            f"or go on all the same with: vitctl resume {run_dir} --set KEY=VALUE {keys}"
         )
-        more = f"; and {len(changed) - 4} more" if len(changed) > 4 else ""
-        raise RecipeError(f"{run_dir}: holds a run of another recipe: {shown}{more}; choose another folder with --out")
+    return _in_words(changed)
+
+
+def _in_words(changes: Sequence[tuple[str, Any, Any]]) -> str:
+    return "; ".join(f"{key} was {toml_value(a) or 'unset'}, now {toml_value(b) or 'unset'}" for key, a, b in changes)
 
 
 def launch(run_dir: Path, report: Report) -> dict[str, Any]:
@@ -119,13 +162,16 @@ def launch(run_dir: Path, report: Report) -> dict[str, Any]:
         the content of RUN/result.json.
 
     Raises:
-        VitctlError: as the job raises; of several processes, the one that failed first.
+        VitctlError: as the job raises; of several processes, the one that failed first, or one that was killed.
         RuntimeError: a process failed with a bug.
     """
     recipe = load_recipe(str(run_dir / "recipe.toml")).recipe
-    with _locked(run_dir):
+    member = find_member()
+    with _locked(run_dir, member):
+        if member is not None:
+            return _work_as_member(run_dir, recipe, report)
         (run_dir / "result.json").unlink(missing_ok=True)
-        if recipe.machine.processes == 1 or "RANK" in os.environ:
+        if recipe.machine.processes == 1:
             from vitctl.worker import work
 
             work(run_dir, report)
@@ -134,28 +180,28 @@ def launch(run_dir: Path, report: Report) -> dict[str, Any]:
     return dict(json.loads((run_dir / "result.json").read_text(encoding="utf-8")))
 
 
+def _work_as_member(run_dir: Path, recipe: Recipe, report: Report) -> dict[str, Any]:
+    """The body of a process that srun or torchrun started; what failed first, on whatever node, is what is raised."""
+    from vitctl.worker import leave_group, note_error, work
+
+    try:
+        result = work(run_dir, report)
+    except Exception as error:
+        note_error(run_dir, error)
+        time.sleep(NOTES_SECONDS)
+        _raise_first_error(run_dir, recipe)
+        raise
+    leave_group()
+    return result
+
+
 def launch_command(run_dir: Path, recipe: Recipe) -> list[str]:
-    """The command that starts the processes of a run: every flag relied on is given, no user's default fills a gap."""
-    worker = ["vitctl.worker", str(run_dir)]
+    """The command that runs a prepared folder without this one: for several processes by torchrun, which needs no config."""
+    worker = ["-m", "vitctl.worker", str(run_dir)]
     if recipe.machine.processes == 1:
-        return [sys.executable, "-m", *worker]
-    n = recipe.machine.processes
-    return [
-        *(sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_machines", "1"),
-        *(
-            "--gpu_ids",
-            "all",
-            "--num_processes",
-            str(n),
-            "--mixed_precision",
-            "no",
-            "--dynamo_backend",
-            "no",
-            "--main_process_port",
-            "0",
-        ),
-        *("--num_cpu_threads_per_process", str(max(1, (os.cpu_count() or 1) // n)), "--module", *worker),
-    ]
+        return [sys.executable, *worker]
+    here = ("--standalone", "--nproc-per-node", str(recipe.machine.processes))
+    return [sys.executable, "-m", "torch.distributed.run", *here, *worker]
 
 
 def launch_line(run_dir: Path, recipe: Recipe) -> str:
@@ -187,9 +233,9 @@ def environment() -> dict[str, Any]:
 
 
 @contextmanager
-def _locked(run_dir: Path) -> Iterator[None]:
+def _locked(run_dir: Path, member: Member | None) -> Iterator[None]:
     """One run per folder. The lock is the kernel's, ends with this process however that ends, and is not inherited by workers."""
-    if "RANK" in os.environ:
+    if member is not None and member.rank > 0:
         yield
         return
     with (run_dir / ".lock").open("w") as file:
@@ -203,66 +249,59 @@ def _locked(run_dir: Path) -> Iterator[None]:
 
 
 def _launch_processes(run_dir: Path, recipe: Recipe, report: Report) -> None:
-    from vitctl.engine.preemption import SIGNALS
-    from vitctl.worker import LOGS, first_error
+    from vitctl.worker import LOGS, first_error, write_failure
 
     logs = run_dir / LOGS
     logs.mkdir(exist_ok=True)
-    for old in logs.glob("error_*.json"):
-        old.unlink()
-    env = os.environ | {"ACCELERATE_USE_CPU": "true"} if _on_cpu(recipe) else dict(os.environ)
-    stopped: list[int] = []
-    with (logs / "launcher.txt").open("w") as out:
-        command = launch_command(run_dir, recipe)
-        launcher = subprocess.Popen(
-            command, stdout=out, stderr=out, stdin=subprocess.DEVNULL, env=env, start_new_session=True
-        )
-
-    def forward(number: int, _frame: FrameType | None) -> None:
-        stopped.append(number)
-        _signal_workers(launcher.pid, hard=len(stopped) > 1)
-
-    before = {number: signal.signal(number, forward) for number in SIGNALS}
+    forget_errors(run_dir)
     follower = _Follower(run_dir / LOG, report)
-    try:
-        while launcher.poll() is None:
-            follower.poll()
-            time.sleep(POLL_SECONDS)
-        follower.poll()
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    if (run_dir / "result.json").exists():
+    command = [sys.executable, "-m", "vitctl.worker", str(run_dir)]
+    ended = run_ranks(command, recipe.machine.processes, logs / "launcher.txt", follower.poll)
+    status = _status(run_dir)
+    if status in ("done", "stopped"):
         return
     error = first_error(run_dir)
-    if stopped and error is None:
+    if ended.stopped and ended.lost is None and (error is None or error["lost_peer"]):
         write_json(run_dir / "result.json", {"job": recipe.job, "status": "stopped"})
-    elif error is not None and error["mendable"]:
-        raise VitctlError(f"{error['text']} (process {error['rank']}; {error['log']})")
-    elif error is not None:
-        raise RuntimeError(f"process {error['rank']} failed: {error['text']}; {error['log']} has the traceback")
-    else:
-        raise RuntimeError(f"the processes ended with code {launcher.returncode} and no word; {logs} has their output")
-
-
-def _on_cpu(recipe: Recipe) -> bool:
-    import torch
-
-    return recipe.machine.device == "cpu" or not torch.cuda.is_available()
-
-
-def _signal_workers(launcher: int, *, hard: bool) -> None:
-    """The first signal asks all workers to save and leave; the next one ends them and their launcher at once."""
-    import psutil
-
+        return
     try:
-        parent = psutil.Process(launcher)
-        for child in parent.children(recursive=hard):
-            child.send_signal(signal.SIGKILL if hard else signal.SIGUSR1)
-        if hard:
-            parent.kill()
-    except psutil.NoSuchProcess:
-        pass
+        _raise_first_error(run_dir, recipe, ended)
+    except Exception as error:
+        write_failure(run_dir, recipe.job, str(error))
+        raise
+
+
+def forget_errors(run_dir: Path) -> None:
+    """Remove the notes of processes that failed in an earlier launch."""
+    from vitctl.worker import LOGS
+
+    for old in (run_dir / LOGS).glob("error_*.json"):
+        old.unlink(missing_ok=True)
+
+
+def _status(run_dir: Path) -> str | None:
+    file = run_dir / "result.json"
+    return str(json.loads(file.read_text(encoding="utf-8"))["status"]) if file.exists() else None
+
+
+def _raise_first_error(run_dir: Path, recipe: Recipe, ended: Ended | None = None) -> None:
+    from vitctl.worker import LOGS, first_error
+
+    error, lost = first_error(run_dir), ended.lost if ended else None
+    if lost is not None and (error is None or error["lost_peer"]):
+        rank, name = lost
+        raise LaunchError(
+            f"process {rank} of {recipe.machine.processes} was killed ({name}), most often for want of memory; "
+            f"{run_dir / LOGS / f'rank_{rank:02d}.txt'} has its output; go on with: vitctl resume {run_dir}"
+        )
+    if error is not None and error["mendable"]:
+        raise VitctlError(f"{error['text']} (process {error['rank']}; {error['log']})")
+    if error is not None:
+        raise RuntimeError(f"process {error['rank']} failed: {error['text']}; {error['log']} has the traceback")
+    if ended is not None:
+        raise RuntimeError(
+            f"the processes ended with codes {ended.codes} and no word; {run_dir / LOGS} has their output"
+        )
 
 
 class _Follower:

@@ -1,83 +1,185 @@
 """The body of every process: read RUN/recipe.toml, do the job, leave RUN/result.json."""
 
+import errno
 import json
 import os
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from vitctl.engine.journal import Report, silent, write_json
-from vitctl.engine.preemption import Stopped, stop_on_signals
-from vitctl.errors import VitctlError
-from vitctl.jobs.evaluate import evaluate
-from vitctl.jobs.export import export
-from vitctl.jobs.fewshot import fewshot
-from vitctl.jobs.finetune import finetune
-from vitctl.jobs.pretrain import pretrain
-from vitctl.jobs.result import RunResult, write_result
-from vitctl.jobs.vtab import vtab
+from vitctl.engine.journal import LOG, Journal, Report, silent, write_json
+from vitctl.engine.preemption import ECHO_SECONDS, Stopped, die_with, leave_on_signals, stop_on_signals
+from vitctl.errors import LaunchError, VitctlError
+from vitctl.ranks import LAUNCHER
 from vitctl.recipe.load import load_recipe
 
-JOBS = {
-    "pretrain": pretrain,
-    "finetune": finetune,
-    "fewshot": fewshot,
-    "vtab": vtab,
-    "evaluate": evaluate,
-    "export": export,
-}
 LOGS = "logs"
+# What the machine has run out of or does not allow, which no code of ours can mend.
+MENDABLE = (
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ENOENT,
+    errno.ENOTDIR,
+    errno.EFBIG,
+)
+_LOST_PEER = ("connection closed by peer", "connection reset by peer", "broken pipe", "socket timeout", "nccl")
 
 
-def work(run_dir: Path, report: Report = silent) -> RunResult:
+def work(run_dir: Path, report: Report = silent) -> dict[str, Any]:
     """Do the job of RUN/recipe.toml in this process, one of as many as the recipe says.
 
     Returns:
-        the result, also written to RUN/result.json by the main process; status "stopped" after a signal.
+        the result, also written to RUN/result.json by the main process; its status is "stopped" after a signal.
 
     Raises:
-        VitctlError: the user can mend it.
+        VitctlError: the user can mend it. RUN/result.json says "failed" and why.
     """
+    from vitctl.jobs.result import RunResult, with_recipe, write_result
+
     recipe = load_recipe(str(run_dir / "recipe.toml")).recipe
-    with stop_on_signals() as stop:
-        try:
-            result = JOBS[recipe.job](recipe, run_dir, report, stop)  # type: ignore[operator]
-        except Stopped:
-            result = RunResult(recipe.job, "stopped")
-    if int(os.environ.get("RANK", "0")) == 0:
-        write_result(run_dir, result)
-    return result
+    is_main = int(os.environ.get("RANK", "0")) == 0
+    try:
+        with stop_on_signals(ECHO_SECONDS if "RANK" in os.environ else 0.0) as stop:
+            try:
+                _meet(run_dir, recipe, report)
+                result = _job(recipe.job)(recipe, run_dir, report, stop)
+            except Stopped:
+                result = RunResult(recipe.job, "stopped")
+    except Exception as error:
+        mendable = _as_mendable(error, run_dir)
+        if is_main:
+            write_failure(run_dir, recipe.job, str(mendable or f"{type(error).__name__}: {error}"))
+        if mendable is not None and mendable is not error:
+            raise mendable from error
+        raise
+    result = with_recipe(result, recipe)
+    return vars(write_result(run_dir, result) if is_main else result)
+
+
+def _job(name: str) -> Callable[..., Any]:
+    """Imported here, because that takes seconds in which a signal must already be heard."""
+    from vitctl.jobs.evaluate import evaluate
+    from vitctl.jobs.export import export
+    from vitctl.jobs.fewshot import fewshot
+    from vitctl.jobs.finetune import finetune
+    from vitctl.jobs.pretrain import pretrain
+    from vitctl.jobs.vtab import vtab
+
+    jobs: dict[str, Callable[..., Any]] = {
+        "pretrain": pretrain,
+        "finetune": finetune,
+        "fewshot": fewshot,
+        "vtab": vtab,
+        "evaluate": evaluate,
+        "export": export,
+    }
+    return jobs[name]
+
+
+def _meet(run_dir: Path, recipe: Any, report: Report) -> None:
+    """Find the other processes, and write a line for each node."""
+    if int(os.environ.get("WORLD_SIZE", "1")) < 2:
+        return
+    from vitctl.engine.together import check_sum, join, node_lines
+
+    cpu = on_cpu(recipe)
+    join(cpu=cpu)
+    check_sum(cpu=cpu)
+    lines = node_lines(cpu=cpu)
+    journal = Journal(run_dir / LOG if os.environ["RANK"] == "0" else None, report)
+    for line in lines:
+        journal.write("node", step=0, text=line)
+
+
+def on_cpu(recipe: Any) -> bool:
+    """Whether a recipe's job computes on the CPU here."""
+    import torch
+
+    return recipe.machine.device == "cpu" or not torch.cuda.is_available()
+
+
+def write_failure(run_dir: Path, job: str, text: str) -> None:
+    """RUN/result.json of a run that failed; where even that cannot be written, the error alone is to be heard."""
+    from vitctl.jobs.result import RunResult, write_result
+
+    try:
+        write_result(run_dir, RunResult(job, "failed", error=text))
+    except OSError:
+        return
+
+
+def _as_mendable(error: Exception, run_dir: Path) -> VitctlError | None:
+    """The error as one line for the user: as it is, or a full or forbidden disk; None for a bug."""
+    if isinstance(error, VitctlError):
+        return error
+    if isinstance(error, OSError) and error.errno in MENDABLE:
+        return LaunchError(
+            f"{error.filename or run_dir}: {error.strerror}; make room or mend the rights, then go on with: "
+            f"vitctl resume {run_dir}"
+        )
+    return None
 
 
 def main() -> None:
-    """One of several processes started by accelerate: quiet, its output and its error go to RUN/logs."""
-    run_dir, rank = Path(sys.argv[1]), int(os.environ.get("RANK", "0"))
-    log = run_dir / LOGS / f"rank_{rank:02d}.txt"
+    """One of several processes: quiet, its output and its error go to RUN/logs."""
+    leave_on_signals()
+    if LAUNCHER in os.environ:
+        die_with(int(os.environ[LAUNCHER]))
+    run_dir = Path(sys.argv[1])
+    be_quiet(run_dir)
+    try:
+        work(run_dir)
+    except Exception as error:
+        note_error(run_dir, error)
+        os._exit(1)
+    leave_group()
+
+
+def be_quiet(run_dir: Path) -> None:
+    """From here on all that this process prints goes to its log."""
+    log = _log(run_dir)
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("a", encoding="utf-8") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-    try:
-        work(run_dir)
-    except Exception as error:
-        traceback.print_exc()
-        sys.stderr.flush()
-        mendable = isinstance(error, VitctlError)
-        text = str(error) if mendable else f"{type(error).__name__}: {error}"
-        note = {"rank": rank, "time": time.time(), "mendable": mendable, "text": text, "log": str(log)}
-        write_json(run_dir / LOGS / f"error_{rank:02d}.json", note)
-        os._exit(1)
+
+
+def _log(run_dir: Path) -> Path:
+    return run_dir / LOGS / f"rank_{int(os.environ.get('RANK', '0')):02d}.txt"
+
+
+def note_error(run_dir: Path, error: Exception) -> None:
+    """Write down what ended this process, so that the one that failed first can be told."""
+    traceback.print_exc()
+    sys.stderr.flush()
+    rank, mendable = int(os.environ.get("RANK", "0")), isinstance(error, VitctlError)
+    text = str(error) if mendable else f"{type(error).__name__}: {error}"
+    note = {"rank": rank, "time": time.time(), "mendable": mendable, "text": text, "log": str(_log(run_dir))}
+    lost_peer = not mendable and any(sign in text.lower() for sign in _LOST_PEER)
+    write_json(run_dir / LOGS / f"error_{rank:02d}.json", note | {"lost_peer": lost_peer})
+
+
+def leave_group() -> None:
+    """Part from the other processes, when there are any."""
     import torch
 
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 
 
-def first_error(run_dir: Path) -> dict[str, object] | None:
-    """The note of the process that failed first in the last launch; None when none did."""
+def first_error(run_dir: Path) -> dict[str, Any] | None:
+    """The note of the process that failed first in the last launch; None when none did.
+
+    A process that only lost its connection to another is not the first, whatever the clocks of the nodes say.
+    """
     notes = [json.loads(path.read_text(encoding="utf-8")) for path in (run_dir / LOGS).glob("error_*.json")]
-    return min(notes, key=lambda note: note["time"], default=None)
+    return min(notes, key=lambda note: (note.get("lost_peer", False), note["time"]), default=None)
 
 
 if __name__ == "__main__":

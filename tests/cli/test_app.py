@@ -8,7 +8,8 @@ import pytest
 
 from tests.cli.conftest import Vitctl
 from tests.conftest import TINY
-from vitctl import __version__, worker
+from vitctl import __version__
+from vitctl.jobs import pretrain as jobs
 
 
 def test_version(vitctl: Vitctl) -> None:
@@ -79,7 +80,7 @@ def test_a_bug__is_not_hidden(vitctl: Vitctl, tiny_data: Path, monkeypatch: pyte
     def broken(*_: object) -> None:
         raise ZeroDivisionError("a bug")
 
-    monkeypatch.setitem(worker.JOBS, "pretrain", broken)
+    monkeypatch.setattr(jobs, "pretrain", broken)
     with pytest.raises(ZeroDivisionError):
         vitctl("pretrain", "--recipe", TINY, "--data", tiny_data)
 
@@ -88,7 +89,7 @@ def test_an_interrupt__is_a_stop(vitctl: Vitctl, tiny_data: Path, monkeypatch: p
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setitem(worker.JOBS, "pretrain", interrupted)
+    monkeypatch.setattr(jobs, "pretrain", interrupted)
     said = vitctl("pretrain", "--recipe", TINY, "--data", tiny_data)
     assert (said.code, said.err) == (3, "vitctl: stopped\n")
 

@@ -1,10 +1,13 @@
 """`vitctl data`: from a folder of pictures to checked shards."""
 
+import io
+import json
 from pathlib import Path
 
 from PIL import Image
 
 from tests.cli.conftest import Vitctl
+from vitctl.data.exclusion import open_shards
 
 
 def plant(root: Path) -> None:
@@ -53,3 +56,92 @@ def test_check__images_takes_three_words(vitctl: Vitctl, tiny_data: Path) -> Non
         vitctl("data", "check", tiny_data, "--images", "some").err
         == "vitctl: --images some: choose all, sample or none\n"
     )
+
+
+def test_shards__workers_and_smaller_photographs(vitctl: Vitctl, tmp_path: Path) -> None:
+    for number in range(6):
+        path = tmp_path / f"photos/cat/{number}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (90, 40), (number * 30, 9, 9)).save(path)
+    for workers, out in ((0, "one"), (2, "two")):
+        assert vitctl("data", "shards", "photos", out, "--workers", workers, "--max-samples", 2).code == 0
+    files = [{path.name: path.read_bytes() for path in (tmp_path / out / "train").iterdir()} for out in ("one", "two")]
+    assert len(files[0]) == 5 and files[0] == files[1]
+    assert vitctl("data", "shards", "photos", "small", "--max-side", 45, "--quality", 80).code == 0
+    source = open_shards(tmp_path / "small/train")
+    assert {Image.open(io.BytesIO(source.read(n))).size for n in range(6)} == {(45, 20)}
+    assert vitctl("data", "shards", "photos", "other", "--quality", 101).code == 2
+
+
+def test_shards__goes_on_when_the_same_line_is_typed_again(vitctl: Vitctl, tmp_path: Path) -> None:
+    plant(tmp_path / "photos")
+    bad = tmp_path / "photos/train/dog/2.png"
+    whole = bad.read_bytes()
+    bad.write_bytes(b"text".ljust(len(whole)))
+    line = ("data", "shards", "photos", "out", "--workers", 0, "--max-samples", 1)
+    said = vitctl(*line)
+    assert said.code == 2 and "dog/2.png: not a JPEG, PNG," in said.err
+    finished = len(list((tmp_path / "out/.train.partial").glob("*.tar")))
+    bad.write_bytes(whole)
+    said = vitctl(*line)
+    assert said.code == 0
+    assert (f"train: going on: {finished} of 6 shards are finished already" in said.out) == (finished > 0)
+    assert "test: is there already, whole; nothing was written" in said.out
+
+
+def test_check__tells_of_images_that_are_there_twice(vitctl: Vitctl, tmp_path: Path) -> None:
+    plant(tmp_path / "photos")
+    (tmp_path / "photos/train/cat [b16]/again.png").write_bytes((tmp_path / "photos/train/dog/1.png").read_bytes())
+    assert vitctl("data", "shards", "photos", "out").code == 0
+    said = vitctl("data", "check", "out")
+    assert said.code == 0
+    assert "train: 1 image(s) whose bytes stand there already, first " in said.out
+    assert "train and test: share 6 image(s), first " in said.out
+    assert "all is well" in said.out
+
+
+def test_stats__table_and_json(vitctl: Vitctl, tmp_path: Path) -> None:
+    plant(tmp_path / "photos")
+    vitctl("data", "shards", "photos", "out")
+    said = vitctl("data", "stats", "out")
+    assert (said.code, said.err) == (0, "")
+    assert "images of a class: least, median, most" in said.out and "png 100 %" in said.out
+    found = json.loads(vitctl("data", "stats", "out", "--json").out)
+    assert set(found) == {"train", "test"}
+    assert found["train"]["images_per_class"] == [3, 3]
+    assert found["train"]["widths"] == [8] * 5
+
+
+def test_show__writes_a_page(vitctl: Vitctl, tmp_path: Path) -> None:
+    plant(tmp_path / "photos")
+    vitctl("data", "shards", "photos", "out")
+    said = vitctl("data", "show", "out", "page.png", "--split", "test", "--num-images", 4)
+    assert (said.code, said.out) == (0, "4 images in page.png\n")
+    with Image.open(tmp_path / "page.png") as page:
+        assert page.format == "PNG"
+    said = vitctl("data", "show", "out", "more.png", "--augmented", "--res", 16)
+    assert (said.code, said.out) == (0, "6 images in more.png\n")
+    assert vitctl("data", "show", "out", "page.jpg").err == "vitctl: page.jpg: should be the name of a .png file\n"
+    assert (
+        vitctl("data", "show", "out", "x.png", "--split", "val").err
+        == "vitctl: out: has no split 'val'; found: train, test\n"
+    )
+
+
+def test_dedup__shows_then_leaves_out(vitctl: Vitctl, tmp_path: Path) -> None:
+    plant(tmp_path / "photos")
+    (tmp_path / "photos/test/dog/1.png").unlink()
+    vitctl("data", "shards", "photos", "out")
+    line = ("data", "dedup", "out", "--against", "out/test", "--report", "report")
+    said = vitctl(*line)
+    assert (said.code, said.err) == (0, "")
+    assert "5 of 6 images of out/train are in a test set; report: report" in said.out
+    assert "nothing was left out; look at the pairs" in said.out
+    assert (tmp_path / "report/matches.csv").exists() and (tmp_path / "report/pairs_000.png").exists()
+    assert len(open_shards(tmp_path / "out/train")) == 6
+    said = vitctl(*line, "--apply")
+    assert "5 images are left out from now on; remove out/train/excluded.json to have them back" in said.out
+    source = open_shards(tmp_path / "out/train")
+    assert [source.key(n) for n in range(len(source))] == ["dog/1.png"]
+    said = vitctl("data", "dedup", "out", "--against", "out/train")
+    assert said.err == "vitctl: --against out/train: is the split itself; give the shards of a test set\n"

@@ -3,14 +3,18 @@
 import tomllib
 from pathlib import Path
 
+import pytest
+
 from tests.cli.conftest import Vitctl
+from vitctl.recipe.grid import sweep_names
 from vitctl.recipe.load import recipe_names
 
 
 def test_list__every_recipe(vitctl: Vitctl) -> None:
     said = vitctl("recipes", "list")
     assert said.code == 0
-    assert [line.split()[0] for line in said.out.splitlines()[1:] if line[:1].strip()] == recipe_names()
+    listed = [line.split()[0] for line in said.out.splitlines()[1:] if line[:1].strip()]
+    assert listed == recipe_names() + sweep_names()
 
 
 def test_show__is_toml_with_and_without_origins(vitctl: Vitctl) -> None:
@@ -49,3 +53,28 @@ def test_a_path_works_wherever_a_name_does(vitctl: Vitctl, tmp_path: Path) -> No
     assert said.code == 0
     assert "seed = 9                                  # my [b16].toml:2" in said.out
     assert "runs/my [b16]_2" in said.out
+
+
+def test_table__every_table_and_the_asked_column(vitctl: Vitctl) -> None:
+    said = vitctl("recipes", "table")
+    assert said.code == 0
+    for start in ("Table 2:", "Table 3:", "Table 8:", "Section 4.6:", "Figures 4, 8,", "jft_r200x3", "fig4_b32_halved"):
+        assert any(line.startswith(start) for line in said.out.splitlines()), start
+    six = vitctl("recipes", "table", "6", "--target", "Pets", "--mfu", "0.5", "--device", "a100").out
+    (row,) = (line.split() for line in six.splitlines() if line.startswith("jft_h14"))
+    assert row == ["jft_h14", "97.11", "not", "run", "1,035,644", "4,259", "4,262", "2,500", "316"]
+    assert "one A100 at 50% of its bf16 peak" in six
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("9",), "there is no table '9' here; there are 2, 3, 4, 5, 6, 7, 8, 4.6, figures"),
+        (("8", "--target", "Pets"), "--target Pets: no such column; there are 5-shot"),
+        (("6", "--mfu", "40"), "--mfu 40: a share of the peak"),
+    ],
+)
+def test_table__refuses(vitctl: Vitctl, arguments: tuple[str, ...], said: str) -> None:
+    found = vitctl("recipes", "table", *arguments)
+    assert found.code == 2
+    assert said in found.err

@@ -59,7 +59,9 @@ def test_pretrain__a_changed_recipe_does_not_go_on(vitctl: Vitctl, tiny_data: Pa
     said = vitctl(*line, "--seed", 5)
     assert said.code == 2
     assert (
-        said.err == "vitctl: run: holds a run of another recipe: seed was 0, now 5; choose another folder with --out\n"
+        said.err
+        == "vitctl: run: holds a run of another recipe: seed was 0, now 5; choose another folder with --out, or go on "
+        "all the same with: vitctl resume run --set KEY=VALUE --allow seed\n"
     )
 
 
@@ -109,10 +111,10 @@ def test_dry_run__needs_no_data_and_writes_nothing(vitctl: Vitctl, tmp_path: Pat
         "memory",
         "checkpoint",
         "on disk",
-        "--num_processes 8",
+        "--nproc-per-node 8",
     ):
         assert word in said.out
-    assert "accelerate.commands.launch --multi_gpu" in said.out
+    assert "torch.distributed.run --standalone --nproc-per-node" in said.out
     assert list(tmp_path.iterdir()) == []
 
 
@@ -169,9 +171,9 @@ def test_as_typed__finetune_pets_without_weights_and_without_data(
     said = vitctl("finetune", "--dataset", "pets", "--res", 384, "--from", pretrained)
     assert said.code == 2
     assert said.err.startswith(
-        "vitctl: pets: expected shards with split 'train' and 37 classes in data/pets, found none. Make them: "
+        "vitctl: pets: expected shards with split 'train' and 37 classes in data/pets, found none. Make them "
     )
-    assert "`vitctl data shards torchvision:OxfordIIITPet data/pets --download`" in said.err
+    assert "`vitctl data prepare pets --root data`" in said.err
     assert said.err.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
 
@@ -262,3 +264,28 @@ def test_out__without_it_a_new_folder_under_runs(vitctl: Vitctl, tiny_data: Path
     assert vitctl("pretrain", "-r", TINY, "--data", tiny_data, *SHORT).code == 0
     assert vitctl("pretrain", "-r", TINY, "--data", tiny_data, *SHORT).code == 0
     assert len(list((tmp_path / "runs").glob("tiny_*"))) == 2
+
+
+def test_resume__goes_on_with_a_recipe_changed_on_purpose(vitctl: Vitctl, tiny_data: Path, tmp_path: Path) -> None:
+    assert vitctl("pretrain", "--recipe", TINY, "--data", tiny_data, "--out", "run", *SHORT).code == 0
+    longer = ("resume", "run", "--set", "schedule.total_steps=9")
+    said = vitctl(*longer)
+    assert said.code == 2
+    assert said.err.endswith("--set KEY=VALUE --allow schedule.total_steps\n")
+    said = vitctl(*longer, "--allow", "schedule.total_steps")
+    assert (said.code, said.err) == (0, "")
+    assert "step 9/9" in said.out
+    assert (tmp_path / "run" / "checkpoints" / "step_00000009").is_dir()
+    assert "schedule.total_steps was " in (tmp_path / "run" / "log.jsonl").read_text()
+
+
+def test_slurm__writes_a_job_and_runs_nothing(vitctl: Vitctl, tiny_data: Path, tmp_path: Path) -> None:
+    line = ("pretrain", "--recipe", TINY, "--data", tiny_data, "--out", "run", "--slurm")
+    said = vitctl(*line, "nodes=2,tasks=2,time=1:00:00")
+    file = tmp_path / "run" / "job.sbatch"
+    assert (said.code, said.out.replace("\n", "")) == (0, f"wrote {file}; submit it with: sbatch {file}")
+    assert f"-m vitctl resume {tmp_path / 'run'}\n" in file.read_text()
+    assert "processes = 4" in (tmp_path / "run" / "recipe.toml").read_text()
+    assert not (tmp_path / "run" / "log.jsonl").exists()
+    said = vitctl(*line, "nodes=2")
+    assert (said.code, said.err.count("\n")) == (2, 1)

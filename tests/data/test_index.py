@@ -134,3 +134,26 @@ def test_find_splits__usual_order_and_a_split_itself(make_split: MakeSplit) -> N
     assert list(find_splits(folder.parent)) == ["train", "validation", "test", "aside"]
     assert find_splits(folder) == {"train": folder}
     assert find_splits(folder / "none") == {}
+
+
+def test_index_shards__reads_several_labels_of_other_programs(tmp_path: Path) -> None:
+    """`cls` with several numbers, json lists, and one number; what is no list of numbers is no label."""
+    samples = [
+        {"cls": b"3 1"},
+        {"json": b'{"labels": [2, 0, 1]}'},
+        {"json": b'{"label": 1, "labels": ["text"]}'},
+        {"cls": b"2", "json": b'{"labels": [0, 1]}'},
+    ]
+    path = tmp_path / "a.tar"
+    with path.open("wb") as file, webdataset.TarWriter(file, encoder=False) as tar:
+        for number, fields in enumerate(samples):
+            tar.write({"__key__": str(number), "jpg": b"x", **fields})
+    source = ShardSource(index_shards([path]))
+    assert source.labels().tolist() == [[3, 1, -1], [2, 0, 1], [1, -1, -1], [2, -1, -1]]
+    assert source.class_names == ("0", "1", "2", "3")
+    (tmp_path / "labels.npy").unlink()
+    with pytest.raises(DataError, match=r"labels.npy is missing"):
+        read_index(tmp_path)
+    np.save(tmp_path / "labels.npy", np.zeros((4, 2), np.int32))
+    with pytest.raises(DataError, match=r"labels.npy holds \(4, 2\) rows of int32, should hold \(4, 3\) of int32"):
+        read_index(tmp_path)

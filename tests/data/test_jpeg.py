@@ -101,11 +101,34 @@ def test_open_picture__regions_are_parts_of_the_whole(data: st.DataObject) -> No
 
 def test_open_picture__what_the_fast_way_cannot_read_pillow_does(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
-    monkeypatch.setattr("vitctl.data.decode.decode_rows", lambda *call: calls.append(call))
+    monkeypatch.setattr("vitctl.data.decode.decode_rows", lambda *call, **_: calls.append(call))
     picture = open_picture(KINDS["420"])
     for _ in range(2):
         np.testing.assert_array_equal(picture.region(3, 5, 40, 30, reduce=2), by_pillow(KINDS["420"])[3:43, 5:35])
     assert len(calls) == 1
+
+
+def test_region__only_short_lived_pixels_are_overwritten() -> None:
+    one, other = (encoded(photo(height=height)) for height in (60, 40))
+    kept, fleeting = (
+        open_picture(one).region(0, 0, 60, WIDTH, short_lived=short_lived) for short_lived in (False, True)
+    )
+    assert np.array_equal(fleeting, by_pillow(one))
+    again = open_picture(other).region(0, 0, 40, WIDTH, short_lived=True)
+    assert np.shares_memory(fleeting, again)
+    assert np.array_equal(again, by_pillow(other))
+    assert np.array_equal(kept, by_pillow(one))
+    assert kept.flags.writeable
+
+
+@pytest.mark.parametrize("size", [40, 20])
+def test_transforms__results_outlive_the_next_picture(size: int) -> None:
+    transform = EvalTransform(size)
+    pictures = [encoded(photo(height=40, width=40).rotate(angle)) for angle in (0, 90)]
+    expected = [transform(by_pillow(picture)).clone() for picture in pictures]
+    found = [transform(open_picture(picture)) for picture in pictures]
+    assert not torch.equal(*expected)
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
 def test_picture__has_pixels_or_a_header() -> None:

@@ -1,12 +1,8 @@
-import os
+import pickle
 import random
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import islice
-from multiprocessing import active_children
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +16,8 @@ from vitctl.data.decode import decode
 from vitctl.data.index import Index
 from vitctl.data.loader import Batch, eval_batches, share, train_batches
 from vitctl.data.order import Order, WindowedOrder
-from vitctl.data.read import ShardSource, Source, Subset, SyntheticSource
+from vitctl.data.read import Concat, ShardSource, Source, Subset, SyntheticSource, has_label
+from vitctl.data.shards import Item, write_split
 from vitctl.data.transforms import EvalTransform, TrainTransform, augmentation_rng
 from vitctl.errors import DataError
 
@@ -136,6 +133,27 @@ def test_train_batches__micro_batches_are_cut_in_order() -> None:
     assert [len(batch) for batch in third] == [4, 4]
 
 
+@pytest.mark.parametrize(("num_processes", "micro_batch", "num_workers"), [(1, 10, 0), (1, 3, 2), (3, 2, 0), (8, 1, 0)])
+def test_train_batches__neighbours_are_those_before_in_the_global_batch(
+    make_split: MakeSplit, num_processes: int, micro_batch: int, num_workers: int
+) -> None:
+    source = ShardSource(make_split(23, bad=(3, 11)))
+    expected = steps(source, 3)
+    assert sum(len(batch["bad"]) for batch in expected) >= 2
+    changes = {"num_processes": num_processes, "micro_batch": micro_batch, "num_workers": num_workers}
+    found = steps(source, 3, neighbours=True, **changes)
+    assert all(same(one, other) for one, other in zip(found, expected, strict=True))
+    for rank in range(num_processes):
+        own = share(GLOBAL, num_processes, rank)
+        batches = train(source, rank=rank, neighbours=True, **changes)
+        for step in range(3):
+            for first in range(own.start, own.stop, micro_batch):
+                neighbour, before = next(batches).neighbour, (first - 1) % GLOBAL
+                assert neighbour is not None
+                for name in ("images", "labels", "weights", "samples"):
+                    assert torch.equal(getattr(neighbour, name)[0], expected[step][name][before])
+
+
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_train_batches__leave_global_chance_alone(num_workers: int) -> None:
     torch_state, numpy_state, python_state = torch.get_rng_state(), np.random.get_state()[1], random.getstate()
@@ -237,6 +255,13 @@ def test_eval_batches__a_bad_sample_is_an_error(make_split: MakeSplit, num_worke
             list(batches)
 
 
+def test_batch__survives_pickling() -> None:
+    batch = next(train(SyntheticSource(20, 3, 12), neighbours=True))
+    again = pickle.loads(pickle.dumps(batch))
+    assert batch.neighbour is not None
+    assert same(joined([again, again.neighbour]), joined([batch, batch.neighbour]))
+
+
 def test_batch__length_is_that_of_its_labels() -> None:
     assert len(next(train(SyntheticSource(20, 3, 12)))) == 4
 
@@ -248,71 +273,34 @@ def test_batch__is_pinned_beside_a_gpu() -> None:
         assert all(tensor.is_pinned() for tensor in (batch.images, batch.labels, batch.weights, batch.samples))
 
 
-def test_workers__ignore_signals_and_a_dead_one_is_reported() -> None:
-    handler = signal.getsignal(signal.SIGCHLD)
-    others = set(active_children())
-    batches = train(SyntheticSource(20, 3, 12), num_workers=2)
-    list(islice(batches, 8))
-    workers = [child for child in active_children() if child not in others]
-    assert len(workers) == 2
-    assert signal.getsignal(signal.SIGCHLD) == handler
-    for worker in workers:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
-            os.kill(worker.pid or 0, number)
-    list(islice(batches, 8))
-    assert all(worker.is_alive() for worker in workers)
-    workers[0].kill()
-    with pytest.raises(DataError, match=r"a loader process was killed, .* use fewer loader workers \("):
-        list(islice(batches, 200))
-    del batches
-    assert not any(worker.is_alive() for worker in workers)
+def test_batches__several_labels(tmp_path: Path, tiny_png: Callable[[int], bytes]) -> None:
+    """`[B, L]`, padded with -1; an image without any is not trained on, but comes through in evaluation."""
+    labels = [(0,), (2, 1), (), (1,), (2,)]
+    items = [Item(f"k{n}", own, partial(tiny_png, n)) for n, own in enumerate(labels)]
+    source = ShardSource(write_split(items, tmp_path / "train", ("a", "b", "c"), seed=0, source_text=""))
+    [none] = [sample for sample in range(5) if source.key(sample) == "k2"]
+    batch = next(train(source, batch_size=5, micro_batch=5))
+    by_key = {
+        source.key(sample): row for sample, row in zip(batch.samples.tolist(), batch.labels.tolist(), strict=True)
+    }
+    assert (by_key["k0"], by_key["k1"], by_key["k3"]) == ([0, -1], [2, 1], [1, -1])
+    assert batch.bad == ((none, "k2", "no label"),)
+    assert batch.weights.sum() == 4
+    parts = list(eval_batches(source, EVAL, batch_size=2, rank=0, num_processes=1, num_workers=0))
+    assert [part.labels.shape for part in parts] == [(2, 2)] * 3
+    together = joined(parts)
+    assert together["labels"][:5].tolist() == source.labels().tolist()
+    assert together["weights"].tolist() == [1] * 5 + [0]
 
 
-SCRIPT = """
-import sys, time
-from itertools import islice
-from multiprocessing import active_children
-from vitctl.data.loader import train_batches
-from vitctl.data.order import Order, WindowedOrder
-from vitctl.data.read import SyntheticSource
-from vitctl.data.transforms import TrainTransform
-batches = train_batches(SyntheticSource(99, 3, 64), Order(99, 0), TrainTransform(64), seed=0, batch_size=16,
-                        micro_batch=16, rank=0, num_processes=1, first_step=0, num_workers=2)
-held = list(islice(batches, 6))
-print(*[child.pid for child in active_children()], flush=True)
-{end}
-"""
-
-
-def start(end: str) -> tuple[subprocess.Popen[str], list[int]]:
-    process = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT.format(end=end)], stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]
-    )
-    assert process.stdout is not None
-    with process.stdout as output:
-        return process, [int(pid) for pid in output.readline().split()]
-
-
-def alive(pids: list[int]) -> list[int]:
-    states = {pid: Path(f"/proc/{pid}/stat") for pid in pids}
-    return [pid for pid, stat in states.items() if stat.exists() and stat.read_text().split()[2] != "Z"]
-
-
-def test_workers__do_not_hold_up_an_exit() -> None:
-    process, workers = start("sys.exit(7)")
-    assert len(workers) == 2
-    assert process.wait(timeout=60) == 7
-    assert not alive(workers)
-
-
-def test_workers__kill_leaves_no_process_and_no_shared_memory() -> None:
-    process, workers = start("time.sleep(600)")
-    assert len(workers) == 2
-    process.kill()
-    process.wait(timeout=60)
-    deadline = time.monotonic() + 30  # workers look after their parent every five seconds
-    while alive(workers) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not alive(workers)
-    pids = {str(pid) for pid in (process.pid, *workers)}
-    assert not [name for name in os.listdir("/dev/shm") if pids & set(name.split("_"))]
+def test_concat__labels_of_any_width_are_padded(tmp_path: Path, tiny_png: Callable[[int], bytes]) -> None:
+    sources = []
+    for name, labels in (("one", [0, -1]), ("three", [(1,), (2, 1, 0)])):
+        items = [Item(f"k{n}", own, partial(tiny_png, n)) for n, own in enumerate(labels)]  # type: ignore[arg-type]
+        sources.append(ShardSource(write_split(items, tmp_path / name, ("a", "b", "c"), seed=0, source_text="")))
+    both = Concat((sources[0], sources[1]))
+    assert sorted(both.labels().tolist()) == [[-1, -1, -1], [0, -1, -1], [1, -1, -1], [2, 1, 0]]
+    assert both.labels(np.array([3, 0])).tolist() == both.labels()[[3, 0]].tolist()
+    assert both.labels(np.zeros(0, np.int64)).shape == (0, 3)
+    assert Concat((sources[0], sources[0])).labels().shape == (4,)
+    assert has_label(both.labels()).tolist() == [label != [-1] * 3 for label in both.labels().tolist()]

@@ -6,8 +6,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
-from vitctl.data.scan import escape_key, member_name, scan_shard, split_name, unescape_key
+from vitctl.data.index import index_shards, read_index
+from vitctl.data.read import ShardSource
+from vitctl.data.scan import Fields, escape_key, member_name, read_shard, scan_shard, split_name, unescape_key
+from vitctl.data.verify import verify_index
 from vitctl.errors import DataError
 
 Member = tuple[str, bytes]
@@ -77,8 +81,11 @@ IMAGE = ("a.jpg", b"i")
 @pytest.mark.parametrize(
     ("members", "message"),
     [
-        ([("a.input.jpg", b"i"), ("a.outputs.txt", b"0")], "sample a lacks an image .*; found: input.jpg, outputs.txt"),
-        ([IMAGE], "sample a lacks a label .*; found: jpg$"),
+        (
+            [("a.input.jpg", b"i"), ("a.outputs.txt", b"0")],
+            "sample a lacks an image .*; found: input.jpg, outputs.txt; .*--image-key",
+        ),
+        ([IMAGE], "sample a lacks a label .*; found: jpg; .*--label-key"),
         ([IMAGE, ("b.cls", b"0")], "sample a lacks a label"),
         ([IMAGE, ("a.json", b'{"caption": "x"}')], "sample a lacks a label"),
         ([IMAGE, ("a.pyd", b"0")], "sample a lacks a label .*; found: jpg, pyd"),
@@ -156,3 +163,36 @@ def test_escape_key__is_undone_and_free_of_dots(key: str) -> None:
 def test_member_name__is_empty_for_what_is_no_header() -> None:
     assert member_name(bytes(512)) == ""
     assert member_name(b"x" * 1024) == ""
+
+
+@pytest.mark.parametrize(
+    ("image", "label", "expected"),
+    [("input.jpg", "target.txt", 4), ("small.png", "target.txt", 4), ("input.jpg", "meta.json:category", 2)],
+)
+def test_read_shard__of_other_members(tmp_path: Path, image: str, label: str, expected: int) -> None:
+    members = [
+        ("a.input.jpg", b"iiii"),
+        ("a.small.png", b"s"),
+        ("a.target.txt", b"4"),
+        ("a.meta.json", b'{"category": 2}'),
+    ]
+    path = write_tar(tmp_path / "s.tar", members)
+    rows = read_shard(path, Fields(image, label)).rows
+    assert rows["label"].tolist() == [expected]
+    assert rows["size"].tolist() == [len(dict(members)[f"a.{image}"])]
+    with pytest.raises(DataError, match="sample a lacks an image"):
+        read_shard(path)
+    with pytest.raises(DataError, match="sample a lacks a label"):
+        read_shard(path, Fields(image, "cls"))
+
+
+def test_read_shard__keeps_which_members_they_are_with_the_index(tmp_path: Path) -> None:
+    picture = io.BytesIO()
+    Image.new("RGB", (4, 4)).save(picture, "PNG")
+    path = write_tar(tmp_path / "s.tar", [("a.input.png", picture.getvalue()), ("a.output.cls", b"1")])
+    members = Fields("input.png", "output.cls")
+    index_shards([path], class_names=("x", "y"), members=members)
+    index = read_index(tmp_path)
+    assert index.members == members
+    assert ShardSource(index).labels().tolist() == [1]
+    assert verify_index(index, decode_images="all").problems == ()

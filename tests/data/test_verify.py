@@ -1,10 +1,14 @@
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from vitctl.data.index import Index, read_index
 from vitctl.data.read import ShardSource
-from vitctl.data.verify import verify_index
+from vitctl.data.shards import Item, write_split
+from vitctl.data.verify import Kind, verify_index
 
 MakeSplit = Callable[..., Index]
 
@@ -80,3 +84,40 @@ def test_verify_index__lists_at_most_a_hundred(make_split: MakeSplit) -> None:
     assert report.num_problems == 121
     assert len(report.problems) == 100
     assert source.key(0) in report.problems[1]
+
+
+def test_verify_index__kinds_of_problems_per_file_and_the_first_of_each(make_split: MakeSplit) -> None:
+    index = make_split(20, bad=(4, 9, 14))
+    source = ShardSource(index)
+    number = {source.key(sample): sample for sample in range(20)}
+    wanted: dict[str, list[str]] = {}
+    for key in sorted(("k4", "k9", "k14"), key=number.__getitem__):
+        wanted.setdefault(Path(source.place(number[key])).name, []).append(key)
+    report = verify_index(index, decode_images="all")
+    assert report.kinds == tuple(Kind(file, "truncated", len(keys), keys[0]) for file, keys in wanted.items())
+    (index.folder / index.shards[1].name).write_bytes(b"text" * 200)
+    kinds = verify_index(index, decode_images="none").kinds
+    assert [(kind.file, kind.kind, kind.count) for kind in kinds] == [("shard-000001.tar", "damaged shard", 1)]
+    assert kinds[0].first.startswith("not a whole, uncompressed tar file")
+
+
+def test_verify_index__names_images_that_are_there_twice(tmp_path: Path, tiny_png: Callable[[int], bytes]) -> None:
+    items = [Item(f"k{n}", 0, partial(tiny_png, n % 5)) for n in range(7)]
+    index = write_split(items, tmp_path / "train", ("a",), seed=0, source_text="")
+    source, report = ShardSource(index), verify_index(index)
+    found = {frozenset((source.key(first), source.key(later))) for first, later in report.repeated}
+    assert found == {frozenset(("k0", "k5")), frozenset(("k1", "k6"))}
+    assert all(first < later for first, later in report.repeated)
+    assert report.problems == ()
+
+
+def test_verify_index__one_changed_label_of_several_is_found(tmp_path: Path, tiny_png: Callable[[int], bytes]) -> None:
+    items = [Item(f"k{n}", (n % 3, (n + 1) % 3)[: 1 + n % 2], partial(tiny_png, n)) for n in range(6)]
+    index = write_split(items, tmp_path / "train", tuple("abc"), seed=0, source_text="", max_samples=4)
+    assert verify_index(index).problems == ()
+    table = np.load(index.folder / "labels.npy")
+    table[5, 1] = 2 if table[5, 1] != 2 else -1
+    np.save(index.folder / "labels.npy", table)
+    report = verify_index(read_index(index.folder))
+    assert [kind.kind for kind in report.kinds] == ["other samples"]
+    assert "shard-000001.tar: sample 1 of it is not where, or not labelled as" in report.problems[0]

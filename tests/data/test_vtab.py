@@ -1,5 +1,6 @@
 """The 19 tasks against the benchmark's own table."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -7,9 +8,18 @@ import pytest
 
 from tests.data.datasets.conftest import plant
 from vitctl.data.catalog import find_data_set, known_size, read_community
-from vitctl.data.datasets import eurosat
+from vitctl.data.datasets import eurosat, resisc45
 from vitctl.data.splits import md5_order, resolve
-from vitctl.data.vtab import GROUPS, MINI, TRAIN800_DIGESTS, VTAB, VtabTask, is_published_train800
+from vitctl.data.vtab import (
+    GROUPS,
+    MINI,
+    TRAIN800_DIGESTS,
+    VAL200_AND_TEST_DIGESTS,
+    VTAB,
+    VtabTask,
+    is_published_train800,
+    names_digest,
+)
 
 ALL = VTAB + MINI
 BY_NAME = {task.name: task for task in VTAB}
@@ -115,7 +125,7 @@ def _eurosat_keys() -> list[str]:
     return [f"{name}_{name}_{n}.jpg" for name, count in hundreds.items() for n in range(1, 100 * count + 1)]
 
 
-ALL_KEYS = {
+ALL_KEYS: dict[str, Callable[[], list[str]]] = {
     "cifar100": lambda: list(map(str, range(50_000))),
     "patch_camelyon": lambda: [f"train_{number}" for number in range(262_144)],
     "eurosat": _eurosat_keys,
@@ -133,6 +143,44 @@ def test_is_published_train800__proves_the_images_by_their_names(name: str) -> N
     assert is_published_train800(task, chosen) is True
     assert is_published_train800(task, chosen[::-1]) is True
     assert is_published_train800(task, [*chosen[1:], keys[-1]]) is False
+
+
+OTHER_KEYS: dict[str, dict[str, Callable[[], list[str]]]] = {
+    "cifar100": {"train": ALL_KEYS["cifar100"], "test": lambda: list(map(str, range(10_000)))},
+    "svhn": {"train": lambda: list(map(str, range(73_257))), "test": lambda: list(map(str, range(26_032)))},
+    "eurosat": {"train": _eurosat_keys},
+    "resisc45": {"train": lambda: [f"{c}_{c}_{n:03d}.jpg" for c in resisc45.CLASS_NAMES for n in range(1, 701)]},
+    "clevr-dist": {
+        "train": ALL_KEYS["clevr-count"],
+        "validation": lambda: [f"CLEVR_val_{number:06d}.png" for number in range(15_000)],
+    },
+    "smallnorb-elev": dict.fromkeys(("train", "test"), lambda: list(map(str, range(24_300)))),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_KEYS)
+def test_val200_and_test__digests_follow_from_the_names(name: str) -> None:
+    task, keys = BY_NAME[name], {split: make() for split, make in OTHER_KEYS[name].items()}
+    assert {split: len(held) for split, held in keys.items()} == find_data_set(name).sizes
+    digests = []
+    for expression in (task.val200, task.test):
+        (part,) = resolve(expression, find_data_set(name).sizes)
+        held = keys[part.split]
+        digests.append(names_digest(held[n] for n in md5_order(held, part.split)[part.start : part.stop]))
+    assert VAL200_AND_TEST_DIGESTS[name] == tuple(digests)
+
+
+def test_digests__of_two_questions_about_the_same_images_are_the_same() -> None:
+    for one, two in (
+        ("clevr-count", "clevr-dist"),
+        ("dsprites-loc", "dsprites-ori"),
+        ("smallnorb-azim", "smallnorb-elev"),
+    ):
+        assert VAL200_AND_TEST_DIGESTS[one] == VAL200_AND_TEST_DIGESTS[two]
+
+
+def test_is_published_train800__keys_of_another_kind_do_not_match() -> None:
+    assert is_published_train800(BY_NAME["cifar100"], ["images/train800/000000.jpg"]) is False
 
 
 def test_is_published_train800__is_silent_where_nothing_was_published() -> None:

@@ -4,8 +4,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from vitctl.engine.averaging import Average
-from vitctl.engine.training import averaged
+from vitctl.engine.averaging import Average, averaged
 
 
 def test_average__is_the_recurrence() -> None:

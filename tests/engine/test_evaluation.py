@@ -8,7 +8,7 @@ import torch
 
 from tests.engine.conftest import Tiny, batch, rows
 from vitctl.data.loader import Batch
-from vitctl.engine.evaluation import Score, evaluate, representations
+from vitctl.engine.evaluation import Score, best_answers, evaluate, judge, representations
 from vitctl.engine.preemption import StopFlag, Stopped
 from vitctl.engine.runtime import Runtime
 from vitctl.errors import DataError
@@ -81,3 +81,46 @@ def test_representations__refuse_the_missing_and_the_doubled(runtime: Runtime, s
     odd = replace(batch(4), samples=torch.tensor(samples))
     with pytest.raises(DataError, match="3 different images came through, the split has 4"):
         representations(runtime, Tiny(), [odd], num_images=4, normalise=scaled, stop=StopFlag())
+
+
+def test_judge__any_label_is_right_and_none_does_not_count() -> None:
+    predicted = torch.tensor([2, 2, 2, 0])
+    right, counts = judge(predicted, torch.tensor([[0, 2], [1, -1], [-1, -1], [0, -1]]))
+    assert right.tolist() == [True, False, False, True]
+    assert counts.tolist() == [True, True, False, True]
+    assert [found.tolist() for found in judge(predicted, torch.tensor([2, 1, -1, 0]))] == [
+        [True, False, False, True],
+        [True] * 4,
+    ]
+
+
+def test_evaluate__several_labels(runtime: Runtime) -> None:
+    """Every image comes through; those without a label are in neither number."""
+    model, whole = Tiny(), batch(12)
+    predicted = model(scaled(whole.images)).argmax(1)
+    other = (predicted + 1) % 3
+    labels = torch.stack([other, torch.full((12,), -1)], dim=1)
+    labels[:5, 1] = predicted[:5]
+    labels[9:] = -1
+    parts = [replace(whole, labels=labels)]
+    assert evaluate(runtime, model, parts, num_images=12, normalise=scaled, stop=StopFlag()) == Score(5, 9)
+    parts = [replace(parts[0], labels=torch.full_like(labels, -1))]
+    with pytest.raises(DataError, match="none of the 12 images has a label; there is nothing to score"):
+        evaluate(runtime, model, parts, num_images=12, normalise=scaled, stop=StopFlag())
+
+
+def test_best_answers__come_in_order_and_begin_with_the_argmax(runtime: Runtime) -> None:
+    model, whole = Tiny(), batch(11)
+    mixed = [rows(whole, slice(7, 11)), padded(rows(whole, slice(0, 3)), 2), rows(whole, slice(3, 7))]
+    best = best_answers(runtime, model, mixed, num_images=11, normalise=scaled, stop=StopFlag())
+    logits = model(scaled(whole.images))
+    assert best.tolist() == logits.argsort(dim=1, descending=True).tolist()
+    assert best[:, 0].tolist() == logits.argmax(dim=1).tolist()
+
+
+def test_best_answers__equals_go_by_number_and_answers_may_be_fewer(runtime: Runtime) -> None:
+    run = partial(best_answers, runtime, Tiny(), num_images=3, normalise=scaled, stop=StopFlag())
+    assert run([batch(3)], answers=torch.zeros_like).tolist() == [[0, 1, 2]] * 3
+    assert run([batch(3)], answers=lambda logits: logits[:, :1]).tolist() == [[0]] * 3
+    with pytest.raises(DataError, match="2 different images came through, the split has 3"):
+        run([batch(2)])

@@ -67,3 +67,35 @@ def test_write_json__old_or_new_never_half(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(OSError, match="disk full"):
         write_json(path, {"a": 2})
     assert '"a": 1' in path.read_text()
+
+
+def test_append_line__of_a_full_disk_is_no_record_and_harms_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, write = tmp_path / "log.jsonl", journal.os.write
+    append_line(path, {"step": 1})
+    with monkeypatch.context() as full:
+        full.setattr(journal.os, "write", lambda descriptor, line: write(descriptor, line[:5]))
+        with pytest.raises(OSError, match="No space left"):
+            append_line(path, {"step": 2})
+    append_line(path, {"step": 3})
+    assert [r["step"] for r in read_lines(path)] == [1, 3]
+
+
+def test_journal__goes_on_without_a_log_and_counts_what_is_lost(tmp_path: Path) -> None:
+    seen: list[dict[str, Any]] = []
+    folder = tmp_path / "run"
+    writer = Journal(folder / "log.jsonl", seen.append)
+    writer.write("train", step=1)
+    (folder / "log.jsonl").unlink()
+    folder.rmdir()
+    folder.write_text("in the way")
+    for step in (2, 3):
+        writer.write("train", step=step)
+    warnings = [r["text"] for r in seen if r["kind"] == "warning"]
+    assert len(warnings) == 1
+    assert warnings[0].startswith(f"{folder / 'log.jsonl'}: cannot be written (")
+    folder.unlink()
+    writer.write("train", step=4)
+    assert [(r["kind"], r["step"]) for r in read_lines(folder / "log.jsonl")] == [("train", 4), ("warning", 4)]
+    assert "2 records before this one could not be written" in read_lines(folder / "log.jsonl")[1]["text"]

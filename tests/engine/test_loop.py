@@ -15,7 +15,6 @@ from vitctl.engine.averaging import Average
 from vitctl.engine.loop import Hooks, Result, Trainer, run_steps, take
 from vitctl.engine.losses import classification_loss
 from vitctl.engine.preemption import Stopped
-from vitctl.errors import VitctlError
 
 Make = Callable[..., Trainer]
 LOSS = partial(classification_loss, name="softmax", label_smoothing=0.0)
@@ -101,15 +100,40 @@ def test_update__asks_for_the_rate_of_its_step_and_clips(trainer: Make) -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_update__a_loss_that_is_not_finite_stops_before_the_step(trainer: Make, value: float) -> None:
-    t = trainer(lambda logits, *_: logits.sum() * value)
-    before = weights(t)
-    with pytest.raises(
-        VitctlError, match=r"step 42: loss .*, gradient norm nan, .*: not finite, training stopped; lower"
-    ) as caught:
-        t.update(41, [batch(8)])
-    assert "\n" not in str(caught.value)
-    assert close(weights(t), before)
+def test_update__a_loss_that_is_not_finite_is_skipped(trainer: Make, value: float) -> None:
+    t, spoilt = (
+        trainer(LOSS, name="adam", clip_norm=1.0),
+        trainer(lambda logits, *_: logits.sum() * value, clip_norm=1.0),
+    )
+    before = weights(spoilt)
+    result = spoilt.update(41, [batch(8)])
+    assert result.skipped
+    assert set(result.norms) == {"body.weight", "body.bias", "head.weight", "head.bias"}
+    assert not torch.isfinite(torch.tensor(result.norms["head.bias"]))
+    assert close(weights(spoilt), before)
+    good = t.update(0, [batch(8)])
+    assert not good.skipped
+    assert good.norms == {}
+
+
+def test_update__a_skipped_one_leaves_no_trace(trainer: Make) -> None:
+    """The state of the optimizer too is as if it had not been tried: the next steps are those of a run without it."""
+    straight, t = trainer(LOSS, name="adam", clip_norm=0.5), trainer(LOSS, name="adam", clip_norm=0.5)
+    spoilt = replace(t, objective=lambda *_: t.bare.head.bias.sum() * float("nan"))
+    for step in range(3):
+        straight.update(step, [batch(8, seed=step)])
+        assert spoilt.update(step, [batch(8)]).skipped
+        t.update(step, [batch(8, seed=step)])
+    assert all(torch.equal(a, b) for a, b in zip(weights(t), weights(straight), strict=True))
+
+
+def test_warm_up__changes_nothing(trainer: Make) -> None:
+    t, straight = trainer(LOSS, name="adam"), trainer(LOSS, name="adam")
+    t.warm_up([batch(5), batch(3)])
+    assert all(p.grad is None for p in t.bare.parameters())
+    t.update(0, [batch(8)])
+    straight.update(0, [batch(8)])
+    assert all(torch.equal(a, b) for a, b in zip(weights(t), weights(straight), strict=True))
 
 
 def test_update__averages_after_the_step(trainer: Make) -> None:
@@ -141,8 +165,8 @@ class Diary:
     def evaluate(self, step: int) -> None:
         self.said.append(f"evaluate {step}")
 
-    def save(self, step: int) -> None:
-        self.said.append(f"save {step}")
+    def save(self, step: int, last: bool) -> None:
+        self.said.append(f"save {step}" + " and wait" * last)
 
 
 def endless() -> Iterator[Batch]:
@@ -153,14 +177,14 @@ def endless() -> Iterator[Batch]:
 def test_run_steps__evaluates_before_it_saves_and_both_at_the_end(trainer: Make) -> None:
     diary = Diary(evaluate_every=2, save_every=4)
     run_steps(trainer(LOSS), endless(), 8, 1, 5, diary.hooks)
-    expected = "log 2, evaluate 2, log 3, log 4, evaluate 4, save 4, log 5, evaluate 5, save 5"
+    expected = "log 2, evaluate 2, log 3, log 4, evaluate 4, save 4, log 5, evaluate 5, save 5 and wait"
     assert ", ".join(diary.said) == expected
 
 
 def test_run_steps__zero_means_only_at_the_end(trainer: Make) -> None:
     diary = Diary()
     run_steps(trainer(LOSS), endless(), 8, 0, 2, diary.hooks)
-    assert diary.said == ["log 1", "log 2", "evaluate 2", "save 2"]
+    assert diary.said == ["log 1", "log 2", "evaluate 2", "save 2 and wait"]
 
 
 def test_run_steps__a_signal_saves_the_finished_step_and_leaves(trainer: Make) -> None:
@@ -174,7 +198,15 @@ def test_run_steps__a_signal_saves_the_finished_step_and_leaves(trainer: Make) -
 
     with pytest.raises(Stopped):
         run_steps(t, batches(), 8, 0, 9, diary.hooks)
-    assert diary.said == ["log 1", "evaluate 1", "log 2", "evaluate 2", "log 3", "save 3"]
+    assert diary.said == ["log 1", "evaluate 1", "log 2", "evaluate 2", "log 3", "save 3 and wait"]
+
+
+def test_run_steps__a_signal_before_the_first_step_saves_what_there_is(trainer: Make) -> None:
+    diary, t = Diary(), trainer(LOSS)
+    t.stop.raise_(10)
+    with pytest.raises(Stopped):
+        run_steps(t, endless(), 8, 4, 9, diary.hooks)
+    assert diary.said == ["save 4 and wait"]
 
 
 def test_run_steps__a_signal_during_evaluation_saves_too(trainer: Make) -> None:
@@ -185,7 +217,7 @@ def test_run_steps__a_signal_during_evaluation_saves_too(trainer: Make) -> None:
 
     with pytest.raises(Stopped):
         run_steps(t, endless(), 8, 0, 9, replace(diary.hooks, evaluate=stop))
-    assert diary.said == ["log 1", "log 2", "save 2"]
+    assert diary.said == ["log 1", "log 2", "save 2 and wait"]
 
 
 def test_result__is_plain_numbers(trainer: Make) -> None:

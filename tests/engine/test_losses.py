@@ -7,7 +7,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from vitctl.engine.losses import classification_loss
+from vitctl.engine.losses import classification_loss, multi_hot
+from vitctl.errors import DataError
 
 RNG = np.random.default_rng(0)
 LOGITS = RNG.normal(size=(7, 5)) * 4
@@ -78,3 +79,32 @@ def test_loss__large_logits_stay_finite(name: str) -> None:
     assert torch.isfinite(loss)
     assert logits.grad is not None
     assert torch.isfinite(logits.grad).all()
+
+
+SEVERAL = [(0,), (4, 1), (), (2, 3, 0), (1,), (3, 4), (2,)]
+PADDED = torch.tensor([[*labels, *[-1] * (3 - len(labels))] for labels in SEVERAL])
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.3])
+def test_loss__several_labels_are_each_a_one(smoothing: float) -> None:
+    targets = np.array([[float(k in labels) for k in range(5)] for labels in SEVERAL])
+    assert multi_hot(PADDED, 5).tolist() == targets.tolist()
+    targets = targets * (1 - smoothing) + smoothing / 5
+    p = 1 / (1 + np.exp(-LOGITS))
+    each = -(targets * np.log(p) + (1 - targets) * np.log(1 - p)).sum(axis=1)
+    got = classification_loss(
+        torch.tensor(LOGITS), PADDED, torch.tensor(WEIGHTS), name="sigmoid", label_smoothing=smoothing
+    )
+    assert float(got) == pytest.approx(float((each * WEIGHTS).sum()), rel=1e-12)
+
+
+def test_loss__one_label_in_a_list_is_one_label() -> None:
+    lists = torch.tensor(LABELS)[:, None]
+    weights = torch.ones(7)
+    loss = partial(classification_loss, torch.tensor(LOGITS), weights=weights, name="sigmoid", label_smoothing=0.1)
+    assert torch.equal(loss(labels=lists), loss(labels=torch.tensor(LABELS)))
+
+
+def test_loss__softmax_refuses_several_labels() -> None:
+    with pytest.raises(DataError, match="loss 'softmax' needs one label per image and these may have several"):
+        classification_loss(torch.tensor(LOGITS), PADDED, torch.ones(7), name="softmax", label_smoothing=0.0)

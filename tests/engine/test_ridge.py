@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vitctl.engine.ridge import choose_shots, fit_and_score
+from vitctl.engine.ridge import L2_GRID, choose_l2, choose_shots, count_correct, decompose, fit_and_score
 from vitctl.errors import DataError
 
 WIDTH, CLASSES = 12, 4
@@ -39,6 +39,56 @@ def test_fit_and_score__equals_the_direct_solve(num: int, power: int) -> None:
     ).numpy()
     assert got.dtype == np.float64
     np.testing.assert_allclose(got, reference(train, labels, test, 2.0**power), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("num", [8, WIDTH + 1, 40])
+def test_decompose__once_serves_every_regulariser(num: int) -> None:
+    train, labels, test = draw(num)
+    ridge = decompose(torch.tensor(train), torch.tensor(labels), num_classes=CLASSES)
+    projected = ridge.project(torch.tensor(test))
+    truth = torch.tensor(np.arange(len(test)) % CLASSES)
+    x_test = np.concatenate([(test - train.mean(0)) / (train.std(0) + 1e-5), np.full((len(test), 1), 100.0)], axis=1)
+    assert (len(L2_GRID), L2_GRID[0], L2_GRID[-1]) == (30, 2.0**-10, 2.0**19)
+    correct = count_correct(ridge, torch.tensor(test), truth, L2_GRID)
+    for l2, count in zip(L2_GRID, correct, strict=True):
+        expected = reference(train, labels, test, l2)
+        np.testing.assert_allclose(ridge.scores(projected, l2).numpy(), expected, rtol=0, atol=1e-9)
+        np.testing.assert_allclose(x_test @ ridge.weights(l2).numpy(), expected, rtol=0, atol=1e-9)
+        assert count == int((expected.argmax(axis=1) == truth.numpy()).sum())
+
+
+@pytest.mark.parametrize("l2", [2.0**-10, 1.0, 1024.0, 2.0**19])
+def test_decompose__equals_scikit_learn(l2: float) -> None:
+    from sklearn.linear_model import RidgeClassifier
+
+    train, labels, _ = draw(60)
+    ridge = decompose(torch.tensor(train), torch.tensor(labels), num_classes=CLASSES)
+    x = np.concatenate([(train - train.mean(0)) / (train.std(0) + 1e-5), np.full((len(train), 1), 100.0)], axis=1)
+    peer = RidgeClassifier(alpha=l2, fit_intercept=False).fit(x, labels)
+    np.testing.assert_allclose(ridge.weights(l2).numpy().T, peer.coef_, rtol=0, atol=1e-9)
+
+
+def test_choose_l2__the_best_mean_rank_and_with_a_set_left_out() -> None:
+    """Three sets at four regularisers; ranks are by hand."""
+    accuracies = np.array([[0.1, 0.2, 0.3, 0.4], [0.8, 0.7, 0.6, 0.5], [0.30, 0.33, 0.32, 0.31]])
+    # ranks: 0 1 2 3 / 3 2 1 0 / 0 3 2 1; sums 3 6 5 4
+    assert choose_l2(accuracies, leave_self_out=False).tolist() == [1, 1, 1]
+    # without the first 3 5 3 1, the second 0 4 4 4, the third 3 3 3 3
+    assert choose_l2(accuracies, leave_self_out=True).tolist() == [1, 1, 0]
+
+
+def test_choose_l2__cares_for_ranks_not_for_sizes() -> None:
+    accuracies = np.random.default_rng(0).random((5, 30))
+    for rule in (False, True):
+        chosen = choose_l2(accuracies, leave_self_out=rule).tolist()
+        assert chosen == choose_l2(accuracies**3 * 0.1, leave_self_out=rule).tolist()
+    assert len(set(choose_l2(accuracies, leave_self_out=True).tolist())) > 1
+
+
+def test_choose_l2__nothing_is_left_of_one_set() -> None:
+    assert choose_l2(np.array([[0.1, 0.9, 0.3]]), leave_self_out=False).tolist() == [1]
+    with pytest.raises(DataError, match="needs two data sets or more; 'all' takes one"):
+        choose_l2(np.array([[0.1, 0.9, 0.3]]), leave_self_out=True)
 
 
 def test_fit_and_score__float32_agrees_at_the_papers_regulariser() -> None:

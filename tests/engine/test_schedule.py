@@ -81,3 +81,11 @@ def test_total_steps__whole_batches_rounded_down(images: int, batch: int, epochs
 
 def test_total_steps__given_steps_win() -> None:
     assert total_steps(10**9, 1, steps=7, epochs=0.0) == 7
+
+
+def test_lr_at__steps_falls_to_a_tenth_at_each_drop() -> None:
+    """BiT's rule of 30, 60 and 90 % over a hundred steps, after its warm-up."""
+    rates = [lr_at(s, base_lr=3.0, total=100, warmup=5, decay="steps", drops=(0.3, 0.6, 0.9)) for s in range(100)]
+    assert rates[:5] == pytest.approx([0.0, 0.6, 1.2, 1.8, 2.4])
+    whole = [round(rate, 9) for rate in rates[5:]]
+    assert whole == [3.0] * 25 + [0.3] * 30 + [0.03] * 30 + [0.003] * 10

@@ -1,7 +1,11 @@
 """A training run on disk: what it keeps, what it goes on from, when it gives up."""
 
 import json
+import re
 import shutil
+import time
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +14,10 @@ import pytest
 
 from tests.conftest import TINY, Run, checkpoint, sample_keys, train_records
 from vitctl.data.index import read_index
+from vitctl.data.loader import Batch
 from vitctl.engine.preemption import StopFlag, Stopped
 from vitctl.errors import DataError
+from vitctl.jobs import setup
 from vitctl.jobs.pretrain import pretrain
 from vitctl.launch import prepare
 from vitctl.recipe.load import Override, load_recipe
@@ -96,6 +102,15 @@ def test_fit__evaluates_at_each_step_once_and_counts_every_image(run: Run) -> No
     assert [(r["step"], r["total"]) for r in records(folder, "evaluate")] == [(3, 23), (6, 23), (8, 23)]
 
 
+def test_fit__saves_before_the_last_evaluation_so_that_it_can_be_killed_there(run: Run) -> None:
+    folder = run("a", **SHORT, **{"checkpoint.background": False})
+    lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    own = [(line["kind"], line["step"]) for line in lines if line["kind"] in ("evaluate", "checkpoint")]
+    assert own == [
+        ("checkpoint", 2), ("evaluate", 4), ("checkpoint", 4), ("checkpoint", 6), ("checkpoint", 8), ("evaluate", 8)
+    ]  # fmt: skip
+
+
 def test_fit__without_a_split_to_score(run: Run) -> None:
     folder = run("a", **{**SHORT, "data.eval_split": ""})
     assert records(folder, "evaluate") == []
@@ -109,6 +124,31 @@ def test_log__every_steps_and_the_last(run: Run) -> None:
     assert (last["samples"], last["total_steps"], last["epoch"]) == (128, 8, round(128 / 70, 4))
     assert last["images_per_second"] > 0
     assert 0 <= last["data_wait"] <= 1
+
+
+@pytest.mark.parametrize(("seconds", "low", "high"), [(0.0, 0.0, 0.2), (0.25, 0.5, 1.0)], ids=["fast", "slow"])
+def test_log__data_wait_is_the_share_of_time_without_data(
+    run: Run, monkeypatch: pytest.MonkeyPatch, seconds: float, low: float, high: float
+) -> None:
+    real = setup.train_batches
+
+    def ready(*given: Any, **named: Any) -> Iterator[Batch]:
+        """Batches that are there when asked for, or so many seconds later."""
+        batches = list(islice(real(*given, **named), 8))
+
+        def handed() -> Iterator[Batch]:
+            for batch in batches:
+                if seconds:  # a sleep of nothing, too, gives the processor away
+                    time.sleep(seconds)
+                yield batch
+
+        return handed()
+
+    monkeypatch.setattr(setup, "train_batches", ready)
+    changes = {"evaluation.every_steps": 0, "log.every_steps": 2}
+    waits = [r["data_wait"] for r in train_records(run("a", **{**SHORT, **changes}))][1:]  # the first also starts up
+    assert len(waits) == 3
+    assert low <= np.median(waits) <= high
 
 
 def damaged(data: Path, out: Path, split: str, samples: list[int]) -> Path:
@@ -132,6 +172,9 @@ def test_bad_samples__are_skipped_counted_and_listed(run: Run, tiny_data: Path, 
     listed = [json.loads(line) for line in (folder / "bad_samples.jsonl").read_text().splitlines()]
     assert {entry["sample"] for entry in listed} == {3}
     assert all(entry["key"] and entry["reason"] for entry in listed)
+    [said] = records(folder, "warning")
+    where = f"{folder / 'bad_samples.jsonl'} lists them"
+    assert said["text"] == f"images that could not be used: {len(listed)} not an image; {where}"
     assert train_records(folder)[-1]["num_bad"] == len(listed) == sum(s < 8 * 16 for s in positions_of(3))
 
 
@@ -147,9 +190,9 @@ def test_bad_samples__above_the_budget_stop_the_run(run: Run, tiny_data: Path, t
     said = r"[12] of \d+ images read so far cannot be used, more than data\.max_bad_fraction = 0 allows"
     with pytest.raises(DataError, match=said) as e:
         run("a", **{**SHORT, "data.path": str(data), "data.max_bad_fraction": 0.0})
-    assert str(tmp_path / "a" / "bad_samples.jsonl") in str(e.value)
+    assert re.search(f"{tmp_path / 'a' / 'bad_samples.jsonl'} lists them: [12] not an image$", str(e.value))
     assert (tmp_path / "a" / "bad_samples.jsonl").exists()
-    assert not (tmp_path / "a" / "result.json").exists()
+    assert json.loads((tmp_path / "a" / "result.json").read_text())["status"] == "failed"
 
 
 def test_bad_samples__in_the_scored_split_are_an_error(run: Run, tiny_data: Path, tmp_path: Path) -> None:

@@ -33,6 +33,16 @@ def pretrained(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return folder
 
 
+@pytest.fixture(scope="session")
+def speck(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A ViT of one layer and one patch of 8 pixels, after one step."""
+    folder = tmp_path_factory.mktemp("speck") / "speck"
+    sizes = {"model.depth": 1, "model.hidden_size": 12, "model.mlp_size": 12, "model.patch_size": 8}
+    steps = {"schedule.total_steps": 1, "schedule.warmup_steps": 0, "data.image_size": 8}
+    do(TINY, folder, **CPU, **sizes, **steps, **{"data.path": str(tiny_data)})
+    return folder
+
+
 @pytest.fixture
 def job(pretrained: Path, tiny_data: Path, tmp_path: Path) -> Job:
     """job("finetune", **{"a.b": value}) runs a shipped recipe on the tiny data from the tiny weights."""

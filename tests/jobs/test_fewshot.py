@@ -1,15 +1,25 @@
 """Few-shot accuracies against a direct computation outside the job."""
 
+import csv
+import json
+import os
+import subprocess
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
-from tests.jobs.conftest import Job
-from vitctl.data.catalog import open_split
+from tests.jobs.conftest import CPU, Job, do
+from vitctl.data.catalog import DATA_SETS, open_split
 from vitctl.data.decode import decode
 from vitctl.data.transforms import EvalTransform
-from vitctl.errors import DataError
+from vitctl.engine.ridge import L2_GRID, choose_l2
+from vitctl.errors import DataError, RecipeError
+from vitctl.jobs.fewshot_sets import SPLITS
 from vitctl.jobs.inputs import find_weights, loaded_model
+from vitctl.launch import launch_command, prepare
+from vitctl.recipe.load import Override, load_recipe
 
 
 def test_fewshot__equals_a_direct_computation(job: Job, pretrained, tiny_data) -> None:  # type: ignore[no-untyped-def]
@@ -62,3 +72,131 @@ def test_fewshot__more_shots_than_images(job: Job) -> None:
         DataError, match=r"class \d has \d+ training images, 25 shots were asked; set fewshot\.shots lower"
     ):
         job("fewshot", **{"fewshot.shots": (1, 25)})
+
+
+def records(folder: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+
+
+def was_read(folder: Path) -> list[object]:
+    return [record["read"] for record in records(folder) if record["kind"] == "features"]
+
+
+def test_fewshot__later_runs_read_the_features_unless_something_differs(job: Job, tmp_path: Path) -> None:
+    values = {"fewshot.shots": (1, 2), "fewshot.float64": True}
+    first = job("fewshot", "first", **values)
+    assert was_read(tmp_path / "first") == [False]
+    assert len(list((tmp_path / "features").iterdir())) == 2
+    again = job("fewshot", "again", **values)
+    assert was_read(tmp_path / "again") == [True]
+    assert (again["metrics"], again["provenance"]) == (first["metrics"], first["provenance"])
+    for number, other in enumerate(
+        ({"data.eval_resize": 20}, {"weights.initialise": "random"}, {"machine.precision": "float32"}, {"seed": 1})
+    ):
+        job("fewshot", f"other_{number}", **values, **other)
+        assert was_read(tmp_path / f"other_{number}") == [other == {"seed": 1}]
+
+
+def test_fewshot__a_torn_or_foreign_file_is_computed_anew(job: Job, tmp_path: Path) -> None:
+    first = job("fewshot", "first", **{"fewshot.shots": (2,)})
+    files = sorted((tmp_path / "features").iterdir())
+    files[0].write_bytes(files[0].read_bytes()[:40])
+    files[1].write_bytes(b"{}")
+    again = job("fewshot", "again", **{"fewshot.shots": (2,)})
+    assert was_read(tmp_path / "again") == [False]
+    assert again["metrics"] == first["metrics"]
+    job("fewshot", "third", **{"fewshot.shots": (2,)})
+    assert was_read(tmp_path / "third") == [True]
+
+
+def test_fewshot__the_cache_has_a_bound(job: Job, tmp_path: Path) -> None:
+    job("fewshot", **{"fewshot.shots": (2,), "fewshot.cache_gib": 0.0, "fewshot.cache": str(tmp_path / "kept")})
+    assert list((tmp_path / "kept").iterdir()) == []
+    assert not (tmp_path / "features").exists()
+
+
+def test_fewshot__publishes_the_images_drawn(job: Job, tiny_data: Path, tmp_path: Path) -> None:
+    result = job("fewshot", **{"fewshot.shots": (1, 3), "fewshot.seeds": (0, 7)})
+    with (tmp_path / "run" / "chosen.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 2 * 6 * 3
+    source = open_split("train", path=str(tiny_data))
+    labels = source.labels()
+    rng = np.random.default_rng(7)
+    expected = np.concatenate([rng.permutation(np.where(labels == c)[0])[:3] for c in range(6)]).tolist()
+    drawn = [row for row in rows if row["seed"] == "7"]
+    assert [int(row["index"]) for row in drawn] == expected
+    assert [row["key"] for row in drawn] == [source.key(i) for i in expected]
+    assert [(int(row["label"]), int(row["place"])) for row in drawn] == [(c, p) for c in range(6) for p in range(3)]
+    assert result["files"]["chosen"].endswith("run/chosen.csv")
+
+
+@pytest.mark.parametrize("rule", ["all", "leave_self_out"])
+def test_fewshot__the_grid_over_several_sets(job: Job, tmp_path: Path, rule: str) -> None:
+    names = ("digits", "shapes-shape", "shapes-count")
+    assert set(names) <= set(DATA_SETS)
+    result = job(
+        "fewshot", **{"data.path": "", "data.datasets": names, "fewshot.shots": (1, 2), "fewshot.choose_l2": rule}
+    )
+    with (tmp_path / "run" / "fewshot.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 3 * 2 * 3 * 30
+    for shots in (1, 2):
+        table = np.array(
+            [
+                [
+                    np.mean(
+                        [
+                            float(r["accuracy"])
+                            for r in rows
+                            if (r["data_set"], r["shots"], float(r["l2"])) == (name, str(shots), l2)
+                        ]
+                    )
+                    for l2 in L2_GRID
+                ]
+                for name in names
+            ]
+        )
+        at = choose_l2(table, leave_self_out=rule == "leave_self_out")
+        for i, name in enumerate(names):
+            row = result["metrics"]["data_sets"][name][str(shots)]
+            assert row["l2"] == L2_GRID[at[i]]
+            assert row["accuracy"] == pytest.approx(table[i, at[i]], rel=1e-12)
+        mean = np.mean([result["metrics"]["data_sets"][name][str(shots)]["accuracy"] for name in names])
+        assert result["metrics"]["accuracy"][str(shots)] == pytest.approx(mean, rel=1e-12)
+    assert sorted(result["provenance"]["tasks"]) == sorted(names)
+
+
+def test_fewshot__leave_self_out_needs_others(job: Job) -> None:
+    with pytest.raises(RecipeError, match=r"needs two data sets or more in data\.datasets"):
+        job("fewshot", **{"fewshot.choose_l2": "leave_self_out"})
+
+
+def test_splits__are_of_sets_that_are_known() -> None:
+    assert len(SPLITS) == 3
+    assert set(SPLITS) <= set(DATA_SETS)
+    assert all(split.split("[")[0] in DATA_SETS[name].sizes for name, pair in SPLITS.items() for split in pair)
+
+
+@pytest.mark.slow
+def test_fewshot__two_processes_give_the_same_features(
+    job: Job, pretrained: Path, tiny_data: Path, tmp_path: Path
+) -> None:
+    one = job("fewshot", "one", **{"fewshot.shots": (2,)})
+    values = {**CPU, "data.path": str(tiny_data), "weights.source": str(pretrained), "fewshot.shots": (2,)}
+    folder = tmp_path / "other" / "two"
+    two = {**values, "machine.processes": 2}
+    loaded = load_recipe("fewshot", [Override(key, value) for key, value in two.items()])
+    prepare(loaded, folder)
+    environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
+    subprocess.run(launch_command(folder, loaded.recipe), check=True, env=environment, capture_output=True)
+    assert json.loads((folder / "result.json").read_text())["metrics"] == one["metrics"]
+    from safetensors.torch import load_file
+
+    names = sorted(path.name for path in (tmp_path / "features").iterdir())
+    assert len(names) == 2
+    for name in names:
+        a, b = (load_file(root / "features" / name)["features"] for root in (tmp_path, tmp_path / "other"))
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
+    assert do("fewshot", tmp_path / "other" / "again", **values)["metrics"] == one["metrics"]
+    assert was_read(tmp_path / "other" / "again") == [True]

@@ -6,10 +6,23 @@ from pathlib import Path
 
 import pytest
 import torch
+from pydantic import ValidationError
 
+from vitctl.data.transforms import TrainTransform
+from vitctl.engine.mixing import Mixing
 from vitctl.errors import CheckpointError, DataError, RecipeError
-from vitctl.jobs.inputs import at_size, find_weights, loaded_model, open_training_images, transferred_model
-from vitctl.recipe.sections import StartWeights, TrainImages
+from vitctl.jobs.inputs import (
+    at_size,
+    eval_transform,
+    find_weights,
+    loaded_model,
+    mixing,
+    open_training_images,
+    train_transform,
+    transferred_model,
+)
+from vitctl.recipe.images import TrainImages
+from vitctl.recipe.sections import StartWeights
 
 
 def finished(runs: Path, name: str, age: int, job: str = "pretrain", status: str = "done") -> Path:
@@ -111,6 +124,21 @@ def test_at_size__fills_in_the_stored_size_and_checks_again() -> None:
     assert at_size(TrainImages(image_size=32), 48).image_size == 32
     with pytest.raises(RecipeError, match=r"^crop = 'random' cuts .*set data.train_resize to at least 48$"):
         at_size(TrainImages(crop="random", train_resize=20), 48)
+
+
+def test_train_transform__takes_the_words_of_the_recipe() -> None:
+    data = TrainImages(image_size=24, decode="scaled", randaugment_layers=2, randaugment_magnitude=15, mixup_alpha=0.2)
+    expected = TrainTransform(24, decode="scaled", randaugment_layers=2, randaugment_magnitude=15)
+    assert train_transform(data) == expected
+    assert eval_transform(data).decode == "exact"
+    assert mixing(data) == Mixing(0.2, 0.0)
+
+
+def test_train_images__a_magnitude_without_layers_is_refused() -> None:
+    with pytest.raises(
+        ValidationError, match=r"randaugment_magnitude = 15 does nothing without layers; set data\.rand"
+    ):
+        TrainImages(randaugment_magnitude=15)
 
 
 def test_open_training_images__splits_of_other_classes(tiny_data: Path, tmp_path: Path) -> None:

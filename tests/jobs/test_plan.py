@@ -1,11 +1,15 @@
 """What a run will cost, without data; and what is refused before the first process."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.conftest import TINY
+from vitctl.data.datasets.png import encode_png
+from vitctl.data.shards import Item, write_split
 from vitctl.errors import DataError, RecipeError, VitctlError
 from vitctl.jobs.plan import check, make_plan
 from vitctl.recipe.load import Override, load_recipe
@@ -99,3 +103,22 @@ def test_check__jft_without_data_says_all_that_the_user_can_do(tmp_path: Path, m
     ):
         assert words in said
     assert "\n" not in said
+
+
+def several_labels(folder: Path, *labels: tuple[int, ...]) -> Path:
+    items = [Item(str(n), own, partial(encode_png, np.full((8, 8), n, np.uint8))) for n, own in enumerate(labels)]
+    for split in ("train", "test"):
+        write_split(items, folder / split, ("a", "b", "c"), seed=0, source_text="")
+    return folder
+
+
+def test_check__several_labels_need_the_sigmoid_and_at_least_one_each(tmp_path: Path) -> None:
+    data = several_labels(tmp_path / "data", *[(0, 1), (2,)] * 40)
+    check(recipe(TINY, **{"data.path": str(data), "loss.name": "sigmoid"}), tmp_path)
+    with pytest.raises(
+        RecipeError, match=r"loss.name = 'softmax' needs one label per image.*; set loss.name = 'sigmoid'"
+    ):
+        check(recipe(TINY, **{"data.path": str(data), "loss.name": "softmax"}), tmp_path)
+    data = several_labels(tmp_path / "more", *[(0, 1), (), (2,)] * 40)
+    with pytest.raises(DataError, match="'train' has images without a label"):
+        check(recipe(TINY, **{"data.path": str(data), "loss.name": "sigmoid"}), tmp_path)

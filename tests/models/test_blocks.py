@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from tests.models.tiny_models import TINY
-from vitctl.models.blocks import Block, compile_blocks
+from vitctl.errors import LaunchError
+from vitctl.models.blocks import Block, compile_blocks, compile_errors
 from vitctl.models.build import build
 
 # Torch hides this warning of its own tracing, but not from filters that make warnings errors.
@@ -49,3 +50,50 @@ def test_compile_blocks__leaves_a_block_inside_a_block_to_the_outer_one() -> Non
     model = build(TINY["axial"])
     assert sum(isinstance(module, Block) for module in model.modules()) == 3 * 2
     assert compile_blocks(model, "eager") == 2
+
+
+def test_compile_blocks__torch_compiles_all_shapes_of_a_deep_network() -> None:
+    torch.compiler.reset()
+    config = replace(TINY["resnet v2"], stage_depths=(2, 2, 2, 2), image_size=32)
+    model, compiled = build(config), []
+
+    def backend(graph: torch.fx.GraphModule, _: list[torch.Tensor]) -> Callable[..., Any]:
+        compiled.append(graph)
+        return graph.forward
+
+    compile_blocks(model, backend)
+    for batch in (2, 3):
+        model(torch.randn(batch, 3, 32, 32))
+    assert len(compiled) == 2 * 8  # batch sizes and shapes of unit: more than torch's own limit of 8
+
+
+def test_compile_errors__are_one_line() -> None:
+    torch.compiler.reset()
+    model = build(TINY["vit"])
+
+    def broken(_: torch.fx.GraphModule, __: list[torch.Tensor]) -> Callable[..., Any]:
+        raise RuntimeError("C++ compile error\nwith a long report")
+
+    compile_blocks(model, broken)
+    message = r"machine\.compile: torch could not compile .*set machine\.compile = false"
+    with pytest.raises(LaunchError, match=message), compile_errors():
+        model(torch.randn(2, 3, 32, 32))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["vit", "relative", "hybrid", "axial"])
+def test_compile_blocks__inductor_computes_the_same(name: str, random_model: Any, images_for: Any) -> None:
+    torch.compiler.reset()
+    config = TINY[name]
+    plain, compiled = random_model(config, torch.float32), random_model(config, torch.float32)
+    compiled.load_state_dict(plain.state_dict())
+    compile_blocks(compiled)
+    images = images_for(config, dtype=torch.float32)
+    for model in (plain, compiled):
+        model.train()(images).square().sum().backward()
+    with torch.inference_mode():
+        expected, logits = plain.eval()(images), compiled.eval()(images)
+    assert expected.std() > 0.05
+    assert (logits - expected).abs().max() < 1e-5 * expected.std()
+    for (weight, gradient), other in zip(plain.named_parameters(), compiled.parameters(), strict=True):
+        assert torch.allclose(gradient.grad, other.grad, rtol=1e-4, atol=1e-4 * gradient.grad.abs().max()), weight

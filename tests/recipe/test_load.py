@@ -238,6 +238,12 @@ def test_parse_override__refuses(text: str) -> None:
         ("optimizer..lr=1", "--set: unknown key optimizer."),
         ("model.name=3", "--set: model.name = 3 is not allowed: input should be a valid string"),
         ("seed=-1", "--set: seed = -1 is not allowed: input should be greater than or equal to 0"),
+        ("schedule.drops=[0.5]", "drops go with decay = 'steps' alone, e.g. schedule.drops = [0.3, 0.6, 0.9]"),
+        ("schedule.decay='steps'", "decay = 'steps' with drops = []: drops go with decay = 'steps' alone"),
+        (
+            "schedule={batch_size = 8, total_steps = 9, decay = 'steps', drops = [0.6, 0.3]}",
+            "drops = [0.6, 0.3] should be rising shares between 0 and 1",
+        ),
         ("seed=true", "--set: seed = True is not allowed: input should be a valid integer"),
     ],
 )

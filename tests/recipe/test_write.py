@@ -25,7 +25,7 @@ def test_to_toml__reads_back_equal_for_every_shipped_recipe(tmp_path: Path, orig
 
 def test_to_toml__says_where_each_value_comes_from() -> None:
     lines = to_toml(load_recipe("jft_h14", [Override("data.path", "x", "--data")])).splitlines()
-    said = {line.split(" = ")[0]: line.rsplit("# ", 1)[1] for line in lines if " = " in line}
+    said = {line.split(" = ")[0]: line.rsplit("# ", 1)[1] for line in reversed(lines) if " = " in line}
     assert said["lr"] == "jft_h14.toml:8"
     assert said["weight_decay"].startswith("jft_b16.toml:")
     assert said["path"] == "--data"

@@ -5,7 +5,7 @@ from typing import Any
 
 import typer
 
-from vitctl.cli import data, model, recipes, system, train
+from vitctl.cli import compare, data, data_look, data_sets, model, recipes, sweep, system, train
 from vitctl.errors import VitctlError
 
 EXIT_BUG, EXIT_USER, EXIT_STOPPED = 1, 2, 3
@@ -24,10 +24,17 @@ TRAINING, MODELS, DATA, AROUND = "Train", "Judge and hand on", "Data and recipes
 app.command(rich_help_panel=TRAINING)(train.pretrain)
 app.command(rich_help_panel=TRAINING)(train.finetune)
 app.command(rich_help_panel=TRAINING)(train.resume)
+app.command(rich_help_panel=TRAINING)(sweep.sweep)
 app.command(rich_help_panel=MODELS)(model.fewshot)
 app.command(rich_help_panel=MODELS)(model.vtab)
 app.command(rich_help_panel=MODELS)(model.evaluate)
+app.command(rich_help_panel=MODELS)(compare.compare)
 app.command(rich_help_panel=MODELS)(model.export)
+for look in (data_look.stats, data_look.show, data_look.dedup):
+    data.app.command()(look)
+data.app.command("list")(data_sets.list_sets)
+data.app.command("prepare")(data_sets.prepare)
+data.app.command("export-vtab1k")(data_sets.export_vtab1k)
 app.add_typer(data.app, name="data", rich_help_panel=DATA)
 app.add_typer(recipes.app, name="recipes", rich_help_panel=DATA)
 app.command(rich_help_panel=AROUND)(system.quickstart)

@@ -1,11 +1,15 @@
 """`vitctl data shards | index | check`."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+
+if TYPE_CHECKING:
+    from vitctl.data.index import Index
+    from vitctl.data.verify import Report
 
 app = typer.Typer(help="Make, index and check WebDataset shards.", no_args_is_help=True)
 MIB = 1 << 20
@@ -28,14 +32,29 @@ def shards(
         Path | None, typer.Option("--root", help="known: and torchvision: folder of the original files.")
     ] = None,
     download: Annotated[bool, typer.Option("--download", help="torchvision: download what is missing.")] = False,
+    workers: Annotated[
+        int, typer.Option("--workers", help="Processes that write; 0: this one; default: one per core.", min=-1)
+    ] = -1,
+    max_side: Annotated[
+        int, typer.Option("--max-side", help="Shrink JPEG with a longer side to this many pixels.", min=0)
+    ] = 0,
+    quality: Annotated[
+        int, typer.Option("--quality", help="Compress JPEG again with this quality, 1 to 100.", min=0, max=100)
+    ] = 0,
 ) -> None:
-    """Write shards: images byte for byte as they are, shuffled, with an index. For example: vitctl data shards photos/ shards/"""
+    """Write shards: images byte for byte as they are, shuffled, with an index. For example: vitctl data shards photos/ shards/
+
+    The shards are the same for any number of workers. A run that was stopped goes on when the same line is typed again.
+    """
     from vitctl.cli.render import CONSOLE, bytes_text
     from vitctl.data.originals import open_originals
+    from vitctl.data.processes import default_workers
+    from vitctl.data.reencode import Reencode
     from vitctl.data.shards import write_split
 
+    reencode = Reencode(max_side, quality) if max_side or quality else None
     for split, originals in open_originals(source, download=download, root=root).items():
-        with _bar(f"writing {split}") as progress:
+        with bar(f"writing {split}") as progress:
             index = write_split(
                 originals.items,
                 out / split,
@@ -44,7 +63,10 @@ def shards(
                 source_text=originals.source,
                 max_bytes=max_mib * MIB,
                 max_samples=max_samples,
+                workers=default_workers() if workers < 0 else workers,
+                reencode=reencode,
                 progress=progress,
+                note=lambda line, split=split: CONSOLE.print(f"{split}: {line}", markup=False, soft_wrap=True),  # type: ignore[misc]
             )
         size = bytes_text(sum(shard.num_bytes for shard in index.shards))
         CONSOLE.print(
@@ -55,22 +77,49 @@ def shards(
 
 @app.command()
 def index(
-    shards: Annotated[list[Path], typer.Argument(help="Shards of one split (.tar), or the folder that holds them.")],
+    shards: Annotated[
+        list[str],
+        typer.Argument(
+            help="Shards of one split (.tar), the folder that holds them, or addresses; {000..127} and @FILE too."
+        ),
+    ],
     classes: Annotated[
         Path | None, typer.Option("--classes", help="Text file with a class name per line, in label order.")
     ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Addresses: local folder that gets the index, for --data.")
+    ] = None,
+    image_key: Annotated[str, typer.Option("--image-key", help="Member that is the image, e.g. input.jpg.")] = "",
+    label_key: Annotated[
+        str, typer.Option("--label-key", help="Member that is the label, e.g. target.cls or meta.json:category.")
+    ] = "",
 ) -> None:
     """Index WebDataset shards that somebody else made: images jpg, png or webp, labels cls or json."""
     from vitctl.cli.render import CONSOLE
-    from vitctl.data.index import index_shards
+    from vitctl.data.index import index_addresses, index_shards
+    from vitctl.data.places import expand
+    from vitctl.data.remote import is_remote
+    from vitctl.data.scan import Fields
     from vitctl.errors import DataError
 
-    paths = [path for given in shards for path in (sorted(given.glob("*.tar")) if given.is_dir() else [given])]
-    if not paths:
+    given = [name for text in shards for name in ([text] if Path(text).exists() else expand(text))]
+    folders = {name: sorted(map(str, Path(name).glob("*.tar"))) for name in given if Path(name).is_dir()}
+    places = [path for name in given for path in folders.get(name, [name])]
+    if not places:
         raise DataError(f"{shards[0]}: no .tar files here; give the shards or the folder that holds them")
+    remote = any(map(is_remote, places))
+    if remote and out is None:
+        raise DataError(
+            f"{places[0]}: an index cannot be written there; choose a local folder for it with --out FOLDER"
+        )
     names = classes.read_text(encoding="utf-8").splitlines() if classes else None
-    with _bar("indexing shards") as progress:
-        made = index_shards(paths, class_names=names, source="indexed by vitctl", progress=progress)
+    members, text = Fields(image_key, label_key), "indexed by vitctl"
+    with bar("indexing shards") as progress:
+        if remote and out is not None:
+            made = index_addresses(places, out, class_names=names, source=text, members=members, progress=progress)
+        else:
+            paths = [Path(place) for place in places]
+            made = index_shards(paths, class_names=names, source=text, members=members, progress=progress)
     CONSOLE.print(
         f"{made.num_samples:,} images of {len(made.class_names):,} classes in {len(made.shards)} shard(s): {made.folder / 'index.json'}",
         markup=False,
@@ -80,27 +129,33 @@ def index(
 
 @app.command()
 def check(
-    folder: Annotated[Path, typer.Argument(help="Folder of shards, or of splits.")],
+    folder: Annotated[Path, typer.Argument(help="Folder of shards, or of splits; or a known data set, or vtab.")],
     images: Annotated[
         str, typer.Option("--images", help="Decode 'all' images, a 'sample' of 1,000, or 'none'.")
     ] = "sample",
+    root: Annotated[Path, typer.Option("--root", help="Folder of known data sets, for a name.")] = Path("data"),
 ) -> None:
-    """Check shards against their index: every byte, every member, images decoded, images per class."""
+    """Check shards against their index: every byte, every member, images decoded, images per class, the same image twice."""
     from vitctl.cli.render import CONSOLE, show_table
     from vitctl.data.index import find_splits, read_index
     from vitctl.data.verify import verify_index
     from vitctl.errors import DataError
 
+    if not folder.exists():
+        from vitctl.cli.data_sets import check_known
+
+        folder = check_known(str(folder), root)
     if images not in ("all", "sample", "none"):
         raise DataError(f"--images {images}: choose all, sample or none")
     how: Literal["all", "sample", "none"] = images  # type: ignore[assignment]
     problems: list[str] = []
+    reports: dict[str, tuple[Report, Index]] = {}
     splits = find_splits(folder)
     if not splits:
         raise DataError(f"{folder}: no index.json here or one folder down; write one with `vitctl data index {folder}`")
     for split, place in splits.items():
         opened = read_index(place)
-        with _bar(f"checking {split}") as progress:
+        with bar(f"checking {split}") as progress:
             report = verify_index(opened, decode_images=how, progress=progress)
         counts = sorted(zip(report.class_counts, opened.class_names, strict=True), reverse=True)
         shown = counts if len(counts) <= 12 else [*counts[:6], *counts[-6:]]
@@ -117,8 +172,17 @@ def check(
             title=title,
         )
         problems += report.problems
+        if report.kinds:
+            show_table(
+                ("file", "what", "how many", "first"),
+                [(kind.file, kind.kind, f"{kind.count:,}", kind.first) for kind in report.kinds],
+                left=("what", "first"),
+            )
+        reports[split] = report, opened
     for problem in problems:
         CONSOLE.print(problem, markup=False, soft_wrap=True)
+    for line in _same_images(reports):
+        CONSOLE.print(line, markup=False, soft_wrap=True)
     if problems:
         raise DataError(
             f"{folder}: {len(problems)} problem(s), listed above; make the shards again or copy the damaged ones"
@@ -126,9 +190,28 @@ def check(
     CONSOLE.print("all is well")
 
 
+def _same_images(reports: "Mapping[str, tuple[Report, Index]]") -> Iterator[str]:
+    """A line for each split that has an image twice, and for each two splits that share one. That is no damage."""
+    from itertools import combinations
+
+    from vitctl.data.duplicates import shared
+    from vitctl.data.read import ShardSource
+
+    sources = {split: ShardSource(index) for split, (_, index) in reports.items()}
+    for split, (report, _) in reports.items():
+        if report.repeated:
+            first, later = report.repeated[0]
+            keys = f"{sources[split].key(first)} and {sources[split].key(later)}"
+            yield f"{split}: {len(report.repeated):,} image(s) whose bytes stand there already, first {keys}"
+    for one, other in combinations(reports, 2):
+        if both := shared(reports[one][0].digests, reports[other][0].digests):
+            keys = f"{sources[one].key(both[0][0])} and {sources[other].key(both[0][1])}"
+            yield f"{one} and {other}: share {len(both):,} image(s), first {keys}; see `vitctl data dedup`"
+
+
 @contextmanager
-def _bar(title: str) -> Iterator[Callable[[int, int], None] | None]:
-    """A progress bar on a terminal; nothing elsewhere."""
+def bar(title: str) -> Iterator[Callable[[int, int], None] | None]:
+    """A progress bar on a terminal; nothing elsewhere. It begins with the first step, when processes are forked already."""
     from rich.progress import Progress
 
     from vitctl.cli.render import CONSOLE
@@ -136,6 +219,14 @@ def _bar(title: str) -> Iterator[Callable[[int, int], None] | None]:
     if not CONSOLE.is_terminal:
         yield None
         return
-    with Progress(console=CONSOLE, transient=True) as progress:
-        bar = progress.add_task(title, total=None)
-        yield lambda done, total: progress.update(bar, completed=done, total=total)
+    progress = Progress(console=CONSOLE, transient=True)
+    task = progress.add_task(title, total=None)
+
+    def show(done: int, total: int) -> None:
+        progress.start()
+        progress.update(task, completed=done, total=total)
+
+    try:
+        yield show
+    finally:
+        progress.stop()

@@ -10,11 +10,22 @@ from vitctl.cli.common import Data, Dataset, From, Model, Out, Precision, Proces
 WEIGHTS_FILES = (".safetensors", ".npz", ".onnx")
 
 
+def _numbers(flag: str, text: str) -> tuple[int, ...]:
+    from vitctl.errors import RecipeError
+
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise RecipeError(f"{flag} {text}: write numbers with commas between them, e.g. {flag} 1,5,10,25") from None
+
+
 def fewshot(
     from_: From = None,
-    shots: Annotated[list[int] | None, typer.Option("--shots", help="Training images per class. Repeatable.")] = None,
+    shots: Annotated[str | None, typer.Option("--shots", help="Training images per class: 5 or 1,5,10,25.")] = None,
     data: Data = None,
-    dataset: Dataset = None,
+    dataset: Annotated[
+        str | None, typer.Option("--dataset", help="A known data set, or several scored together: pets,dtd,uc_merced.")
+    ] = None,
     model: Model = None,
     res: Res = None,
     recipe: RecipeName = "fewshot",
@@ -24,12 +35,13 @@ def fewshot(
     precision: Precision = None,
 ) -> None:
     """Score frozen features with a few images per class, in closed form. For example: vitctl fewshot --shots 5"""
+    several = tuple(dataset.split(",")) if dataset and "," in dataset else None
     flags = {
         "--from": ("weights.source", from_),
         "--model": ("weights.model", model),
-        "--shots": ("fewshot.shots", shots or None),
+        "--shots": ("fewshot.shots", _numbers("--shots", shots) if shots else None),
         "--data": ("data.path", data),
-        "--dataset": ("data.dataset", dataset),
+        "--dataset": ("data.datasets", several) if several else ("data.dataset", dataset),
         "--res": ("data.image_size", res),
         "--processes": ("machine.processes", processes),
         "--precision": ("machine.precision", precision),
@@ -45,14 +57,23 @@ def vtab(
     task: Annotated[list[str] | None, typer.Option("--task", help="Only this task. Repeatable.")] = None,
     data: Data = None,
     res: Res = None,
-    steps: Annotated[int | None, typer.Option("--steps", help="Length of each fine-tuning run in updates.")] = None,
+    steps: Annotated[
+        int | None, typer.Option("--steps", help="Length of each run in updates, with no sweep over schedules.")
+    ] = None,
+    sweep: Annotated[
+        bool,
+        typer.Option("--sweep/--no-sweep", help="Choose learning rate and schedule on the validation images first."),
+    ] = True,
+    light: Annotated[
+        bool, typer.Option("--light", help="A linear classifier on frozen features: a quick look, not the protocol.")
+    ] = False,
     recipe: RecipeName = "vtab",
     out: Out = None,
     set_: Set = None,
     processes: Processes = None,
     precision: Precision = None,
 ) -> None:
-    """Fine-tune on each task of VTAB-1k with one setting (Table 9). For example: vitctl vtab --suite mini"""
+    """VTAB-1k: fine-tune on each of 19 tasks with one setting, beside Table 9. For example: vitctl vtab --suite mini"""
     from vitctl.recipe.load import recipe_names
 
     own = f"vtab_{suite}"
@@ -63,6 +84,9 @@ def vtab(
         "--data": ("data.path", data),
         "--res": ("data.image_size", res),
         "--steps": ("schedule.total_steps", steps),
+        "--no-sweep": ("vtab.sweep_lrs", None if sweep else ()),
+        "--steps, --no-sweep": ("vtab.sweep_steps", () if steps or not sweep else None),
+        "--light": ("vtab.light", light or None),
         "--processes": ("machine.processes", processes),
         "--precision": ("machine.precision", precision),
     }
@@ -74,6 +98,12 @@ def evaluate(
     data: Data = None,
     dataset: Dataset = None,
     split: Annotated[str | None, typer.Option("--split", help="Split to score, e.g. test or train[:10%].")] = None,
+    labels: Annotated[
+        str | None,
+        typer.Option(
+            "--labels", help="original, real, objectnet or objectnet_restricted; default: those of the data set."
+        ),
+    ] = None,
     model: Model = None,
     res: Res = None,
     recipe: RecipeName = "evaluate",
@@ -82,13 +112,20 @@ def evaluate(
     processes: Processes = None,
     precision: Precision = None,
 ) -> None:
-    """Top-1 accuracy on a split, every image counted once. For example: vitctl evaluate --from RUN --dataset pets"""
+    """Accuracy on a split, every image counted once. For example: vitctl evaluate --from RUN --dataset pets"""
+    from vitctl.data.catalog import find_data_set
+
+    if dataset and not data:
+        row = find_data_set(dataset)
+        split = split or ("test" if "test" in row.sizes else "validation" if "validation" in row.sizes else None)
+        labels = labels or ("objectnet" if row.name == "objectnet" else None)
     flags = {
         "--from": ("weights.source", from_),
         "--model": ("weights.model", model),
         "--data": ("data.path", data),
         "--dataset": ("data.dataset", dataset),
         "--split": ("data.eval_split", split),
+        "--labels": ("evaluation.labels", labels),
         "--res": ("data.image_size", res),
         "--processes": ("machine.processes", processes),
         "--precision": ("machine.precision", precision),

@@ -112,7 +112,8 @@ class _Steps:
         """Run `recipe` with `values` in `folder`; its result and its seconds."""
         began = time.perf_counter()
         run_dir = self.out / folder
-        given = {"seed": self.seed, **({"data.root": str(self.out / "data")} if recipe != "export" else {}), **values}
+        for_all = {"data.root": str(self.out / "data"), "seed": self.seed} if recipe != "export" else {}
+        given = {**for_all, **values}
         prepare(load_recipe(recipe, [Override(key, value, "quickstart") for key, value in given.items()]), run_dir)
         with Screen(run_dir) as screen:
             result = launch(run_dir, screen.report)

@@ -1,4 +1,4 @@
-"""`vitctl recipes list | show | explain | diff | check`."""
+"""`vitctl recipes list | show | explain | diff | check | table`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -13,12 +13,15 @@ Name = Annotated[str, typer.Argument(help="Name of a shipped recipe or path of a
 
 @app.command("list")
 def list_() -> None:
-    """All shipped recipes with their job and what they are."""
+    """All shipped recipes with their job and what they are, then the sweeps of them."""
     from vitctl.cli.render import show_table
+    from vitctl.recipe.grid import find_sweep, sweep_names
     from vitctl.recipe.load import load_recipe, recipe_names
 
     recipes = [(name, load_recipe(name).recipe) for name in recipe_names()]
-    show_table(("recipe", "job", "what it is"), [(name, r.job, r.note) for name, r in recipes], left=None)
+    rows = [(name, r.job, r.note) for name, r in recipes]
+    rows += [(name, "sweep", find_sweep(name).note) for name in sweep_names()]
+    show_table(("recipe", "job", "what it is"), rows, left=None)
 
 
 @app.command()
@@ -81,3 +84,19 @@ def check(
     if problems:
         raise RecipeError("\n".join(problems))
     typer.echo(f"{len(names)} recipe(s) checked, no problem")
+
+
+@app.command()
+def table(
+    number: Annotated[str | None, typer.Argument(help="2 to 8, 4.6 or figures; default: all.")] = None,
+    target: Annotated[list[str] | None, typer.Option("--target", "-t", help="Column, e.g. Pets. Repeatable.")] = None,
+    mfu: Annotated[float, typer.Option("--mfu", help="Share of the GPU's bf16 peak that training reaches.")] = 0.4,
+    device: Annotated[
+        str, typer.Option("--device", help="GPU that days are counted for: H100, A100, L4, ...")
+    ] = "H100",
+    runs: Annotated[Path, typer.Option("--runs", help="Folder of your runs.")] = Path("runs"),
+) -> None:
+    """The paper's tables from the recipes: settings, the paper's result beside yours, and what each run would cost."""
+    from vitctl.cli.paper_tables import show_paper_tables
+
+    show_paper_tables(number, tuple(target or ()), runs, device, mfu)

@@ -18,8 +18,13 @@ from vitctl.cli.common import (
     Res,
     Seed,
     Set,
+    Slurm,
+    asked_of,
+    begin,
     go,
+    hand_over,
     run_job,
+    started_with,
 )
 
 Synthetic = Annotated[
@@ -40,6 +45,7 @@ def pretrain(
     precision: Precision = None,
     synthetic: Synthetic = False,
     dry_run: DryRun = False,
+    slurm: Slurm = None,
 ) -> None:
     """Pre-train a ViT from scratch (Table 3). For example: vitctl pretrain --recipe jft_h14 --data SHARDS"""
     flags = {
@@ -51,7 +57,7 @@ def pretrain(
         "--precision": ("machine.precision", precision),
         "--synthetic": ("data.synthetic", SYNTHETIC_IMAGES if synthetic else None),
     }
-    run_job("pretrain", recipe, flags, set_, out, dry_run=dry_run)
+    run_job("pretrain", recipe, flags, set_, out, dry_run=dry_run, slurm=slurm)
 
 
 def finetune(
@@ -63,7 +69,8 @@ def finetune(
     data: Data = None,
     dataset: Dataset = None,
     res: Res = None,
-    lr: Annotated[float | None, typer.Option("--lr", help="Base learning rate.")] = None,
+    lr: Annotated[float | None, typer.Option("--lr", help="Base learning rate; no others are tried.")] = None,
+    no_sweep: Annotated[bool, typer.Option("--no-sweep", help="Try no learning rates, take optimizer.lr.")] = False,
     steps: Annotated[int | None, typer.Option("--steps", help="Length in updates.")] = None,
     out: Out = None,
     set_: Set = None,
@@ -83,24 +90,51 @@ def finetune(
         "--dataset": ("data.dataset", dataset),
         "--res": ("data.image_size", res),
         "--lr": ("optimizer.lr", lr),
+        "--no-sweep": ("sweep.lrs", () if no_sweep or lr is not None else None),
         "--steps": ("schedule.total_steps", steps),
         "--seed": ("seed", seed),
         "--processes": ("machine.processes", processes),
         "--precision": ("machine.precision", precision),
     }
     own = f"finetune_{find_data_set(dataset).name}" if dataset else ""
-    run_job("finetune", recipe or (own if own in recipe_names() else "finetune"), flags, set_, out, dry_run=dry_run)
+    run_job(
+        "finetune",
+        recipe or (own if own in recipe_names() else "finetune"),
+        flags,
+        set_,
+        out,
+        dry_run=dry_run,
+    )
 
 
-def resume(run: Annotated[Path, typer.Argument(help="Folder of a run that was stopped.")]) -> None:
-    """Go on with a stopped run from its newest whole checkpoint."""
+def resume(
+    run: Annotated[Path, typer.Argument(help="Folder of a run that was stopped.")],
+    set_: Set = None,
+    allow: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allow", help="A key of the recipe that --set may change, e.g. schedule.total_steps. Repeatable."
+        ),
+    ] = None,
+    processes: Processes = None,
+    slurm: Slurm = None,
+) -> None:
+    """Go on with a stopped run from its newest whole checkpoint. For example: vitctl resume runs/smoke_20260101-120000"""
     from vitctl.errors import CheckpointError
     from vitctl.launch import prepare
-    from vitctl.recipe.load import load_recipe
+    from vitctl.recipe.load import Override, load_recipe, parse_override
 
+    member = begin()
     if not (run / "recipe.toml").is_file():
         raise CheckpointError(
             f"{run}: not a run folder, it has no recipe.toml; `vitctl pretrain --out {run}` would start one"
         )
-    prepare(load_recipe(str(run / "recipe.toml")), run)
-    go(run)
+    overrides = [parse_override(text) for text in set_ or ()]
+    overrides += [Override("machine.processes", processes, "--processes")] if processes else []
+    overrides += started_with(member) + asked_of(slurm)
+    loaded = load_recipe(str(run / "recipe.toml"), overrides)
+    prepare(loaded, run, allow or ())
+    if slurm:
+        hand_over(slurm, run, run.name)
+        return
+    go(run, member)

@@ -6,12 +6,15 @@ from functools import partial
 from pathlib import Path
 
 from vitctl.data.datasets import community, digits, glyphs, shapes
-from vitctl.data.index import find_splits, read_index
+from vitctl.data.exclusion import Without
+from vitctl.data.index import find_splits
 from vitctl.data.known import KNOWN, DataSet
-from vitctl.data.read import ShardSource, Source, SyntheticSource
+from vitctl.data.places import find_places
+from vitctl.data.read import Source, SyntheticSource
+from vitctl.data.remote import is_remote
 from vitctl.data.shards import Originals, write_split
 from vitctl.data.splits import resolve, select
-from vitctl.data.vtab import VtabTask
+from vitctl.data.vtab import VtabTask, in_vtab1k
 from vitctl.errors import DataError
 
 
@@ -136,31 +139,44 @@ def read_community(task: VtabTask, root: Path) -> dict[str, Originals]:
 
 
 def open_split(
-    split: str, *, path: str = "", dataset: str = "", root: str = "data", scratch: Path | None = None
+    split: str,
+    *,
+    path: str = "",
+    dataset: str = "",
+    root: str = "data",
+    scratch: Path | None = None,
+    cache_bytes: int = 0,
+    whole: bool = True,
 ) -> Source:
     """The images of a split.
 
     Args:
         split: an expression such as "train", "train[:98%]", "train[:800]+validation[:200]".
-        path: folder of shards; goes before `dataset`.
+        path: folder of shards, or what else `find_places` understands; goes before `dataset`.
         dataset: a known name, looked for as `root/name`.
         root: folder of known data sets.
         scratch: where sets that come with vitctl are written when `root` has none.
+        cache_bytes: bound of the cache of remote shards; 0 reads single images.
+        whole: refuse splits of a known set that have not all of its images.
 
     Raises:
         DataError: in one line what is missing, and how to get it.
     """
-    folder = _folder(split, path, dataset, root, scratch)
-    splits = find_splits(folder)
+    folder = path or str(_folder(split, dataset, root, scratch))
+    splits = find_places(folder, split)
+    if path and not splits:
+        raise DataError(_nothing_indexed(path, split))
+    if dataset and not path and "train800" in splits:
+        split = in_vtab1k(split, find_data_set(dataset).name)
     try:
-        sources = {name: ShardSource(read_index(place)) for name, place in splits.items() if name in split}
+        sources = {name: place.open(cache_bytes) for name, place in splits.items() if name in split}
         chosen = select(split, sources)
     except DataError as error:
         if any(name in split for name in splits):
             raise
         raise DataError(f"{folder}: has no split '{split}'; found: {', '.join(splits) or 'none'}") from error
-    if dataset and not path:
-        _check_against_table(find_data_set(dataset), sources, folder)
+    if dataset and not path and whole:
+        _check_against_table(find_data_set(dataset), sources, Path(folder))
     return chosen
 
 
@@ -169,15 +185,16 @@ def synthetic(num_images: int, *, dataset: str, image_size: int) -> Source:
     return SyntheticSource(num_images, find_data_set(dataset).num_classes if dataset else 1000, image_size)
 
 
-def _folder(split: str, path: str, dataset: str, root: str, scratch: Path | None) -> Path:
-    if path:
-        folder = Path(path)
-        if not find_splits(folder):
-            raise DataError(
-                f"{folder}: no shards with an index here; make them with `vitctl data shards SOURCE {folder}`, "
-                f"or index those you have with `vitctl data index {folder}`"
-            )
-        return folder
+def _nothing_indexed(path: str, split: str) -> str:
+    if is_remote(path):
+        return f"{path}: neither index.json nor {split}/index.json there; `vitctl data index URL... --out FOLDER` writes one"
+    return (
+        f"{path}: no shards with an index here; make them with `vitctl data shards SOURCE {path}`, "
+        f"or index those you have with `vitctl data index {path}`"
+    )
+
+
+def _folder(split: str, dataset: str, root: str, scratch: Path | None) -> Path:
     if not dataset:
         raise DataError("no data was given; use --data FOLDER (shards made by `vitctl data shards`) or --dataset NAME")
     row = find_data_set(dataset)
@@ -197,9 +214,11 @@ def _folder(split: str, path: str, dataset: str, root: str, scratch: Path | None
     )
 
 
-def _check_against_table(row: DataSet, sources: Mapping[str, ShardSource], folder: Path) -> None:
-    for name, source in sources.items():
-        wanted = row.sizes.get(name)
+def _check_against_table(row: DataSet, sources: Mapping[str, Source], folder: Path) -> None:
+    sizes = row.sizes if "train" in find_splits(folder) else {"train800": 800, "val200": 200}
+    for name, opened in sources.items():
+        source = opened.source if isinstance(opened, Without) else opened  # what is left out on purpose is no mistake
+        wanted = sizes.get(name)
         if len(source.class_names) != row.num_classes or (wanted is not None and len(source) != wanted):
             raise DataError(
                 f"{folder / name}: {len(source):,} images of {len(source.class_names):,} classes, {row.name} has "

@@ -1,12 +1,14 @@
 """What a split holds, decided once and kept beside its shards: `index.json` and `samples.npy`.
 
-A *split folder* holds shards, `index.json` and `samples.npy`; a *data set folder* holds split folders.
+A *split folder* holds shards, `index.json` and `samples.npy`; a *data set folder* holds split folders. Shards that lie
+elsewhere carry their address, and a whole split folder may lie far away.
 Opening a split costs the same for a thousand samples and for three hundred million.
 """
 
 import hashlib
 import json
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -15,22 +17,27 @@ from typing import IO, Any
 
 import numpy as np
 
-from vitctl.data.scan import ROW, scan_shard
+from vitctl.data.remote import check_address, stream
+from vitctl.data.scan import ROW, Fields, Scan, read_shard
 from vitctl.errors import DataError
 
 FORMAT = "vitctl-index/1"
+LABELS = "labels.npy"
+_ANY = Fields()
 _MAX_INDEX_BYTES = 256 * 2**20
+_SHA256 = re.compile("[0-9a-f]{64}")
 _USUAL_SPLITS = ("train", "validation", "test")
 
 
 @dataclass(frozen=True)
 class Shard:
-    """One tar file of a split. `sha256` is in hex."""
+    """One tar file of a split. `sha256` is in hex; `url` is its address when it does not lie beside the index."""
 
     name: str
     num_samples: int
     num_bytes: int
     sha256: str
+    url: str = ""
 
 
 @dataclass(frozen=True)
@@ -45,6 +52,9 @@ class Index:
         source: where the images came from, in words.
         digest: SHA-256 of `index.json`, which covers every byte of every shard.
         rows: one `ROW` per sample in shard order, `[num_samples]`, memory-mapped.
+        base: address of the split folder of which `folder` holds the index alone; empty for a local split.
+        labels: of samples that may have several: int32 `[num_samples, L]`, padded with -1, memory-mapped; None for others.
+        members: which members of a sample are its image and its label.
     """
 
     folder: Path
@@ -54,10 +64,27 @@ class Index:
     source: str
     digest: str
     rows: np.ndarray = field(repr=False, compare=False)
+    labels: np.ndarray | None = field(default=None, repr=False, compare=False)
+    base: str = ""
+    members: Fields = _ANY
+
+    def address(self, shard: int) -> str:
+        """The path or the address of a shard."""
+        found = self.shards[shard]
+        return found.url or f"{self.base or self.folder}/{found.name}"
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether any shard lies far away."""
+        return bool(self.base) or any(shard.url for shard in self.shards)
 
 
-def read_index(folder: Path) -> Index:
-    """Open a split, after checking that its index is whole and that every shard lies there at its full size.
+def read_index(folder: Path, base: str = "") -> Index:
+    """Open a split, after checking that its index is whole and that every local shard lies there at its full size.
+
+    Args:
+        folder: holds the index.
+        base: address of the folder of the shards; empty when they lie beside the index.
 
     Raises:
         DataError: one line with every problem found.
@@ -66,7 +93,9 @@ def read_index(folder: Path) -> Index:
     fields, digest = _read_json(path)
     problems = _field_problems(fields)
     if not problems:
-        problems = _shard_problems(folder, fields) + _row_problems(folder, fields["num_samples"])
+        problems = _address_problems(fields, base) if base or any("url" in shard for shard in fields["shards"]) else []
+        problems += _size_problems(folder, fields) if not base else []
+        problems += _row_problems(folder, fields)
     if problems:
         shown = "; ".join(problems[:5]) + (f"; and {len(problems) - 5} more" if len(problems) > 5 else "")
         raise DataError(f"{path}: {shown}")
@@ -78,6 +107,9 @@ def read_index(folder: Path) -> Index:
         source=fields["source"],
         digest=digest,
         rows=np.load(folder / "samples.npy", mmap_mode="r"),
+        labels=np.load(folder / LABELS, mmap_mode="r") if "max_labels" in fields else None,
+        base=base,
+        members=Fields(**fields.get("members", {})),
     )
 
 
@@ -86,6 +118,7 @@ def index_shards(
     *,
     class_names: Sequence[str] | None = None,
     source: str = "",
+    members: Fields = _ANY,
     progress: Callable[[int, int], None] | None = None,
 ) -> Index:
     """Write `index.json` and `samples.npy` beside WebDataset shards, whoever made them.
@@ -94,6 +127,7 @@ def index_shards(
         paths: the shards of one split, all in one folder; their order becomes the storage order.
         class_names: in label order; without them classes are named by their numbers.
         source: where the images came from, in words.
+        members: which members of a sample are its image and its label, where their names do not tell.
         progress: called with (shards done, shards in all).
 
     Raises:
@@ -101,29 +135,124 @@ def index_shards(
     """
     if not paths or len({path.parent for path in paths}) > 1:
         raise DataError(f"{len(paths)} shards in {len({path.parent for path in paths})} folders, should be in one")
-    folder, tables, shards = paths[0].parent, [], []
+    scans = []
     for done, path in enumerate(paths):
-        rows, sha256 = scan_shard(path)
-        tables.append(rows)
-        shards.append(Shard(path.name, len(rows), path.stat().st_size, sha256))
+        scans.append(read_shard(path, members))
         if progress:
             progress(done + 1, len(paths))
-    rows = np.concatenate(tables)
+    return write_index(paths, scans, class_names=class_names, source=source, members=members)
+
+
+def write_index(
+    paths: Sequence[Path],
+    scans: Sequence[Scan],
+    *,
+    class_names: Sequence[str] | None = None,
+    source: str = "",
+    members: Fields = _ANY,
+) -> Index:
+    """Write the index of shards that are scanned already; see `index_shards`. Several labels go to `labels.npy`."""
+    shards = [
+        Shard(path.name, len(scan.rows), path.stat().st_size, scan.sha256)
+        for path, scan in zip(paths, scans, strict=True)
+    ]
+    return _write(paths[0].parent, shards, scans, class_names, source, members)
+
+
+def index_addresses(
+    urls: Sequence[str],
+    out: Path,
+    *,
+    class_names: Sequence[str] | None = None,
+    source: str = "",
+    members: Fields = _ANY,
+    progress: Callable[[int, int], None] | None = None,
+) -> Index:
+    """Write the index of remote WebDataset shards to a local folder. Each is read once, and none is kept.
+
+    Args:
+        urls: addresses of the shards of one split; their order becomes the storage order.
+        out: folder that gets `index.json` and `samples.npy`.
+        class_names, source, members, progress: as for `index_shards`.
+
+    Raises:
+        DataError: as `index_shards`; or an address is refused, two shards share a name, a shard cannot be fetched.
+    """
+    names = [url.rpartition("/")[2] for url in urls]
+    if not urls or len(set(names)) < len(names):
+        raise DataError(f"{len(urls)} addresses with {len(set(names))} file names, each shard should have its own")
+    out.mkdir(parents=True, exist_ok=True)
+    scans, shards = [], []
+    for done, (url, name) in enumerate(zip(urls, names, strict=True)):
+        scan, num_bytes = _scan_remote(url, out / ".shard.partial", members)
+        scans.append(scan)
+        shards.append(Shard(name, len(scan.rows), num_bytes, scan.sha256, url))
+        if progress:
+            progress(done + 1, len(urls))
+    return _write(out, shards, scans, class_names, source, members)
+
+
+def _scan_remote(url: str, aside: Path, members: Fields) -> tuple[Scan, int]:
+    try:
+        with aside.open("wb") as file:
+            for piece in stream(url):
+                file.write(piece)
+        return read_shard(aside, members), aside.stat().st_size
+    except DataError as error:
+        raise DataError(str(error).replace(str(aside), url)) from None
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def _write(
+    folder: Path,
+    shards: Sequence[Shard],
+    scans: Sequence[Scan],
+    class_names: Sequence[str] | None,
+    source: str,
+    members: Fields,
+) -> Index:
+    rows = np.concatenate([scan.rows for scan in scans])
     if not len(rows):
         raise DataError(f"{folder}: the shards hold no samples")
-    names = _class_names(folder, rows["label"], class_names)
-    fields = {
+    labels = _joined_labels(scans)
+    names = _class_names(folder, rows["label"] if labels is None else labels, class_names)
+    fields: dict[str, Any] = {
         "format": FORMAT,
         "class_names": names,
         "num_samples": len(rows),
-        "shards": [asdict(shard) for shard in shards],
+        "shards": [{key: value for key, value in asdict(shard).items() if value != ""} for shard in shards],
         "source": source,
     }
+    if members != _ANY:
+        fields["members"] = asdict(members)
+    if labels is not None:
+        fields["max_labels"] = labels.shape[1]
+        with _replacing(folder / LABELS) as file:
+            np.save(file, labels, allow_pickle=False)
     with _replacing(folder / "samples.npy") as file:
         np.save(file, rows, allow_pickle=False)
     with _replacing(folder / "index.json") as file:
         file.write(json.dumps(fields, indent=1, ensure_ascii=False).encode() + b"\n")
     return read_index(folder)
+
+
+def _joined_labels(scans: Sequence[Scan]) -> np.ndarray | None:
+    if all(scan.labels is None for scan in scans):
+        return None
+    tables = [scan.rows["label"][:, None] if scan.labels is None else scan.labels for scan in scans]
+    width = max(table.shape[1] for table in tables)
+    padded = [np.pad(table, ((0, 0), (0, width - table.shape[1])), constant_values=-1) for table in tables]
+    return np.concatenate(padded).astype(np.int32)
+
+
+def table_names(text: bytes) -> tuple[str, ...]:
+    """The files that belong to an index of this text, beside `index.json` itself."""
+    try:
+        fields = json.loads(text)
+    except (ValueError, RecursionError):
+        return ("samples.npy",)  # opening it will say what is wrong
+    return ("samples.npy", LABELS) if isinstance(fields, dict) and "max_labels" in fields else ("samples.npy",)
 
 
 def find_splits(folder: Path) -> dict[str, Path]:
@@ -178,11 +307,18 @@ def _field_problems(fields: dict[str, Any]) -> list[str]:
         problems.append("shards should be a list of {name, num_samples, num_bytes, sha256}, each beside the index")
     elif isinstance(num_samples, int) and num_samples != (total := sum(shard["num_samples"] for shard in shards)):
         problems.append(f"num_samples is {num_samples}, the shards sum to {total}")
+    members = fields.get("members", {})
+    if not (
+        isinstance(members, dict)
+        and set(members) <= {"image", "label"}
+        and all(type(m) is str for m in members.values())
+    ):
+        problems.append("members should name the extensions of image and label")
     return problems
 
 
 def _is_shard(shard: Any) -> bool:
-    if not isinstance(shard, dict) or shard.keys() != {"name", "num_samples", "num_bytes", "sha256"}:
+    if not isinstance(shard, dict) or shard.keys() - {"url"} != {"name", "num_samples", "num_bytes", "sha256"}:
         return False
     name, num_samples, num_bytes, sha256 = (shard[key] for key in ("name", "num_samples", "num_bytes", "sha256"))
     return (
@@ -191,19 +327,35 @@ def _is_shard(shard: Any) -> bool:
         and num_samples >= 0 <= num_bytes
         and isinstance(name, str)
         and isinstance(sha256, str)
+        and isinstance(shard.get("url", ""), str)
         and name not in ("", ".", "..")
         and "/" not in name
         and "\0" not in name
     )
 
 
-def _shard_problems(folder: Path, fields: dict[str, Any]) -> list[str]:
+def _address_problems(fields: dict[str, Any], base: str) -> list[str]:
+    """An index is data of others: it may name files to read far away, and nothing else."""
     problems = []
     for shard in fields["shards"]:
         try:
-            num_bytes = os.stat(
-                f"{folder}/{shard['name']}"
-            ).st_size  # a Path for each of many shards would take seconds
+            if base or "url" in shard:
+                check_address(shard.get("url") or f"{base}/{shard['name']}")
+                if not _SHA256.fullmatch(shard["sha256"]):
+                    problems.append(f"{shard['name']}: sha256 should be 64 hex digits")
+        except DataError as error:
+            problems.append(str(error))
+    return problems
+
+
+def _size_problems(folder: Path, fields: dict[str, Any]) -> list[str]:
+    problems = []
+    for shard in fields["shards"]:
+        if shard.get("url"):
+            continue
+        try:
+            # A Path for each of many shards would take seconds.
+            num_bytes = os.stat(f"{folder}/{shard['name']}").st_size
         except OSError:
             problems.append(f"{shard['name']} is missing")
             continue
@@ -212,17 +364,24 @@ def _shard_problems(folder: Path, fields: dict[str, Any]) -> list[str]:
     return problems
 
 
-def _row_problems(folder: Path, num_samples: int) -> list[str]:
+def _row_problems(folder: Path, fields: dict[str, Any]) -> list[str]:
+    num_samples, width = fields["num_samples"], fields.get("max_labels")
+    problems = _table_problems(folder / "samples.npy", (num_samples,), ROW)
+    if width is not None:
+        problems += _table_problems(folder / LABELS, (num_samples, width), np.dtype("<i4"))
+    return problems
+
+
+def _table_problems(path: Path, shape: tuple[int, ...], dtype: np.dtype) -> list[str]:
     try:
-        rows = np.load(folder / "samples.npy", mmap_mode="r")
+        rows = np.load(path, mmap_mode="r")
     except FileNotFoundError:
-        return ["samples.npy is missing"]
+        return [f"{path.name} is missing"]
     except (OSError, ValueError, EOFError) as error:
-        return [f"samples.npy cannot be read ({error})"]
-    if rows.dtype != ROW or rows.shape != (num_samples,):
-        return [
-            f"samples.npy holds {rows.shape} rows of {rows.dtype.names}, should hold ({num_samples},) of {ROW.names}"
-        ]
+        return [f"{path.name} cannot be read ({error})"]
+    if rows.dtype != dtype or rows.shape != shape:
+        held, wanted = rows.dtype.names or rows.dtype, dtype.names or dtype
+        return [f"{path.name} holds {rows.shape} rows of {held}, should hold {shape} of {wanted}"]
     return []
 
 

@@ -5,6 +5,7 @@ into its header, the decoder stops below the crop. The rows that it does give ar
 Whatever is unusual about a file is left to Pillow, in `decode.py`, whose pixels these are.
 """
 
+import threading
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +17,7 @@ _SKIPPED = (0xC4, 0xDB, 0xDD, *range(0xE0, 0xF0), 0xFE)  # tables, restart inter
 _HEIGHT_IN_FRAME = 5  # bytes from the frame's marker to its height
 _MAX_SEGMENTS = 500
 _LEFT_OVER = "extraneous bytes before marker"
+_MAX_SCRATCH = 1 << 25  # bytes that a thread keeps to decode into; larger pictures get memory of their own
 _MARGIN = 2  # rows below the last one wanted, from which its colour is interpolated
 
 
@@ -64,7 +66,28 @@ def _header(data: bytes, frame: int, kind: int, num_in_scan: int) -> Jpeg | None
     return Jpeg(height, width, frame, kind in _BASELINE and num_in_scan == num_colours)
 
 
-def decode_rows(data: bytes, jpeg: Jpeg, num_rows: int, reduce: int = 1) -> np.ndarray | None:
+class _Scratch(threading.local):
+    """Memory to decode into again and again: fresh pages cost a twelfth of the decoding itself."""
+
+    memory = np.empty(0, np.uint8)
+
+    def zeros(self, rows: int, columns: int) -> np.ndarray:
+        size = rows * columns * 3
+        if size > _MAX_SCRATCH:
+            return np.zeros((rows, columns, 3), np.uint8)
+        if len(self.memory) < size:
+            self.memory = np.empty(size, np.uint8)
+        pixels = self.memory[:size].reshape(rows, columns, 3)
+        pixels.fill(0)
+        return pixels
+
+
+_SCRATCH = _Scratch()
+
+
+def decode_rows(
+    data: bytes, jpeg: Jpeg, num_rows: int, reduce: int = 1, *, short_lived: bool = False
+) -> np.ndarray | None:
     """Decode a picture from its top down to a row.
 
     Args:
@@ -72,6 +95,7 @@ def decode_rows(data: bytes, jpeg: Jpeg, num_rows: int, reduce: int = 1) -> np.n
         jpeg: its header.
         num_rows: that are wanted, 1 to the height.
         reduce: 1, 2, 4 or 8: decode to this fraction of the size, which is quicker and changes the pixels slightly.
+        short_lived: let the next short-lived result of this thread overwrite this one, which is quicker.
 
     Returns:
         uint8 `[H, W, 3]`, of `num_rows / reduce` rows or more; None when the file is not what its header says.
@@ -85,7 +109,7 @@ def decode_rows(data: bytes, jpeg: Jpeg, num_rows: int, reduce: int = 1) -> np.n
         data = b"".join((memoryview(data)[:at], height.to_bytes(2), memoryview(data)[at + 2 :]))
     rows, columns = -(-(height if stop else jpeg.height) // reduce), -(-jpeg.width // reduce)
     smallest = {"min_height": rows, "min_width": columns, "min_factor": reduce} if reduce > 1 else {}
-    pixels = np.zeros((rows, columns, 3), np.uint8)
+    pixels = _SCRATCH.zeros(rows, columns) if short_lived else np.zeros((rows, columns, 3), np.uint8)
     try:
         simplejpeg.decode_jpeg(data, "RGB", buffer=pixels, **smallest)
     except ValueError as error:

@@ -19,7 +19,9 @@ from vitctl.data.datasets import (
     eurosat,
     flowers102,
     imagenet,
+    imagenet_v2,
     kitti,
+    objectnet,
     patch_camelyon,
     pets,
     resisc45,
@@ -67,14 +69,10 @@ def _row(
     native: str,
     reader: Any,
     *aliases: str,
-    torchvision: str = "",
     **arguments: Any,
 ) -> DataSet:
     """A set read by a module of `datasets/`; the `arguments` tell its reader which of several labels or releases is meant."""
-    if torchvision:
-        obtain = f"Make them: `vitctl data shards torchvision:{torchvision} ROOT/NAME --download`."
-    else:
-        obtain = f"Make them from {reader.ARCHIVE}: `vitctl data shards known:{name} ROOT/NAME --root FOLDER`."
+    obtain = f"Make them from {reader.ARCHIVE}: `vitctl data prepare {name} --root ROOT`."
     return DataSet(name, num_classes, sizes, obtain, aliases, read=partial(reader.read, **arguments), native=native)
 
 
@@ -91,11 +89,11 @@ _NORB = {"train": 24_300, "test": 24_300}
 
 KNOWN = (
     _row("caltech101", 102, {"train": 3_060, "test": 6_084}, "about 300x200", caltech101, "caltech-101"),
-    _row("cifar10", 10, _CIFAR, "32x32", cifar, "cifar-10", torchvision="CIFAR10", release=cifar.CIFAR10),
-    _row("cifar100", 100, _CIFAR, "32x32", cifar, "cifar-100", "cifar", torchvision="CIFAR100", release=cifar.CIFAR100),
+    _row("cifar10", 10, _CIFAR, "32x32", cifar, "cifar-10", release=cifar.CIFAR10),
+    _row("cifar100", 100, _CIFAR, "32x32", cifar, "cifar-100", "cifar", release=cifar.CIFAR100),
     _row("dtd", 47, _three(1_880, 1_880, 1_880), "300 to 640", dtd),
-    _row("flowers102", 102, _FLOWERS, "500+", flowers102, "oxford_flowers102", "flowers", torchvision="Flowers102"),
-    _row("pets", 37, _PETS, "200 to 600", pets, "oxford_iiit_pet", torchvision="OxfordIIITPet"),
+    _row("flowers102", 102, _FLOWERS, "500+", flowers102, "oxford_flowers102", "flowers"),
+    _row("pets", 37, _PETS, "200 to 600", pets, "oxford_iiit_pet"),
     _row("sun397", 397, _three(76_128, 10_875, 21_750), "120x120 and more", sun397),
     _row("svhn", 10, {"train": 73_257, "test": 26_032}, "32x32", svhn, "svhn_cropped"),
     _row("patch_camelyon", 2, _three(262_144, 32_768, 32_768), "96x96", patch_camelyon, "pcam", "camelyon"),
@@ -123,4 +121,6 @@ KNOWN = (
         read=imagenet.read,
         native="about 500x375",
     ),
+    _row("imagenet_v2", 1000, {"test": 10_000}, "about 500x375", imagenet_v2, "imagenet-v2", "imagenetv2"),
+    _row("objectnet", objectnet.NUM_CLASSES, {"test": 18_574}, "about 1000x1000", objectnet),
 )

@@ -1,30 +1,24 @@
 """Batches. Which samples make up which batch follows from the order alone, never from processes or workers."""
 
-import atexit
-import multiprocessing
-import signal
-import threading
-import weakref
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from multiprocessing.process import BaseProcess
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from vitctl.data.decode import BadSample, open_picture
 from vitctl.data.order import SampleOrder
-from vitctl.data.read import Source
+from vitctl.data.read import Source, has_label
 from vitctl.data.transforms import EvalTransform, TrainTransform, augmentation_rng
+from vitctl.data.workers import start_workers, worker_start
 from vitctl.errors import DataError
 
 PADDING = -1
 _PREFETCH = 2
-_WORKERS: weakref.WeakSet[BaseProcess] = weakref.WeakSet()
-_IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
 @dataclass(frozen=True)
@@ -33,10 +27,13 @@ class Batch:
 
     Args:
         images: uint8 `[B, 3, S, S]`, a pixel's colours side by side in memory; zeros where the weight is 0.
-        labels: int64 `[B]`, 0 where the weight is 0 and nothing is known.
+        labels: int64 `[B]`, 0 where the weight is 0 and nothing is known; or `[B, L]` where images may have several, padded
+            with -1.
         weights: float32 `[B]`, 0 for a bad sample or padding, else 1.
         samples: int64 `[B]`, numbers in the source, -1 for padding.
         bad: sample, key and reason of each bad sample.
+        neighbour: the one sample at the position before the first, where batches are to be blended with their
+            neighbours. It is counted, and its `bad` listed, where it belongs.
     """
 
     images: Tensor
@@ -44,9 +41,15 @@ class Batch:
     weights: Tensor
     samples: Tensor
     bad: tuple[tuple[int, str, str], ...] = ()
+    neighbour: "Batch | None" = None
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """To another process only the images go by shared memory: each tensor there costs a connection."""
+        small = (self.labels.numpy(), self.weights.numpy(), self.samples.numpy())
+        return _received, (self.images, *small, self.bad, self.neighbour)
 
     def pin_memory(self) -> "Batch":
         """The same batch in page-locked memory; called by the DataLoader."""
@@ -57,6 +60,10 @@ class Batch:
             self.samples.pin_memory(),
             self.bad,
         )
+
+
+def _received(images: Tensor, labels: np.ndarray, weights: np.ndarray, samples: np.ndarray, *others: Any) -> Batch:
+    return Batch(images, torch.from_numpy(labels), torch.from_numpy(weights), torch.from_numpy(samples), *others)
 
 
 def share(batch_size: int, num_processes: int, rank: int) -> range:
@@ -76,6 +83,7 @@ def train_batches(
     num_processes: int,
     first_step: int,
     num_workers: int,
+    neighbours: bool = False,
 ) -> Iterator[Batch]:
     """Micro-batches of one process, without end, from any step on.
 
@@ -93,6 +101,8 @@ def train_batches(
         num_processes: that share the global batch.
         first_step: finished steps; starting late costs nothing.
         num_workers: loader processes, 0 to work in this one.
+        neighbours: give each micro-batch the sample at the position before it in the global batch, before the first
+            the last.
 
     Raises:
         DataError: the numbers do not fit, or a loader process was killed.
@@ -111,10 +121,20 @@ def train_batches(
         while True:
             for begin in range(own.start, own.stop, micro_batch):
                 end = min(begin + micro_batch, own.stop)
-                yield list(range(step * batch_size + begin, step * batch_size + end))
+                before = [step * batch_size + (begin - 1) % batch_size] if neighbours else []
+                yield [*before, *range(step * batch_size + begin, step * batch_size + end)]
             step += 1
 
-    return _batches(_TrainSamples(source, order, transform, seed), positions(), num_workers)
+    batches = _batches(_TrainSamples(source, order, transform, seed), positions(), num_workers)
+    return map(_with_neighbour, batches) if neighbours else batches
+
+
+def _with_neighbour(batch: Batch) -> Batch:
+    """The first row becomes the neighbour of the others."""
+    parts = [(t[:1], t[1:]) for t in (batch.images, batch.labels, batch.weights, batch.samples)]
+    (images, others), (label, labels), (weight, weights), (sample, samples) = parts
+    num_bad = int(weight.item() == 0)
+    return Batch(others, labels, weights, samples, batch.bad[num_bad:], Batch(images, label, weight, sample))
 
 
 def eval_batches(
@@ -170,9 +190,10 @@ class _TrainSamples(Dataset[Batch]):
     def __getitems__(self, positions: list[int]) -> Batch:
         epochs, samples = self.order.at(np.array(positions, np.int64))
         labels = self.source.labels(samples)
+        labelled = has_label(labels)
 
         def image(row: int, sample: int) -> Tensor:
-            if labels[row] < 0:
+            if not labelled[row]:
                 raise BadSample("no label")
             rng = augmentation_rng(self.seed, int(epochs[row]), sample)
             return self.transform(open_picture(self.source.read(sample)), rng)
@@ -189,7 +210,8 @@ class _EvalSamples(Dataset[Batch]):
 
     def __getitems__(self, positions: list[int]) -> Batch:
         samples = np.array(positions, np.int64)
-        labels = np.where(samples == PADDING, 0, self.source.labels(np.maximum(samples, 0)))
+        labels = self.source.labels(np.maximum(samples, 0))
+        labels[samples == PADDING] = 0
 
         def image(_: int, sample: int) -> Tensor:
             return self.transform(open_picture(self.source.read(sample)))
@@ -200,8 +222,7 @@ class _EvalSamples(Dataset[Batch]):
 def _batch(
     source: Source, samples: np.ndarray, labels: np.ndarray, image_size: int, image: Callable[[int, int], Tensor]
 ) -> Batch:
-    shape = (len(samples), 3, image_size, image_size)
-    images = torch.empty(shape, dtype=torch.uint8, memory_format=torch.channels_last).zero_()  # as they are decoded
+    images = _black(len(samples), image_size)
     weights = torch.zeros(len(samples))
     bad = []
     for row, sample in enumerate(samples.tolist()):
@@ -212,8 +233,17 @@ def _batch(
             weights[row] = 1
         except BadSample as error:
             bad.append((sample, _key(source, sample), error.reason))
-            labels[row] = max(labels[row], 0)
+            labels[row] = np.maximum(labels[row], 0)
     return Batch(images, torch.from_numpy(labels), weights, torch.from_numpy(samples), tuple(bad))
+
+
+def _black(num_images: int, image_size: int) -> Tensor:
+    """Zeros, a pixel's colours side by side as they are decoded; in a worker they lie in shared memory from the start."""
+    shape = (num_images, image_size, image_size, 3)
+    if get_worker_info() is None:
+        return torch.zeros(shape, dtype=torch.uint8).permute(0, 3, 1, 2)
+    storage = torch.UntypedStorage._new_shared(math.prod(shape))
+    return torch.empty(0, dtype=torch.uint8).set_(storage).view(shape).permute(0, 3, 1, 2)
 
 
 def _key(source: Source, sample: int) -> str:
@@ -229,57 +259,40 @@ def _batches(samples: Dataset[Batch], positions: Iterator[list[int]], num_worker
         batch_sampler=positions,
         num_workers=num_workers,
         collate_fn=_as_it_is,
-        worker_init_fn=_start_worker,
+        worker_init_fn=worker_start(),
         pin_memory=torch.cuda.is_available(),
         prefetch_factor=_PREFETCH if num_workers else None,
         generator=torch.Generator(),  # its draw for worker seeds must not move the global generator
     )
-    batches = _iterate(loader)
+    batches, workers = start_workers(loader)
     while True:
         try:
             batch = next(batches)
         except StopIteration:
             return
+        except DataError as error:
+            told = _told_by_worker(str(error))
+            error.with_traceback(None)  # it would keep the loader, and so its workers, alive
+            break
         except (RuntimeError, ConnectionError, EOFError) as error:
             if not _tells_of_death(error):
                 raise
-            raise DataError(
-                f"a loader process was killed, most often for want of memory; use fewer loader workers ({error})"
-            ) from error
+            cause = workers.cause_of_death()
+            raise DataError(f"a loader process was {cause}; use fewer loader workers ({error})") from error
         yield batch
+    del batches, loader
+    raise DataError(told)
 
 
-def _iterate(loader: DataLoader[Any]) -> Iterator[Batch]:
-    """Start the loader, remember its workers, and take back the SIGCHLD handler that torch installs.
-
-    Left in place it raises out of whatever line the training loop has reached; without it a dead worker is noticed
-    here, where its batch is waited for.
-    """
-    handler, others = signal.getsignal(signal.SIGCHLD), set(multiprocessing.active_children())
-    batches = iter(loader)
-    _WORKERS.update(set(multiprocessing.active_children()) - others)
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL if handler is None else handler)
-    return batches
-
-
-@atexit.register
-def _kill_workers() -> None:
-    """At exit Python asks its daemons to leave by SIGTERM, which ours ignore, and would wait for them forever."""
-    for worker in _WORKERS:
-        worker.kill()
+def _told_by_worker(text: str) -> str:
+    """The message itself: torch wraps what a worker raises into the worker's traceback, message last."""
+    return text.strip().rpartition("\n")[2].partition(": ")[2] if text.startswith("Caught ") else text
 
 
 def _tells_of_death(error: Exception) -> bool:
     """Whether a worker is gone: torch says so, or its connection broke while it handed over a batch."""
     text = str(error)
     return text.startswith("DataLoader worker") if isinstance(error, RuntimeError) else not text.startswith("Caught")
-
-
-def _start_worker(_: int) -> None:
-    for number in _IGNORED_SIGNALS:  # the parent decides when to stop, and stops its workers itself
-        signal.signal(number, signal.SIG_IGN)
-    torch.set_num_threads(1)
 
 
 def _as_it_is(batch: Any) -> Any:

@@ -130,6 +130,21 @@ class WindowedOrder:
         return np.where(in_short, num_blocks * self.block_size + places - short_begins, samples)
 
 
+def shuffle_blocks(seed: int, blocks: np.ndarray, places: np.ndarray, block_size: int) -> np.ndarray:
+    """Permute the places of each block of a walk, unrelated to the orders of the same seed.
+
+    Args:
+        seed: any integer.
+        blocks: int64 `[P]`, numbers of the blocks.
+        places: int64 `[P]` in `range(block_size)`.
+        block_size: places of a block.
+
+    Returns:
+        int64 `[P]` in `range(block_size)`, a permutation within each block.
+    """
+    return _shuffle(places, _keys(seed, blocks, np.full_like(blocks, -1)), block_size)
+
+
 def _check_num_samples(num_samples: int) -> None:
     if not 1 <= num_samples <= MAX_SAMPLES:
         raise ValueError(f"num_samples is {num_samples}, should be 1 to 2**40")

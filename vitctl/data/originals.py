@@ -12,9 +12,9 @@ def open_originals(source: str, *, download: bool = False, root: Path | None = N
     """Open the original files of a data set, to be written by `write_split`.
 
     Args:
-        source: a folder or a plain `.tar` of class folders, a `.csv` or `.tsv` table, `torchvision:NAME`, `known:NAME` (a set
-            of the catalog, from its original files below `root`), a folder with ImageNet's archives, a `.parquet` file or
-            a folder of them, or a folder of shards.
+        source: a folder or a plain `.tar` of class folders or of a tar per class, a `.csv` or `.tsv` table, `torchvision:NAME`,
+            `known:NAME` (a set of the catalog, from its original files below `root`), a folder with ImageNet's archives or
+            Kaggle's tree, a `.parquet` file or a folder of them, or a folder of shards.
         download: `torchvision:` only: fetch what is missing.
         root: folder of the files of `torchvision:` (`torchvision_data` when not given) and `known:`.
 
@@ -53,14 +53,14 @@ def open_originals(source: str, *, download: bool = False, root: Path | None = N
 
 
 def _open_folder(folder: Path) -> dict[str, Originals]:
+    from vitctl.data.datasets import imagenet
     from vitctl.data.datasets.class_folder import read_class_folder
-    from vitctl.data.datasets.imagenet_tars import is_imagenet, read_imagenet
     from vitctl.data.datasets.parquet import read_parquet
     from vitctl.data.datasets.shard_folder import read_shard_folder
     from vitctl.data.index import find_splits
 
-    if is_imagenet(folder):
-        return read_imagenet(folder)
+    if imagenet.is_imagenet(folder):
+        return imagenet.read(folder)
     if find_splits(folder):
         return read_shard_folder(folder)
     if tables := [*folder.glob("*.parquet"), *folder.glob("data/*.parquet")]:

@@ -13,8 +13,10 @@ from typing import Any, Protocol
 import numpy as np
 from PIL import Image
 
+from vitctl.data.cache import ShardCache
 from vitctl.data.decode import BadSample
 from vitctl.data.index import Index, read_index
+from vitctl.data.remote import is_remote, read_range
 from vitctl.data.scan import member_name, split_name, unescape_key
 from vitctl.errors import DataError
 
@@ -37,7 +39,10 @@ class Source(Protocol):
     def __len__(self) -> int: ...
 
     def labels(self, samples: np.ndarray | None = None) -> np.ndarray:
-        """Labels of the given samples, or of all: int64, -1 for none."""
+        """Labels of the given samples, or of all: int64 `[n]`, -1 for none.
+
+        Where samples may have several: int64 `[n, L]`, padded with -1; a row of -1 for none.
+        """
         ...
 
     def key(self, sample: int) -> str:
@@ -53,20 +58,30 @@ class Source(Protocol):
         ...
 
 
+def has_label(labels: np.ndarray) -> np.ndarray:
+    """Which of some samples have a label: bool `[n]` of labels `[n]`, or of `[n, L]` where there may be several."""
+    return np.asarray(labels >= 0 if labels.ndim == 1 else (labels >= 0).any(axis=1))
+
+
 class ShardSource:
     """The samples of an indexed split, read by offset, in storage order.
 
     Files are opened when first needed, at most 64 at a time. Reads carry their own offset, so the source
     may be shared between threads and survives a fork; pickling it sends the folder, never a descriptor.
+
+    Args:
+        index: of the split.
+        cache: keeps the remote shards that were touched, whole; None reads single images by their range of bytes.
     """
 
-    def __init__(self, index: Index) -> None:
+    def __init__(self, index: Index, cache: ShardCache | None = None) -> None:
         self.index = index
+        self.cache = cache
         self._ends = list(accumulate(shard.num_samples for shard in index.shards))
-        self._open = lru_cache(_OPEN_SHARDS)(_OpenShard)
+        self._open = lru_cache(_OPEN_SHARDS)(self._opened)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (self.index.folder, self.index.digest)
+        return _reopen, (self.index.folder, self.index.digest, self.index.base, self.cache)
 
     def __len__(self) -> int:
         return self.index.num_samples
@@ -81,7 +96,7 @@ class ShardSource:
 
     def labels(self, samples: np.ndarray | None = None) -> np.ndarray:
         """Labels of the given samples, or of all: int64, -1 for none."""
-        labels = self.index.rows["label"]
+        labels = self.index.rows["label"] if self.index.labels is None else self.index.labels
         return np.array(labels if samples is None else labels[samples], np.int64)
 
     def key(self, sample: int) -> str:
@@ -94,44 +109,51 @@ class ShardSource:
         return unescape_key(split_name(name)[0])
 
     def place(self, sample: int) -> str:
-        """The path of the shard that holds the sample."""
-        return str(self._shard_path(sample))
+        """The path or the address of the shard that holds the sample."""
+        return self.index.address(self._shard(sample))
 
     def read(self, sample: int) -> bytes:
         """The encoded image, exactly as it was put into the shard."""
         row = self.index.rows[sample]
         return self._pread(sample, int(row["header"]) + int(row["data"]), int(row["size"]))
 
-    def _shard_path(self, sample: int) -> Path:
+    def _shard(self, sample: int) -> int:
         if not 0 <= sample < len(self):
             raise IndexError(f"sample {sample} of {len(self)}")
-        return self.index.folder / self.index.shards[bisect.bisect_right(self._ends, sample)].name
+        return bisect.bisect_right(self._ends, sample)
 
     def _pread(self, sample: int, offset: int, size: int) -> bytes:
-        path = self._shard_path(sample)
+        number = self._shard(sample)
+        address = self.index.address(number)
+        if self.cache is None and is_remote(address):
+            return read_range(address, offset, offset + size)
         try:
-            data = os.pread(self._open(path).descriptor, size, offset)
+            data = os.pread(self._open(number).descriptor, size, offset)
         except OSError as error:
-            raise BadSample("unreadable", f"{path}: {error.strerror}") from None
+            raise BadSample("unreadable", f"{address}: {error.strerror}") from None
         if len(data) < size:
-            raise BadSample("unreadable", f"{path} ends before byte {offset + size}")
+            raise BadSample("unreadable", f"{address} ends before byte {offset + size}")
         return data
+
+    def _opened(self, number: int) -> "_OpenShard":
+        shard, address = self.index.shards[number], self.index.address(number)
+        if self.cache is not None and is_remote(address):
+            return _OpenShard(self.cache.open(address, shard.num_bytes, shard.sha256))
+        return _OpenShard(os.open(address, os.O_RDONLY | os.O_CLOEXEC))
 
 
 class _OpenShard:
     """A descriptor that closes when the last reader lets go of it."""
 
-    def __init__(self, path: Path) -> None:
-        self.descriptor = -1
-        self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
 
     def __del__(self) -> None:
-        if self.descriptor >= 0:
-            os.close(self.descriptor)
+        os.close(self.descriptor)
 
 
-def _reopen(folder: Path, digest: str) -> ShardSource:
-    source = ShardSource(read_index(folder))
+def _reopen(folder: Path, digest: str, base: str, cache: ShardCache | None) -> ShardSource:
+    source = ShardSource(read_index(folder, base), cache)
     if source.digest != digest:
         raise DataError(f"{folder}: its index changed while it was in use")
     return source
@@ -185,8 +207,12 @@ class Concat:
     parts: tuple[Source, ...]
 
     def __post_init__(self) -> None:
-        if len({part.class_names for part in self.parts}) != 1:
-            raise DataError("splits with different class names cannot be joined, their labels mean different things")
+        for part in self.parts:
+            if part.class_names != self.parts[0].class_names:
+                raise DataError(
+                    "splits with different class names cannot be joined, their labels mean different things: "
+                    f"{_names(self.parts[0])} and {_names(part)}"
+                )
 
     def __len__(self) -> int:
         return self._ends[-1]
@@ -194,6 +220,22 @@ class Concat:
     @cached_property
     def _ends(self) -> list[int]:
         return list(accumulate(len(part) for part in self.parts))
+
+    @cached_property
+    def begins(self) -> list[int]:
+        """Number of the first sample of each part."""
+        return [0, *self._ends[:-1]]
+
+    @cached_property
+    def _width(self) -> tuple[int, ...]:
+        """Labels of a sample, where there may be several."""
+        return max(part.labels(np.zeros(0, np.int64)).shape[1:] for part in self.parts)
+
+    def _padded(self, labels: np.ndarray) -> np.ndarray:
+        if labels.shape[1:] == self._width:
+            return labels
+        labels = labels.reshape(len(labels), labels.shape[1] if labels.ndim == 2 else 1)
+        return np.pad(labels, ((0, 0), (0, self._width[0] - labels.shape[1])), constant_values=-1)
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -206,8 +248,14 @@ class Concat:
     def labels(self, samples: np.ndarray | None = None) -> np.ndarray:
         """Labels of the given samples, or of all: int64, -1 for none."""
         if samples is None:
-            return np.concatenate([part.labels() for part in self.parts])
-        return np.array([part.labels(np.array([row]))[0] for part, row in map(self._locate, samples)], np.int64)
+            return np.concatenate([self._padded(part.labels()) for part in self.parts])
+        samples = np.asarray(samples, np.int64)
+        numbers = np.searchsorted(self._ends, samples, side="right")
+        labels = np.empty((len(samples), *self._width), np.int64)
+        for number in np.unique(numbers).tolist():
+            chosen = numbers == number
+            labels[chosen] = self._padded(self.parts[number].labels(samples[chosen] - self.begins[number]))
+        return labels
 
     def key(self, sample: int) -> str:
         """The key of the sample in its part."""
@@ -228,7 +276,12 @@ class Concat:
         if not 0 <= sample < len(self):
             raise IndexError(f"sample {sample} of {len(self)}")
         number = bisect.bisect_right(self._ends, sample)
-        return self.parts[number], int(sample) - (self._ends[number - 1] if number else 0)
+        return self.parts[number], int(sample) - self.begins[number]
+
+
+def _names(source: Source) -> str:
+    names = source.class_names
+    return f"{len(names)} classes ({', '.join(names[:3])}{' ...' if len(names) > 3 else ''})"
 
 
 @dataclass(frozen=True)

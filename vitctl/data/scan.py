@@ -4,7 +4,7 @@ import hashlib
 import io
 import json
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,6 +18,7 @@ LABEL_EXTENSIONS = ("cls", "json")
 MAX_MEMBER_BYTES = 64 * 2**20
 _MAX_LABEL_BYTES = 2**20
 _MAX_HEADER_BYTES = 2**16
+_MAX_LABELS = 256
 _BLOCK = 512
 
 
@@ -28,20 +29,63 @@ class _Sample:
     key: str
     image: tarfile.TarInfo | None = None
     label: int | None = None
+    labels: tuple[int, ...] | None = None
     extensions: list[str] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class Fields:
+    """Which member of a sample is its image and which its label, where names do not tell.
+
+    Args:
+        image: extension of the image, e.g. `input.jpg`; empty: any image extension.
+        label: extension of the label, e.g. `target.cls`, a text with one number or several; of a JSON file with its field,
+            e.g. `meta.json:category`; empty: `cls`, or `json` with `label`, `cls` or `labels`.
+    """
+
+    image: str = ""
+    label: str = ""
+
+    def is_image(self, extension: str) -> bool:
+        """Whether members of this extension are images."""
+        return extension == self.image.lower() if self.image else extension in IMAGE_EXTENSIONS
+
+    def is_label(self, extension: str) -> bool:
+        """Whether members of this extension are labels."""
+        return extension == self.label.partition(":")[0].lower() if self.label else extension in LABEL_EXTENSIONS
+
+
+@dataclass(frozen=True, eq=False)
+class Scan:
+    """What is in a shard.
+
+    Args:
+        rows: structured `[n]` of type `ROW`, in shard order; of several labels it holds the first.
+        labels: int32 `[n, L]`, padded with -1; None when every sample has one label given as one number.
+        sha256: of the file, in hex.
+    """
+
+    rows: np.ndarray
+    labels: np.ndarray | None
+    sha256: str
+
+
 def scan_shard(path: Path) -> tuple[np.ndarray, str]:
+    """The rows and the digest of `read_shard`, for those who need no more than the first label."""
+    scan = read_shard(path)
+    return scan.rows, scan.sha256
+
+
+def read_shard(path: Path, fields: Fields = Fields()) -> Scan:
     """Read every header and label of one shard; image bytes are only hashed.
 
-    Members other than images (jpg, jpeg, png, webp, gif, bmp, tif, tiff) and labels (cls, or json with `label`
-    or `cls`) are never opened. The label may stand before or after its image.
+    Members other than images (jpg, jpeg, png, webp, gif, bmp, tif, tiff) and labels are never opened. Labels are `cls`, a
+    number or several with spaces between them, or `json` with one `label` or `cls`, or a list of `labels`. A single one
+    goes before a list. They may stand before or after their image.
 
     Args:
         path: a plain tar file, members grouped by sample.
-
-    Returns:
-        rows, a structured array `[n]` of type `ROW` in shard order, and the SHA-256 of the file in hex.
+        fields: which members are image and label.
 
     Raises:
         DataError: the tar is damaged or compressed, a member is unsafe or too large, a sample lacks a field.
@@ -49,14 +93,23 @@ def scan_shard(path: Path) -> tuple[np.ndarray, str]:
     try:
         with path.open("rb") as file:
             with tarfile.open(fileobj=file, mode="r:") as tar:
-                rows = [_row(path, sample) for sample in _samples(path, tar)]
+                samples = [(_row(path, sample), sample) for sample in _samples(path, tar, fields)]
             file.seek(0)
             digest = hashlib.file_digest(file, "sha256").hexdigest()
     except tarfile.TarError as error:
         raise DataError(f"{path}: not a whole, uncompressed tar file ({error})") from None
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from None
-    return np.array(rows, ROW), digest
+    rows = np.array([row for row, _ in samples], ROW)
+    return Scan(rows, _several([sample for _, sample in samples]), digest)
+
+
+def pad_labels(labels: Sequence[Sequence[int]], width: int = 1) -> np.ndarray:
+    """Lists of labels as one table: int32 `[n, L]`, -1 behind the last of each; L is the longest, or `width`."""
+    table = np.full((len(labels), max([width, *map(len, labels)])), -1, np.int32)
+    for row, own in enumerate(labels):
+        table[row, : len(own)] = own
+    return table
 
 
 def split_name(name: str) -> tuple[str, str]:
@@ -94,7 +147,7 @@ def unescape_key(key: str) -> str:
     return key.replace("%2E", ".").replace("%25", "%")
 
 
-def _samples(path: Path, tar: tarfile.TarFile) -> Iterator[_Sample]:
+def _samples(path: Path, tar: tarfile.TarFile, fields: Fields) -> Iterator[_Sample]:
     sample: _Sample | None = None
     for member in tar:
         if member.isdir():
@@ -105,32 +158,44 @@ def _samples(path: Path, tar: tarfile.TarFile) -> Iterator[_Sample]:
             if sample is not None:
                 yield sample
             sample = _Sample(key)
-        _add(path, tar, sample, member, extension)
+        _add(path, tar, sample, member, extension, fields)
     check_end(path, tar)
     if sample is not None:
         yield sample
 
 
-def _add(path: Path, tar: tarfile.TarFile, sample: _Sample, member: tarfile.TarInfo, extension: str) -> None:
+def _add(
+    path: Path, tar: tarfile.TarFile, sample: _Sample, member: tarfile.TarInfo, extension: str, fields: Fields
+) -> None:
     sample.extensions.append(extension)
-    if extension in IMAGE_EXTENSIONS:
+    if fields.is_image(extension):
         if sample.image is not None:
             raise DataError(f"{path}: sample {sample.key} has two images, should have one")
         sample.image = member
-    elif extension in LABEL_EXTENSIONS and (label := _label(path, tar, member, extension)) is not None:
+    elif fields.is_label(extension) and (label := _label(path, tar, member, extension, fields)) is not None:
+        if isinstance(label, tuple):
+            sample.labels = label
+            return
         if sample.label not in (None, label):
             raise DataError(f"{path}: sample {sample.key} has two labels, {sample.label} and {label}")
         sample.label = label
 
 
-def _label(path: Path, tar: tarfile.TarFile, member: tarfile.TarInfo, extension: str) -> int | None:
+def _label(
+    path: Path, tar: tarfile.TarFile, member: tarfile.TarInfo, extension: str, wanted: Fields
+) -> int | tuple[int, ...] | None:
     file = tar.extractfile(member) if member.size <= _MAX_LABEL_BYTES else None
     text = file.read() if file is not None else b""
     try:
-        if extension == "cls":
-            return int(text)
-        fields = json.loads(text)
-        found = fields.get("label", fields.get("cls")) if isinstance(fields, dict) else None
+        if not extension.endswith("json"):
+            return tuple(map(int, text.split())) if len(text.split()) > 1 else int(text)
+        values = json.loads(text)
+        if not isinstance(values, dict):
+            return None
+        own = wanted.label.partition(":")[2]
+        found = values.get(own) if own else values.get("label", values.get("cls", values.get("labels")))
+        if isinstance(found, list):
+            return tuple(found) if all(type(one) is int for one in found) else None
         return None if found is None else int(found)
     except (ValueError, TypeError, RecursionError):
         shown = text[:40].decode(errors="replace")
@@ -138,16 +203,30 @@ def _label(path: Path, tar: tarfile.TarFile, member: tarfile.TarInfo, extension:
 
 
 def _row(path: Path, sample: _Sample) -> tuple[int, int, int, int]:
-    if sample.image is None or sample.label is None:
+    labels = sample.labels if sample.label is None else (sample.label,)
+    if sample.image is None or labels is None:
         found = ", ".join(sample.extensions)
         missing = "an image (jpg, png, webp ...)" if sample.image is None else "a label (cls, or json with label)"
-        raise DataError(f"{path}: sample {sample.key} lacks {missing}; found: {found}")
-    if not -1 <= sample.label < 2**31:
-        raise DataError(f"{path}: sample {sample.key} has label {sample.label}, should be 0 or more, or -1 for none")
+        option = "--image-key" if sample.image is None else "--label-key"
+        raise DataError(
+            f"{path}: sample {sample.key} lacks {missing}; found: {found}; `vitctl data index {option}` names another member"
+        )
+    if len(labels) > _MAX_LABELS:
+        raise DataError(f"{path}: sample {sample.key} has {len(labels)} labels, should have at most {_MAX_LABELS}")
+    lowest = -1 if sample.label is not None else 0
+    wrong = next((label for label in labels if not lowest <= label < 2**31), None)
+    if wrong is not None:
+        raise DataError(f"{path}: sample {sample.key} has label {wrong}, should be 0 or more, or -1 for none")
     header, data = sample.image.offset, sample.image.offset_data
     if data - header > _MAX_HEADER_BYTES:
         raise DataError(f"{path}: {sample.image.name[:80]} has a header of {data - header} bytes")
-    return header, data - header, sample.image.size, sample.label
+    return header, data - header, sample.image.size, labels[0] if labels else -1
+
+
+def _several(samples: list[_Sample]) -> np.ndarray | None:
+    if all(sample.label is not None for sample in samples):
+        return None
+    return pad_labels([sample.labels or () if sample.label is None else (sample.label,) for sample in samples])
 
 
 def _check_member(path: Path, member: tarfile.TarInfo) -> None:
@@ -171,4 +250,7 @@ def check_end(path: Path, tar: tarfile.TarFile) -> None:
     assert tar.fileobj is not None
     tar.fileobj.seek(tar.offset)
     if tar.fileobj.read(_BLOCK) != bytes(_BLOCK):
-        raise DataError(f"{path}: damaged or cut off at byte {tar.offset}, should end there with a block of zeros")
+        after = f" (behind {members[-1].name})" if (members := tar.getmembers()) else ""
+        raise DataError(
+            f"{path}: damaged or cut off at byte {tar.offset}{after}, should end there with a block of zeros"
+        )

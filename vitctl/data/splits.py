@@ -12,6 +12,9 @@ from vitctl.errors import DataError
 
 _PART = re.compile(r"(?P<split>\w+)(?:\[(?P<start>-?\d+%?)?:(?P<stop>-?\d+%?)?\])?")
 
+_ORDERS: dict[tuple[str, str], np.ndarray] = {}
+_MAX_ORDERS = 64
+
 
 class Part(NamedTuple):
     """The samples `start` to `stop` (excluded) of a split, counted in md5 order."""
@@ -74,8 +77,19 @@ def select(spec: str, sources: Mapping[str, Source]) -> Source:
 def _chosen(part: Part, source: Source) -> Source:
     if (part.start, part.stop) == (0, len(source)):
         return source
-    order = md5_order(map(source.key, range(len(source))), part.split)
-    return Subset(source, order[part.start : part.stop])
+    return Subset(source, _order_of(source, part.split)[part.start : part.stop])
+
+
+def _order_of(source: Source, split: str) -> np.ndarray:
+    """The md5 order of a source, remembered: a task is cut out of one split three times, and that may hold 737,280 names."""
+    asked = source.digest, split
+    if asked not in _ORDERS:
+        if len(_ORDERS) >= _MAX_ORDERS:
+            _ORDERS.clear()
+        order = md5_order(map(source.key, range(len(source))), split)
+        order.flags.writeable = False
+        _ORDERS[asked] = order
+    return _ORDERS[asked]
 
 
 def _part(text: str, sizes: Mapping[str, int]) -> Part:

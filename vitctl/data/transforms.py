@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitctl.data.augment import MAX_MAGNITUDE, distortion, rand_augment
 from vitctl.data.decode import MAX_PIXELS, BadSample, Picture
 from vitctl.errors import DataError
 
@@ -21,7 +22,7 @@ _CROP_ATTEMPTS = 100
 
 @dataclass(frozen=True)
 class TrainTransform:
-    """Random crop, resize and left-right flip.
+    """Random crop, resize, left-right flip, and RandAugment.
 
     Args:
         image_size: height and width of the result, in pixels.
@@ -35,6 +36,8 @@ class TrainTransform:
         resize: `random`: size before the crop, in pixels.
         decode: `exact`, or `scaled` to let a large JPEG decode to a half, a quarter or an eighth of its size wherever
             the crop stays at least as large as the result. This is quicker, and antialiases.
+        randaugment_layers: distort by so many operations of RandAugment; 0 for none.
+        randaugment_magnitude: of those, 0 to 30; see `rand_augment`.
 
     Raises:
         DataError: sizes that do not fit, or an unknown choice.
@@ -50,6 +53,8 @@ class TrainTransform:
     aspect_range: tuple[float, float] = (0.75, 1.33)
     resize: int = 0
     decode: Decode = "exact"
+    randaugment_layers: int = 0
+    randaugment_magnitude: int = 9
 
     def __post_init__(self) -> None:
         _check_choice("crop", self.crop, ("inception", "random", "none"))
@@ -59,6 +64,13 @@ class TrainTransform:
             raise DataError(
                 f"crop 'random': resize is {self.resize}, should be at least image_size, which is {self.image_size}"
             )
+        if self.randaugment_layers < 0 or not 0 <= self.randaugment_magnitude <= MAX_MAGNITUDE:
+            raise DataError(
+                f"randaugment_layers is {self.randaugment_layers}, randaugment_magnitude {self.randaugment_magnitude}; "
+                f"should be at least 0, and 0 to {MAX_MAGNITUDE}"
+            )
+        if self.randaugment_layers:
+            distortion(self.randaugment_layers, self.randaugment_magnitude)
 
     def __call__(self, image: Picture | np.ndarray, rng: np.random.Generator) -> Tensor:
         """Transform one image.
@@ -80,7 +92,10 @@ class TrainTransform:
             if self.crop == "random":
                 top, left = rng.integers(0, side - size + 1, 2).tolist()
                 pixels = pixels[:, top : top + size, left : left + size]
-        return pixels.flip(2) if self.flip and rng.random() < 0.5 else pixels
+        pixels = pixels.flip(2) if self.flip and rng.random() < 0.5 else pixels
+        if not self.randaugment_layers:
+            return pixels
+        return rand_augment(pixels, rng, layers=self.randaugment_layers, magnitude=self.randaugment_magnitude)
 
 
 @dataclass(frozen=True)
@@ -197,12 +212,12 @@ def _resized(picture: Picture, box: Box, size: tuple[int, int], resample: Resamp
     reduce = 1
     if decode == "scaled":
         reduce = next(by for by in (8, 4, 2, 1) if by == 1 or (box[2] >= by * size[0] and box[3] >= by * size[1]))
-    pixels = torch.from_numpy(picture.region(*box, reduce=reduce))[None].permute(0, 3, 1, 2)
-    if pixels.shape[2:] != size:
-        # In this layout, which [None] after the permutation would hide, torch resizes twice as fast.
-        mode, _, antialias = resample.partition("_")
-        pixels = F.interpolate(pixels, size, mode=mode, align_corners=False, antialias=bool(antialias))
-    return pixels[0]
+    pixels = torch.from_numpy(picture.region(*box, reduce=reduce, short_lived=True))[None].permute(0, 3, 1, 2)
+    if pixels.shape[2:] == size:
+        return pixels[0].clone()
+    # In this layout, which [None] after the permutation would hide, torch resizes twice as fast.
+    mode, _, antialias = resample.partition("_")
+    return F.interpolate(pixels, size, mode=mode, align_corners=False, antialias=bool(antialias))[0]
 
 
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:

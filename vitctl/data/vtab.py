@@ -4,6 +4,8 @@ import hashlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from vitctl.errors import DataError
+
 
 @dataclass(frozen=True)
 class VtabTask:
@@ -87,6 +89,27 @@ MINI = (
 
 SUITES: dict[str, tuple[VtabTask, ...]] = {"vtab": VTAB, "mini": MINI}
 
+
+def in_vtab1k(split: str, data_set: str) -> str:
+    """A split expression of a task in the words of a VTAB-1k copy, which has the splits train800, val200 and test.
+
+    Raises:
+        DataError: the copy does not have these images.
+    """
+    for task in VTAB:
+        known = {
+            task.train: "train800+val200",
+            task.train800: "train800",
+            task.val200: "val200",
+            task.test: "test",
+        } | {name: name for name in ("train800", "val200", "train800+val200", "test")}
+        if task.data_set == data_set and split in known:
+            return known[split]
+    raise DataError(
+        f"the VTAB-1k copy of {data_set} has the splits train800, val200 and test; '{split}' needs the whole data set"
+    )
+
+
 # Digests of train800 that others can be held to, where the names of all its images were published (from the lists of
 # TensorFlow Datasets' own output that the authors of Visual Prompt Tuning put out), or follow from the rule (dSprites).
 TRAIN800_DIGESTS = {
@@ -95,15 +118,32 @@ TRAIN800_DIGESTS = {
     "pets": "c207b9671bc42ca0",
     "patch_camelyon": "21eaea5228a490c0",
     "eurosat": "2a2d9a1c3370755c",
+    "retinopathy": "287b231ea1feb0b9",
     "clevr-count": "2755742128ae24c0",
     "clevr-dist": "2755742128ae24c0",
     "kitti-dist": "c34261afd61ba4b4",
     "dsprites-loc": "a28a98f0345bb70e",
     "dsprites-ori": "a28a98f0345bb70e",
 }
-_PUBLISHED_NAMES: dict[str, Callable[[str], str]] = {
-    "cifar100": lambda key: f"train_{int(key):05d}",
-    "eurosat": lambda key: key.partition("_")[2],
+# Names in the published lists where they are not the keys; of one task it was not told whether with the extension.
+_PUBLISHED_NAMES: dict[str, tuple[Callable[[str], str], ...]] = {
+    "cifar100": (lambda key: f"train_{int(key):05d}",),
+    "eurosat": (lambda key: key.partition("_")[2],),
+    "retinopathy": (str, lambda key: f"{key}.jpeg", lambda key: f"{key}.jpg"),
+}
+# Digests of the keys of val200 and test, where the rule and the names of the original files give them.
+VAL200_AND_TEST_DIGESTS: dict[str, tuple[str, str]] = {
+    "cifar100": ("39fc89976ed8eae5", "b4c5c7bc17b83de5"),
+    "svhn": ("dfd72c5b4bd745ab", "9855a4a8620c3476"),
+    "patch_camelyon": ("d6e3e99d74f635b8", "88c08c8d389b37d1"),
+    "eurosat": ("6efca7747c93a4d2", "5107b3dfe4738830"),
+    "resisc45": ("a8a70354d6587bee", "b09e0fdbf020cbb0"),
+    "clevr-count": ("6570e8229f7bc1b9", "42a56f130f4dcfe8"),
+    "clevr-dist": ("6570e8229f7bc1b9", "42a56f130f4dcfe8"),
+    "dsprites-loc": ("a6443103b336d27a", "99ec872fdedb2b0d"),
+    "dsprites-ori": ("a6443103b336d27a", "99ec872fdedb2b0d"),
+    "smallnorb-azim": ("c943a70a6b09a5cc", "d17490579f02e716"),
+    "smallnorb-elev": ("c943a70a6b09a5cc", "d17490579f02e716"),
 }
 
 
@@ -116,5 +156,9 @@ def is_published_train800(task: VtabTask, keys: Iterable[str]) -> bool | None:
     """Whether these are the keys of the benchmark's 800 images; None for the tasks of which no digest is known."""
     if task.name not in TRAIN800_DIGESTS:
         return None
-    name = _PUBLISHED_NAMES.get(task.name, str)
-    return names_digest(map(name, keys)) == TRAIN800_DIGESTS[task.name]
+    held = list(keys)
+    try:
+        digests = {names_digest(map(name, held)) for name in _PUBLISHED_NAMES.get(task.name, (str,))}
+    except ValueError:  # keys of another kind, as those of a copy
+        return False
+    return TRAIN800_DIGESTS[task.name] in digests

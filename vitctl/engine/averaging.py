@@ -1,7 +1,12 @@
 """Polyak averaging of the weights."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor, nn
+
+from vitctl.engine.sharding import like, local
 
 
 class Average:
@@ -21,10 +26,33 @@ class Average:
     @torch.no_grad()
     def update(self, model: nn.Module) -> None:
         """One step, after the optimizer's."""
-        weights = [p.detach() for p in model.parameters()]
-        torch._foreach_lerp_(list(self.tensors.values()), weights, 1.0 - self.decay)
+        own = [local(tensor) for tensor in self.tensors.values()]
+        weights = [local(p.detach()) for p in model.parameters()]
+        torch._foreach_lerp_(own, weights, 1.0 - self.decay)
 
     def load(self, tensors: dict[str, Tensor]) -> None:
         """Continue from saved averages."""
-        for name, value in tensors.items():
-            self.tensors[name].copy_(value)
+        for name, own in self.tensors.items():
+            if name in tensors:
+                own.copy_(like(tensors[name], own))
+
+
+@contextmanager
+def averaged(model: nn.Module, average: Average | None) -> Iterator[None]:
+    """Within the block the model has its averaged weights."""
+    _swap(model, average)
+    try:
+        yield
+    finally:
+        _swap(model, average)
+
+
+@torch.no_grad()
+def _swap(model: nn.Module, average: Average | None) -> None:
+    """In place, because sharded parameters are views of memory that others know too."""
+    for name, parameter in model.named_parameters() if average is not None else ():
+        assert average is not None
+        own, other = local(parameter.data), local(average.tensors[name])
+        kept = own.clone()
+        own.copy_(other)
+        other.copy_(kept)

@@ -94,6 +94,15 @@ def newest_checkpoint(root: Path) -> tuple[Saved | None, list[str]]:
     return None, problems
 
 
+def set_aside_after(root: Path, step: int) -> None:
+    """Rename the checkpoints of later steps, none of them whole, so that neither budgets nor readers count them."""
+    for folder in root.glob("step_*"):
+        if folder.name[5:].isdigit() and int(folder.name[5:]) > step:
+            aside = folder.with_name(f"torn_{folder.name}")
+            shutil.rmtree(aside, ignore_errors=True)
+            folder.rename(aside)
+
+
 def read_checkpoint(folder: Path) -> Saved:
     """Check one checkpoint against its own digests.
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from vitctl.data.loader import Batch
+from vitctl.engine.judging import NUM_BEST
 from vitctl.engine.preemption import StopFlag, Stopped
 from vitctl.engine.runtime import Runtime
 from vitctl.errors import DataError
@@ -36,6 +37,9 @@ def evaluate(
 ) -> Score:
     """Top-1 accuracy over a whole split.
 
+    Where images may have several labels, a prediction is right when it is one of them, and images without any are left out
+    of the count.
+
     Args:
         model: maps [B, 3, S, S] to logits [B, K].
         batches: of this process; padded rows have weight 0.
@@ -47,22 +51,84 @@ def evaluate(
         Stopped: a signal came to any process.
         DataError: not every image was counted once.
     """
-    correct = total = 0
+    correct = total = seen = 0
     model.eval()
-    with torch.inference_mode(), runtime.autocast():
+    with (
+        torch.no_grad(),
+        runtime.autocast(),
+    ):  # sharded weights that were gathered in inference mode could not be trained
         for batch in batches:
             agree(runtime, stop)
             predicted = model(normalise(batch.images)).argmax(dim=-1).cpu()
-            counts = batch.weights > 0
-            correct += int(((predicted == batch.labels) & counts).sum())
-            total += int(counts.sum())
-    correct, total = (int(v) for v in runtime.sum([correct, total]))
-    if total != num_images:
-        raise DataError(f"evaluation counted {total} images, the split has {num_images}; no score is given")
+            right, counts = judge(predicted, batch.labels)
+            is_image = batch.weights > 0
+            correct += int((right & is_image).sum())
+            total += int((counts & is_image).sum())
+            seen += int(is_image.sum())
+    correct, total, seen = (int(v) for v in runtime.sum([correct, total, seen]))
+    if seen != num_images:
+        raise DataError(f"evaluation counted {seen} images, the split has {num_images}; no score is given")
+    if not total:
+        raise DataError(f"none of the {num_images} images has a label; there is nothing to score")
     return Score(correct, total)
 
 
+def judge(predicted: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Which predictions are right, and which count.
+
+    Args:
+        predicted: [B] class numbers.
+        labels: [B], all of which count; or [B, L] of images that may have several, padded with -1: any of them is right, and
+            images without one do not count.
+
+    Returns:
+        two of bool [B].
+
+    Paper: Section 4.2, ImageNet ReaL, whose images have any number of labels
+    """
+    if labels.ndim == 1:
+        return predicted == labels, torch.ones_like(labels, dtype=torch.bool)
+    return (predicted[:, None] == labels).any(dim=1), (labels >= 0).any(dim=1)
+
+
 @torch.inference_mode()
+def best_answers(
+    runtime: Runtime,
+    model: nn.Module,
+    batches: Iterable[Batch],
+    *,
+    num_images: int,
+    normalise: Callable[[Tensor], Tensor],
+    stop: StopFlag,
+    answers: Callable[[Tensor], Tensor] = lambda logits: logits,
+) -> Tensor:
+    """The classes that a classifier finds likeliest for every image of a split, in the split's order.
+
+    Args:
+        as for `evaluate`.
+        answers: makes the scores of the possible answers [B, A] from the logits [B, K].
+
+    Returns:
+        int64 [num_images, min(5, A)] on the CPU, the same on every process; the first column is the argmax, and the lower
+        number goes first among equals.
+
+    Raises:
+        Stopped: a signal came to any process.
+        DataError: an image is missing or counted twice.
+    """
+    model.eval()
+    rows: list[Tensor] = []
+    samples: list[Tensor] = []
+    for batch in batches:
+        agree(runtime, stop)
+        with runtime.autocast():
+            scores = answers(model(normalise(batch.images)))
+        rows.append(scores.sort(dim=1, descending=True, stable=True).indices[:, :NUM_BEST])
+        samples.append(batch.samples.to(runtime.device))
+    return _in_order(runtime, torch.cat(rows), torch.cat(samples), num_images)
+
+
+@torch.no_grad()
 def representations(
     runtime: Runtime,
     model: nn.Module,
@@ -93,15 +159,19 @@ def representations(
             features = model.features(normalise(batch.images))  # type: ignore[operator]
         rows.append(features.float())
         samples.append(batch.samples.to(runtime.device))
-    own_rows, own_samples = torch.cat(rows), torch.cat(samples)
+    return _in_order(runtime, torch.cat(rows), torch.cat(samples), num_images)
+
+
+def _in_order(runtime: Runtime, rows: Tensor, samples: Tensor, num_images: int) -> Tensor:
+    """The rows of all processes by number of sample, on the CPU. Raises DataError unless each image is there once."""
     if runtime.num_processes > 1:
-        own_rows, own_samples = runtime.accelerator.gather((own_rows, own_samples))
-    counted = own_samples >= 0
-    order = own_samples[counted].cpu()
+        rows, samples = runtime.accelerator.gather((rows.contiguous(), samples))
+    counted = samples >= 0
+    order = samples[counted].cpu()
     if order.numel() != num_images or order.unique().numel() != num_images:
         raise DataError(f"{order.unique().numel()} different images came through, the split has {num_images}")
-    table = torch.empty(num_images, own_rows.shape[1])
-    table[order] = own_rows[counted].cpu()
+    table = torch.empty((num_images, rows.shape[1]), dtype=rows.dtype)
+    table[order] = rows[counted].cpu()
     return table
 
 

@@ -1,5 +1,6 @@
 """log.jsonl and its sisters: one line per record, whole lines only, cut back to the checkpoint on resume."""
 
+import errno
 import json
 import os
 import time
@@ -18,21 +19,34 @@ def silent(_record: Record) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
+    """Write a value as JSON, as `write_text` does."""
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
     """Write aside, flush to disk, rename: a reader sees the old file or the new one."""
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     with aside.open("w", encoding="utf-8") as file:
-        file.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+        file.write(text)
         file.flush()
         os.fsync(file.fileno())
     aside.replace(path)
 
 
 def append_line(path: Path, record: Record) -> None:
-    """Append one record in a single write, so that processes may share a file."""
-    line = json.dumps(record, ensure_ascii=False) + "\n"
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    """Append one record in a single write, so that processes may share a file; a line torn before it is ended first.
+
+    Raises:
+        OSError: the disk is full or the folder is gone; what was written of the line is no record.
+    """
+    line = (json.dumps(record, ensure_ascii=False) + "\n").encode()
+    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
     try:
-        os.write(descriptor, line.encode())
+        size = os.fstat(descriptor).st_size
+        if size and os.pread(descriptor, 1, size - 1) != b"\n":
+            line = b"\n" + line
+        if os.write(descriptor, line) < len(line):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
     finally:
         os.close(descriptor)
 
@@ -55,22 +69,20 @@ def parse_lines(text: str) -> list[Record]:
 
 def cut_after(path: Path, step: int) -> None:
     """Drop the records of steps later than `step`: the resumed run writes them again."""
-    if path.exists():
-        kept = [record for record in read_lines(path) if record.get("step", 0) <= step]
-        aside = path.with_name(f".{path.name}.{os.getpid()}")
-        aside.write_text("".join(json.dumps(r, ensure_ascii=False) + "\n" for r in kept), encoding="utf-8")
-        aside.replace(path)
-
-
-def _end_torn_line(path: Path) -> None:
-    """A line torn by a crash must not swallow the next record."""
-    if path.exists() and not path.read_bytes().endswith(b"\n"):
-        with path.open("ab") as file:
-            file.write(b"\n")
+    if not path.exists():
+        return
+    kept = [record for record in read_lines(path) if record.get("step", 0) <= step]
+    text = "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in kept)
+    if text != path.read_text(
+        encoding="utf-8", errors="replace"
+    ):  # who follows the log would take a new file for new records
+        write_text(path, text)
 
 
 class Journal:
     """Writes records to a run's log.jsonl and hands them to whoever shows progress.
+
+    A log that cannot be written is no reason to stop: it is said once, and counted when it can be written again.
 
     Args:
         path: of log.jsonl; None writes nothing (all processes but the first).
@@ -80,12 +92,31 @@ class Journal:
     def __init__(self, path: Path | None, report: Report = silent) -> None:
         self.path = path
         self.report = report
-        if path is not None:
-            _end_torn_line(path)
+        self.num_lost = 0
 
     def write(self, kind: str, **values: Any) -> None:
         """One record; `kind` says what it is, `time` is added (seconds since 1970)."""
-        record = {"kind": kind, **values, "time": round(time.time(), 3)}
         if self.path is not None:
-            append_line(self.path, record)
+            record = _stamped(kind, values)
+            self.append(self.path, record)
             self.report(record)
+
+    def append(self, path: Path, record: Record) -> None:
+        """Append to the log, or to a file beside it, making the folder that somebody removed."""
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            append_line(path, record)
+        except OSError as error:
+            self.num_lost += 1
+            if self.num_lost == 1:
+                text = f"{path}: cannot be written ({error.strerror}); the run goes on without"
+                self.report(_stamped("warning", {"step": record.get("step", 0), "text": text}))
+            return
+        if self.num_lost and path == self.path:
+            lost, self.num_lost = self.num_lost, 0
+            text = f"{lost} records before this one could not be written and are lost"
+            self.write("warning", step=record.get("step", 0), text=text)
+
+
+def _stamped(kind: str, values: Record) -> Record:
+    return {"kind": kind, **values, "time": round(time.time(), 3)}

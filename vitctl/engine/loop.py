@@ -3,30 +3,35 @@
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from vitctl.data.loader import Batch
 from vitctl.engine.averaging import Average
+from vitctl.engine.evaluation import agree
 from vitctl.engine.losses import Objective
-from vitctl.engine.optimizer import clip_gradients, decay_weights
+from vitctl.engine.optimizer import clip_gradients, decay_weights, gradient_norms
 from vitctl.engine.preemption import StopFlag, Stopped
 from vitctl.engine.runtime import Runtime, seed_step
-from vitctl.errors import VitctlError
+from vitctl.engine.sharding import synced
 
 
 @dataclass(frozen=True)
 class Result:
-    """What one update did, the same on every process."""
+    """What one update did, the same on every process.
+
+    `skipped`: loss or gradient was not finite, and nothing was changed; then `norms` has that of each parameter's gradient.
+    """
 
     loss: float
     grad_norm: float
     lr: float
     num_bad: int
     stop: bool
+    skipped: bool = False
+    norms: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,7 @@ class Trainer:
 
         The gradient is that of the mean loss over the readable images of the global batch, whatever the micro-batches
         and processes: each share adds loss / batch_size, and a few unreadable images are corrected for at the end.
+        An update whose loss or gradient is not finite is skipped by all processes together.
         """
         seed_step(self.seed, step, self.runtime.rank)
         self.model.train()
@@ -71,19 +77,24 @@ class Trainer:
                 if p.grad is not None:
                     p.grad.mul_(self.batch_size / num_images)
         norm, lr = float(clip_gradients(self.bare.parameters(), self.clip_norm)), self.lr(step)
-        if not math.isfinite(loss_sum) or not math.isfinite(norm):
-            raise VitctlError(
-                f"step {step + 1}: loss {loss_sum / max(1.0, num_images):g}, gradient norm {norm:g}, learning rate {lr:g}: "
-                f"not finite, training stopped; lower optimizer.lr, set optimizer.clip_norm, or lengthen schedule.warmup_steps"
-            )
-        self._step(lr)
-        return Result(loss_sum / max(1.0, num_images), norm, lr, int(num_bad), bool(stop))
+        skipped = not (math.isfinite(loss_sum) and math.isfinite(norm))
+        norms = gradient_norms(self.bare) if skipped else {}
+        if not skipped:
+            self._step(lr)
+        self.optimizer.zero_grad(set_to_none=True)
+        return Result(loss_sum / max(1.0, num_images), norm, lr, int(num_bad), bool(stop), skipped, norms)
+
+    def warm_up(self, micro_batches: list[Batch]) -> None:
+        """Compute once what an update computes and forget it: what is compiled at first use is compiled now."""
+        self.model.train()
+        for batch in micro_batches:
+            self._backward(batch, 0, last=batch is micro_batches[-1])
+        self.optimizer.zero_grad(set_to_none=True)
 
     def _backward(self, batch: Batch, step: int, *, last: bool) -> Tensor:
-        accelerator = self.runtime.accelerator
-        with nullcontext() if last else accelerator.no_sync(self.model):
+        with synced(self.model, self.runtime.accelerator, now=last):
             loss = self.objective(self.model, batch, step)
-            accelerator.backward(loss * (self.runtime.num_processes / self.batch_size))
+            self.runtime.accelerator.backward(loss * (self.runtime.num_processes / self.batch_size))
         return loss.detach()
 
     def _step(self, lr: float) -> None:
@@ -91,20 +102,25 @@ class Trainer:
             group["lr"] = lr
         decay_weights(self.optimizer, lr, self.weight_decay)
         self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
         if self.average is not None:
             self.average.update(self.bare)
 
 
 @dataclass(frozen=True)
 class Hooks:
-    """What happens around the updates. `evaluate_every` and `save_every` are in steps, 0 for never before the end."""
+    """What happens around the updates.
+
+    `evaluate_every` and `save_every` are in steps, 0 for never before the end; so is `probe_every`, 0 for never.
+    `save(step, last)` may write in the background, unless it is the last of this process.
+    """
 
     log: Callable[[int, Result, float, list[Batch]], None]
     evaluate: Callable[[int], None]
-    save: Callable[[int], None]
+    save: Callable[[int, bool], None]
     evaluate_every: int
     save_every: int
+    probe: Callable[[int], None] | None = None
+    probe_every: int = 0
 
 
 def run_steps(
@@ -124,6 +140,7 @@ def run_steps(
     """
     step = first_step
     try:
+        agree(trainer.runtime, trainer.stop)
         while step < total_steps:
             began = time.perf_counter()
             micro_batches = take(batches, share)
@@ -135,10 +152,12 @@ def run_steps(
                 raise Stopped
             if step == total_steps or (hooks.evaluate_every and step % hooks.evaluate_every == 0):
                 hooks.evaluate(step)
+            if hooks.probe and hooks.probe_every and (step == total_steps or step % hooks.probe_every == 0):
+                hooks.probe(step)
             if step == total_steps or (hooks.save_every and step % hooks.save_every == 0):
-                hooks.save(step)
+                hooks.save(step, step == total_steps)
     except Stopped:
-        hooks.save(step)
+        hooks.save(step, True)
         raise
 
 

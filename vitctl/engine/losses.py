@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitctl.data.loader import Batch
+from vitctl.errors import DataError
 from vitctl.models.configs import MaskedPatchConfig
 from vitctl.models.masked_patch import draw_corruption, masked_patch_loss, targets
 
@@ -64,7 +65,7 @@ def classification_loss(
 
     Args:
         logits: [B, K].
-        labels: [B] integers.
+        labels: [B] integers; or [B, L] where images may have several, padded with -1, for "sigmoid" alone.
         weights: [B], 0 for images that do not count.
         name: "sigmoid": sum over the classes of binary cross-entropies; "softmax": cross-entropy.
         label_smoothing: share of the target that is spread evenly over the K classes.
@@ -72,11 +73,21 @@ def classification_loss(
     Returns:
         a scalar.
 
+    Raises:
+        DataError: several labels under "softmax".
+
     Paper: Section 3.1, Table 3; sigmoid in pre-training as in the authors' code.
     """
     logits = logits if logits.dtype == torch.float64 else logits.float()
     num_classes = logits.shape[-1]
-    targets = F.one_hot(labels, num_classes).to(logits.dtype)
+    if labels.ndim == 1:
+        targets = F.one_hot(labels, num_classes).to(logits.dtype)
+    elif name == "sigmoid":
+        targets = multi_hot(labels, num_classes).to(logits.dtype)
+    else:
+        raise DataError(
+            f"loss '{name}' needs one label per image and these may have several; use loss.name = 'sigmoid'"
+        )
     if label_smoothing:
         targets = targets * (1 - label_smoothing) + label_smoothing / num_classes
     if name == "sigmoid":
@@ -84,3 +95,9 @@ def classification_loss(
     else:
         each = -(targets * F.log_softmax(logits, dim=-1)).sum(dim=-1)
     return (each * weights.to(each.dtype)).sum()
+
+
+def multi_hot(labels: Tensor, num_classes: int) -> Tensor:
+    """Ones at the labels of each image: [B, L] integers, padded with -1, to [B, K] int64."""
+    behind = torch.where(labels < 0, num_classes, labels)
+    return labels.new_zeros(len(labels), num_classes + 1).scatter_(1, behind, 1)[:, :num_classes]

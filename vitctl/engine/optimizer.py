@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
+from vitctl.engine.sharding import full, like, local
 from vitctl.errors import CheckpointError
 
 
@@ -35,22 +36,36 @@ def decay_weights(optimizer: Optimizer, lr: float, weight_decay: float) -> None:
 def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor:
     """Scale all gradients by min(1, max_norm / norm), without the small constant that torch adds to the norm.
 
+    Gradients whose norm is not finite stay as they are, so that one can see which they were.
+
     Args:
-        parameters: with gradients.
+        parameters: with gradients; where they are sharded, all processes take part.
         max_norm: bound of the global norm; 0 only measures.
 
     Returns:
         the global norm before clipping, a scalar in float32 or wider.
     """
     gradients = [p.grad for p in parameters if p.grad is not None]
-    norm = nn.utils.get_total_norm(gradients)
+    norm = full(nn.utils.get_total_norm(gradients))
     if max_norm:
-        torch._foreach_mul_(gradients, torch.clamp(max_norm / norm, max=1.0))
+        factor = torch.where(norm.isfinite(), torch.clamp(max_norm / norm, max=1.0), 1.0)
+        torch._foreach_mul_([local(gradient) for gradient in gradients], factor)
     return norm
 
 
+def gradient_norms(model: nn.Module) -> dict[str, float]:
+    """The norm of each parameter's gradient, of this process's part of it where it is sharded."""
+    return {name: float(local(p.grad).norm()) for name, p in model.named_parameters() if p.grad is not None}
+
+
+def optimizer_bytes(optimizer: Optimizer) -> int:
+    """What the state of all parameters takes once there has been a step, however it is cut."""
+    slots = 2 if isinstance(optimizer, AdamW) else 1
+    return slots * sum(p.numel() * p.element_size() for group in optimizer.param_groups for p in group["params"])
+
+
 def optimizer_tensors(optimizer: Optimizer, model: nn.Module) -> dict[str, Tensor]:
-    """The optimizer's state as "slot/parameter name" -> tensor, ready for safetensors."""
+    """The optimizer's state as "slot/parameter name" -> tensor, sharded where the parameter is."""
     names = _names(optimizer, model)
     return {
         f"{slot}/{name}": value
@@ -76,8 +91,7 @@ def load_optimizer_tensors(optimizer: Optimizer, model: nn.Module, tensors: Mapp
         raise CheckpointError(f"optimizer state does not fit the model: {len(odd)} parameters differ, first {odd[0]}")
     for parameter, name in names.items():
         for slot, value in by_name.get(name, {}).items():
-            home = torch.device("cpu") if slot == "step" else parameter.device
-            optimizer.state[parameter][slot] = value.to(home).clone()
+            optimizer.state[parameter][slot] = value.clone() if slot == "step" else like(value, parameter).clone()
 
 
 def _names(optimizer: Optimizer, model: nn.Module) -> dict[nn.Parameter, str]:

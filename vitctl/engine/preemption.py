@@ -1,13 +1,20 @@
 """Signals raise a flag; the loop looks at it, agrees on it with the other processes, saves, and leaves."""
 
+import ctypes
 import os
 import signal
+import sys
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 RESUMABLE = 3
+# Launchers of several processes pass a signal on that the processes have got already.
+ECHO_SECONDS = 1.0
+_SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
 
 
 class Stopped(Exception):  # noqa: N818 - it names what happened, which is no failure
@@ -15,7 +22,7 @@ class Stopped(Exception):  # noqa: N818 - it names what happened, which is no fa
 
 
 class StopFlag:
-    """Remembers the first signal. A second one ends the process at once: everything on disk is whole at any moment."""
+    """Remembers the first signal."""
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
@@ -27,18 +34,63 @@ class StopFlag:
 
     def raise_(self, number: int, _frame: FrameType | None = None) -> None:
         """The signal handler."""
-        if self.signal is not None and number == signal.SIGINT:
-            os._exit(RESUMABLE)
-        self.signal = signal.Signals(number)
+        if self.signal is None:
+            self.signal = signal.Signals(number)
 
 
 @contextmanager
-def stop_on_signals() -> Iterator[StopFlag]:
-    """Within the block SIGTERM, SIGUSR1 and SIGINT raise the flag instead of ending the process."""
+def stop_on_signals(echo_seconds: float = 0.0) -> Iterator[StopFlag]:
+    """Within the block SIGTERM, SIGUSR1 and SIGINT raise the flag instead of ending the process.
+
+    A second signal of any kind ends the process at once with code 3, also from within a library that lets no Python run in
+    the main thread: everything on disk is whole at any moment.
+
+    Args:
+        echo_seconds: after the first signal, in which others are taken for its echo.
+    """
     flag = StopFlag()
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    watcher = threading.Thread(target=_leave_at_the_second, args=(read, echo_seconds), daemon=True)
     before = {number: signal.signal(number, flag.raise_) for number in SIGNALS}
+    waker = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+    watcher.start()
     try:
         yield flag
     finally:
+        signal.set_wakeup_fd(waker)
+        os.close(write)
         for number, handler in before.items():
             signal.signal(number, handler)
+        watcher.join()
+
+
+def _leave_at_the_second(read: int, echo_seconds: float) -> None:
+    """Count the signals, whose numbers the interpreter writes into a pipe the moment they come."""
+    first = 0.0
+    while number := os.read(read, 1):
+        if number[0] not in SIGNALS:
+            continue
+        if first and time.monotonic() - first >= echo_seconds:
+            os._exit(RESUMABLE)
+        first = first or time.monotonic()
+    os.close(read)
+
+
+def leave_on_signals() -> None:
+    """From here on a signal ends the process with code 3: while it starts there is nothing to save."""
+    for number in SIGNALS:
+        signal.signal(number, _leave)
+
+
+def _leave(_number: int, _frame: FrameType | None) -> None:
+    os.write(2, b"vitctl: stopped\n")
+    os._exit(RESUMABLE)
+
+
+def die_with(parent: int) -> None:
+    """End this process when `parent` ends, however that ends: nobody else may go on with its run."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+    if os.getppid() != parent:  # it went before it could be tied to
+        os._exit(1)

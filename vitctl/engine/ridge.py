@@ -1,10 +1,14 @@
 """Closed-form few-shot classification: regularised least squares from frozen representations to {-1, 1}^K.
 
 N images, R features, K classes. With X [N, R + 1] (standardised, and a constant column) and Y [N, K] of -1 and 1,
-W = (X'X + l2 I)^-1 X'Y = X' (XX' + l2 I)^-1 Y; the smaller of the two matrices is decomposed.
+W = (X'X + l2 I)^-1 X'Y = X' (XX' + l2 I)^-1 Y; the smaller of the two matrices is decomposed, once for
+all l2.
 
 Paper: Section 4.1; constants of the authors' later fewshot_lsr evaluator.
 """
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -15,6 +19,7 @@ from vitctl.errors import DataError
 
 BIAS = 100.0
 STD_EPS = 1e-5
+L2_GRID = tuple(2.0**power for power in range(-10, 20))  # of the authors' earlier evaluator
 
 
 def choose_shots(labels: NDArray[np.int64], shots: int, *, num_classes: int, seed: int) -> NDArray[np.int64]:
@@ -44,8 +49,58 @@ def choose_shots(labels: NDArray[np.int64], shots: int, *, num_classes: int, see
     return np.concatenate(chosen)
 
 
+@dataclass(frozen=True)
+class Ridge:
+    """The problem of one draw, decomposed: any regulariser then costs one product, W = basis (targets / (values + l2)).
+
+    Args:
+        mean, std: [R], what images are standardised with.
+        basis: [R + 1, E], E = min(N, R + 1).
+        values: [E], eigenvalues of the smaller of X'X and XX'.
+        targets: [E, K].
+    """
+
+    mean: Tensor
+    std: Tensor
+    basis: Tensor
+    values: Tensor
+    targets: Tensor
+
+    def weights(self, l2: float) -> Tensor:
+        """W [R + 1, K] for a regulariser, which is not divided by N."""
+        return self.basis @ self._shrunk(l2)
+
+    def project(self, images: Tensor) -> Tensor:
+        """Representations [M, R] in the basis, [M, E]: computed once, it gives the scores for every regulariser."""
+        return _with_bias((images - self.mean) / self.std) @ self.basis
+
+    def scores(self, projected: Tensor, l2: float) -> Tensor:
+        """Scores [M, K] of projected images [M, E]."""
+        return projected @ self._shrunk(l2)
+
+    def _shrunk(self, l2: float) -> Tensor:
+        return self.targets / (self.values + l2).unsqueeze(1)
+
+
+def decompose(train: Tensor, train_labels: Tensor, *, num_classes: int) -> Ridge:
+    """Standardise, append the constant column, and decompose.
+
+    Args:
+        train: [N, R] representations of the chosen images, float32 or float64; all is done in this type.
+        train_labels: [N] integers.
+        num_classes: K.
+    """
+    mean, std = train.mean(dim=0), train.std(dim=0, correction=0) + STD_EPS
+    x = _with_bias((train - mean) / std)
+    if x.shape[0] >= x.shape[1]:
+        values, vectors = torch.linalg.eigh(x.T @ x)
+        return Ridge(mean, std, vectors, values, vectors.T @ _times_targets(x, train_labels, num_classes))
+    values, vectors = torch.linalg.eigh(x @ x.T)
+    return Ridge(mean, std, x.T @ vectors, values, _times_targets(vectors, train_labels, num_classes))
+
+
 def fit_and_score(train: Tensor, train_labels: Tensor, test: Tensor, *, num_classes: int, l2: float) -> Tensor:
-    """Scores [M, K] of the test images.
+    """Scores [M, K] of the test images for one regulariser.
 
     Args:
         train: [N, R] representations of the chosen images, float32 or float64; the solve is done in this type.
@@ -54,17 +109,42 @@ def fit_and_score(train: Tensor, train_labels: Tensor, test: Tensor, *, num_clas
         num_classes: K.
         l2: regulariser, not divided by N.
     """
-    mean, std = train.mean(dim=0), train.std(dim=0, correction=0) + STD_EPS
-    x, x_test = (_with_bias((t - mean) / std) for t in (train, test))
-    y = torch.full((len(x), num_classes), -1.0, dtype=x.dtype)
-    y[torch.arange(len(x)), train_labels] = 1.0
-    if x.shape[0] >= x.shape[1]:
-        values, vectors = torch.linalg.eigh(x.T @ x)
-        weights = vectors @ ((vectors.T @ (x.T @ y)) / (values + l2).unsqueeze(1))
-    else:
-        values, vectors = torch.linalg.eigh(x @ x.T)
-        weights = x.T @ (vectors @ ((vectors.T @ y) / (values + l2).unsqueeze(1)))
-    return x_test @ weights
+    ridge = decompose(train, train_labels, num_classes=num_classes)
+    return ridge.scores(ridge.project(test), l2)
+
+
+def count_correct(ridge: Ridge, test: Tensor, test_labels: Tensor, l2s: Sequence[float]) -> list[int]:
+    """How many of the test images [M, R] are right, for each regulariser; the first of equal scores is the answer."""
+    projected = ridge.project(test)
+    return [int((ridge.scores(projected, l2).argmax(dim=1) == test_labels).sum()) for l2 in l2s]
+
+
+def choose_l2(accuracies: NDArray[np.float64], *, leave_self_out: bool) -> NDArray[np.int64]:
+    """The regulariser at which each data set is reported: the one of the best mean rank over the data sets.
+
+    Ranks are within a data set, argsort of argsort, so that the first of equal accuracies counts as the lower.
+
+    Args:
+        accuracies: [S, L] of S data sets at L regularisers; as in the authors' evaluator these are test accuracies.
+        leave_self_out: a data set's own ranks do not count for it; needs two data sets.
+
+    Returns:
+        [S] positions on the grid; all the same unless leave_self_out.
+
+    Raises:
+        DataError: leave_self_out with one data set.
+    """
+    if leave_self_out and len(accuracies) < 2:
+        raise DataError("fewshot.choose_l2 = 'leave_self_out' needs two data sets or more; 'all' takes one")
+    ranks = np.argsort(np.argsort(accuracies, axis=1, kind="stable"), axis=1, kind="stable")
+    counted = ranks.sum(axis=0) - ranks if leave_self_out else np.broadcast_to(ranks.sum(axis=0), ranks.shape)
+    return np.asarray(counted.argmax(axis=1), np.int64)
+
+
+def _times_targets(rows: Tensor, labels: Tensor, num_classes: int) -> Tensor:
+    """rows'Y [E, K] of rows [N, E]: Y is -1 but for one entry a row, so that sums over classes stand for a product."""
+    of_class = torch.zeros(num_classes, rows.shape[1], dtype=rows.dtype).index_add_(0, labels, rows)
+    return (2 * of_class - rows.sum(dim=0)).T
 
 
 def _with_bias(x: Tensor) -> Tensor:

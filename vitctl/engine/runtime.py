@@ -11,6 +11,8 @@ from accelerate.state import AcceleratorState
 from accelerate.tracking import get_available_trackers
 from torch import Tensor, nn
 
+from vitctl.engine.sharding import is_sharded
+from vitctl.engine.together import first_text
 from vitctl.errors import LaunchError
 
 # Dense peak of the matrix units in TFLOP/s, as the makers give it, for bf16; float32 has no entry and no MFU.
@@ -76,13 +78,21 @@ class Runtime:
             torch.distributed.all_reduce(total)
         return [float(v) for v in total.tolist()]
 
+    def first(self, text: str) -> str:
+        """What the main process says, cut after 2,000 bytes, on every process."""
+        return first_text(text) if self.num_processes > 1 else text
+
     def wait(self) -> None:
         """Until all processes are here."""
         self.accelerator.wait_for_everyone()
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        """Place the model and wrap it for several processes and for mixed precision."""
-        return self.accelerator.prepare_model(model)
+        """Wrap a model on its device for several processes, which a sharded one does by itself, and for mixed precision."""
+        return self.accelerator.prepare_model(model, evaluation_mode=is_sharded(model))
+
+    def release(self) -> None:
+        """Let go of the models that were wrapped, which accelerate would keep alive; between two trainings."""
+        self.accelerator.free_memory()
 
 
 def start(

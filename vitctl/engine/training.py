@@ -1,24 +1,30 @@
 """A training run in a folder: resume, loop, log, evaluate, save. Plain arguments; jobs fill them from a recipe."""
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from vitctl.data.loader import Batch, share
-from vitctl.engine.averaging import Average
-from vitctl.engine.checkpoint import OPTIMIZER, Saved, keep, newest_checkpoint, save_checkpoint
+from vitctl.engine import skips
+from vitctl.engine.averaging import Average, averaged
+from vitctl.engine.checkpoint import OPTIMIZER, Saved, newest_checkpoint, set_aside_after
 from vitctl.engine.evaluation import Score, agree
-from vitctl.engine.journal import LOG, Journal, append_line, cut_after, read_lines
-from vitctl.engine.loop import Hooks, Result, Trainer, run_steps
+from vitctl.engine.journal import LOG, Journal, cut_after, read_lines
+from vitctl.engine.loop import Hooks, Result, Trainer, run_steps, take
 from vitctl.engine.losses import Objective
-from vitctl.engine.optimizer import load_optimizer_tensors, optimizer_tensors
+from vitctl.engine.optimizer import load_optimizer_tensors
 from vitctl.engine.preemption import StopFlag
 from vitctl.engine.runtime import Runtime
-from vitctl.errors import DataError
+from vitctl.engine.saving import Saver, check_space, parts
+from vitctl.engine.sharding import is_sharded, load_full_state
+from vitctl.engine.skips import SKIPPED, Counts
+from vitctl.errors import CheckpointError, DataError
 
 BAD_SAMPLES, CHECKPOINTS, SAMPLES = "bad_samples.jsonl", "checkpoints", "samples"
 BUDGET_FLOOR = 10_000  # images; below this many the bad-sample budget is that of this many
@@ -41,6 +47,9 @@ class Settings:
     log_every: int
     log_sample_keys: bool
     max_bad_fraction: float
+    probe_every: int = 0
+    save_in_background: bool = True
+    warm_up: bool = False
 
 
 @dataclass(frozen=True)
@@ -48,7 +57,8 @@ class Task:
     """What is trained, on what, and how it is judged.
 
     `batches(first_step)` gives this process's micro-batches, `flops_per_image` are those of training, `key(sample)` names
-    an image, `score(model)` evaluates it (None: nothing to evaluate on), `config` and `meta` are stored with the weights.
+    an image, `score(model)` evaluates it (None: nothing to evaluate on), `config` and `meta` are stored with the weights,
+    `probe(model)` gives few-shot accuracies of each number of shots, by seed.
     """
 
     model: nn.Module
@@ -62,6 +72,7 @@ class Task:
     score: Callable[[nn.Module], Score] | None
     config: Any
     meta: dict[str, Any]
+    probe: Callable[[nn.Module], dict[int, list[float]]] | None = None
 
 
 @dataclass
@@ -74,15 +85,12 @@ class Run:
     settings: Settings
     journal: Journal
     trainer: Trainer
-    num_bad: int = 0
+    saver: Saver
+    counts: Counts = field(default_factory=Counts)
     saved_step: int = -1
     scores: dict[int, Score] = field(default_factory=dict)
+    probed: set[int] = field(default_factory=set)
     _window: tuple[float, int, float] = (0.0, 0, 0.0)
-
-    @property
-    def evaluated(self) -> nn.Module:
-        """The bare model that is scored: its averaged weights are swapped in by `score`."""
-        return self.trainer.bare
 
     def resume(self) -> int:
         """Continue from the newest whole checkpoint of the folder; returns its step, 0 when there is none."""
@@ -95,37 +103,51 @@ class Run:
             self._load(saved)
         self.runtime.wait()
         if self.runtime.is_main:
-            for path in (self.folder / LOG, self.folder / BAD_SAMPLES, *(self.folder / SAMPLES).glob("rank_*.jsonl")):
+            set_aside_after(self.folder / CHECKPOINTS, step)
+            for path in (
+                self.folder / LOG,
+                self.folder / BAD_SAMPLES,
+                self.folder / SKIPPED,
+                *(self.folder / SAMPLES).glob("rank_*.jsonl"),
+            ):
                 cut_after(path, step)
             for record in read_lines(self.folder / LOG):
                 if record["kind"] == "evaluate":
                     self.scores[record["step"]] = Score(record["correct"], record["total"])
+                elif record["kind"] == "fewshot":
+                    self.probed.add(record["step"])
             if step:
                 self.journal.write("resume", step=step, total_steps=self.settings.total_steps)
-        self._window = (time.perf_counter(), step, 0.0)
         return step
 
+    def start_clock(self, step: int) -> None:
+        """Throughput is measured from here."""
+        self._window = (time.perf_counter(), step, 0.0)
+
     def _load(self, saved: Saved) -> None:
-        self.trainer.bare.load_state_dict(saved.tensors("model.safetensors"))
+        load_full_state(self.trainer.bare, saved.tensors("model.safetensors"))
         load_optimizer_tensors(self.trainer.optimizer, self.trainer.bare, saved.tensors(OPTIMIZER))
         if self.trainer.average is not None:
             self.trainer.average.load(saved.tensors("ema.safetensors"))
-        self.num_bad, self.saved_step = int(saved.state["num_bad"]), saved.step
+        self.counts = Counts(**{name: int(saved.state.get(name, 0)) for name in asdict(Counts())})
+        self.saved_step = saved.step
 
     @property
     def _samples_file(self) -> Path:
         return self.folder / SAMPLES / f"rank_{self.runtime.rank:02d}.jsonl"
 
     def log(self, step: int, result: Result, waited: float, micro_batches: list[Batch]) -> None:
-        """Count bad samples, and write a record every `log_every` steps."""
+        """Count bad samples and skipped updates, and write a record every `log_every` steps."""
         self._log_samples(step, micro_batches)
-        self.num_bad += result.num_bad
+        self.counts.add(result)
         read = step * self.settings.batch_size
-        if self.num_bad > self.settings.max_bad_fraction * max(read, BUDGET_FLOOR):
+        if self.counts.num_bad > self.settings.max_bad_fraction * max(read, BUDGET_FLOOR):
             raise DataError(
-                f"{self.num_bad} of {read} images read so far cannot be used, more than data.max_bad_fraction = "
-                f"{self.settings.max_bad_fraction:g} allows; {self.folder / BAD_SAMPLES} lists them"
+                f"{self.counts.num_bad} of {read} images read so far cannot be used, more than data.max_bad_fraction = "
+                f"{self.settings.max_bad_fraction:g} allows; {self.folder / BAD_SAMPLES} lists them: {self.bad_reasons()}"
             )
+        if result.skipped:
+            self._note_skipped(step, result, micro_batches)
         began, first, all_waited = self._window
         all_waited += waited
         self._window = (began, first, all_waited)
@@ -147,24 +169,40 @@ class Run:
             tflops=round(flops / 1e12, 4),
             mfu=round(flops / self.runtime.peak_flops, 4) if self.runtime.peak_flops else None,
             data_wait=round(all_waited / seconds, 4),
-            num_bad=self.num_bad,
+            num_bad=self.counts.num_bad,
+            num_skipped=self.counts.num_skipped,
         )
         self.runtime.accelerator.log({"loss": result.loss, "lr": result.lr, "grad_norm": result.grad_norm}, step=step)
-        self._window = (time.perf_counter(), step, 0.0)
+        self.start_clock(step)
+
+    def _note_skipped(self, step: int, result: Result, micro_batches: list[Batch]) -> None:
+        keys = [self.task.key(int(i)) for batch in micro_batches for i in batch.samples]
+        where = self.folder / SKIPPED
+        self.journal.append(where, skips.record(step, self.runtime.rank, result, self.trainer.bare, keys))
+        skips.check_bound(step, self.counts, result, where)
+        text = f"step {step} was not finite and is skipped: {skips.in_words(result)}"
+        self.journal.write("warning", step=step, text=text)
+
+    def bad_reasons(self) -> str:
+        """How many images could not be used for which reason, the most frequent first."""
+        counts = Counter(record["reason"] for record in read_lines(self.folder / BAD_SAMPLES))
+        return ", ".join(f"{count} {reason}" for reason, count in counts.most_common())
 
     def _log_samples(self, step: int, micro_batches: list[Batch]) -> None:
         for batch in micro_batches:
             for sample, key, reason in batch.bad:
-                append_line(self.folder / BAD_SAMPLES, {"step": step, "sample": sample, "key": key, "reason": reason})
+                bad = {"step": step, "sample": sample, "key": key, "reason": reason}
+                self.journal.append(self.folder / BAD_SAMPLES, bad)
         if self.settings.log_sample_keys:
-            self._samples_file.parent.mkdir(exist_ok=True)
             keys = [self.task.key(int(i)) for batch in micro_batches for i in batch.samples]
-            append_line(self._samples_file, {"step": step, "keys": keys})
+            self.journal.append(self._samples_file, {"step": step, "keys": keys})
 
     def evaluate(self, step: int) -> None:
         """Score the model, its average when there is one, once per step."""
-        if self.task.score is None or self._all_have(step):
+        if self.task.score is None or self._all_have(step in self.scores):
             return
+        if step == self.settings.total_steps:
+            self.save(step, last=True)  # whatever ends the process in the last evaluation, no step is lost
         began = time.perf_counter()
         with averaged(self.trainer.bare, self.trainer.average):
             score = self.task.score(self.trainer.bare)
@@ -174,58 +212,74 @@ class Run:
             "evaluate", step=step, accuracy=score.accuracy, correct=score.correct, total=score.total, seconds=seconds
         )
         self.runtime.accelerator.log({"accuracy": score.accuracy}, step=step)
+        self._leave_out(seconds)
+
+    def probe(self, step: int) -> None:
+        """Few-shot accuracies of the model, its average when there is one, once per step."""
+        if self.task.probe is None or self._all_have(step in self.probed):
+            return
+        if step == self.settings.total_steps:
+            self.save(step)
+        began = time.perf_counter()
+        with averaged(self.trainer.bare, self.trainer.average):
+            scores = self.task.probe(self.trainer.bare)
+        self.probed.add(step)
+        seconds = round(time.perf_counter() - began, 3)
+        means = {shots: sum(values) / len(values) for shots, values in scores.items()}
+        for shots, values in scores.items():
+            self.journal.write("fewshot", step=step, shots=shots, accuracy=means[shots], seeds=values, seconds=seconds)
+        self.runtime.accelerator.log({f"fewshot_{shots}": mean for shots, mean in means.items()}, step=step)
+        self._leave_out(seconds)
+
+    def _leave_out(self, seconds: float) -> None:
+        """Time that was not spent on training does not count for its speed."""
         began, first, waited = self._window
         self._window = (began + seconds, first, waited)
 
-    def _all_have(self, step: int) -> bool:
-        return self.runtime.sum([float(self.runtime.is_main and step in self.scores)])[0] > 0
+    def _all_have(self, has: bool) -> bool:
+        """What the main process has: of a resumed run only that one read the log."""
+        return self.runtime.sum([float(self.runtime.is_main and has)])[0] > 0
 
-    def save(self, step: int) -> None:
-        """A checkpoint of this step, unless there is one; then the keep budgets."""
+    def save(self, step: int, last: bool = False) -> None:
+        """A checkpoint of this step, unless there is one; the `last` of a process is on disk when this returns.
+
+        Raises:
+            CheckpointError: the last one could not be written; one before it is tried again by the next.
+        """
+        self._settle(step)
         if self.saved_step != step:
-            if self.runtime.is_main:
-                self._write(step)
-            self.saved_step = step
-            self.runtime.wait()
+            self._start_saving(step)
+        if not last and self.settings.save_in_background:
+            return
+        problem = self._settle(step)
+        if problem and last:
+            raise CheckpointError(
+                f"{problem}; those that are there are whole: make room, then go on with: vitctl resume {self.folder}"
+            )
+        if self.runtime.is_main:
+            self.saver.keep(self._accuracies)
 
-    def _write(self, step: int) -> None:
-        began = time.perf_counter()
-        weights = {"model": dict(self.trainer.bare.state_dict())}
-        if self.trainer.average is not None:
-            weights["ema"] = {**weights["model"], **self.trainer.average.tensors}
-        root = self.folder / CHECKPOINTS
-        path = save_checkpoint(
-            root,
-            step,
-            weights=weights,
-            config=self.task.config,
-            meta=self.task.meta,
-            optimizer=optimizer_tensors(self.trainer.optimizer, self.trainer.bare),
-            state={"samples": step * self.settings.batch_size, "num_bad": self.num_bad},
-        )
-        accuracies = {at: score.accuracy for at, score in self.scores.items()}
-        keep(root, last=self.settings.keep_last, best=self.settings.keep_best, scores=accuracies)
-        self.journal.write("checkpoint", step=step, path=str(path), seconds=round(time.perf_counter() - began, 3))
+    def _start_saving(self, step: int) -> None:
+        everything = parts(self.trainer.bare, self.trainer.average, self.trainer.optimizer)
+        if self.runtime.is_main:
+            state = {"samples": step * self.settings.batch_size, **asdict(self.counts)}
+            self.saver.start(step, everything, state, self._accuracies)
+        elif is_sharded(self.trainer.bare):
+            for _ in everything:
+                pass
+        self.saved_step = step
 
+    def _settle(self, step: int) -> str:
+        """Wait for the save under way; on every process what went wrong with it, "" when it is whole."""
+        problem = self.runtime.first(self.saver.finish() if self.runtime.is_main else "")
+        if problem:
+            self.saved_step = -1
+            self.journal.write("warning", step=step, text=f"{problem}; the checkpoints before it are whole")
+        return problem
 
-class averaged:  # noqa: N801
-    """Within the block the model has its averaged weights."""
-
-    def __init__(self, model: nn.Module, average: Average | None) -> None:
-        self.model, self.average = model, average
-
-    def __enter__(self) -> None:
-        self._swap()
-
-    def __exit__(self, *_: object) -> None:
-        self._swap()
-
-    def _swap(self) -> None:
-        for name, parameter in self.model.named_parameters() if self.average is not None else ():
-            assert self.average is not None
-            kept = parameter.data
-            parameter.data = self.average.tensors[name]
-            self.average.tensors[name] = kept
+    @property
+    def _accuracies(self) -> dict[int, float]:
+        return {at: score.accuracy for at, score in self.scores.items()}
 
 
 def fit(
@@ -263,15 +317,57 @@ def fit(
         seed=settings.seed,
         stop=stop,
     )
-    run = Run(runtime, folder, task, settings, journal, trainer)
+    saver = Saver(folder / CHECKPOINTS, task.config, task.meta, settings.keep_last, settings.keep_best, journal=journal)
+    run = Run(runtime, folder, task, settings, journal, trainer, saver)
+    try:
+        return _fit(run)
+    finally:
+        saver.finish()
+
+
+def _fit(run: Run) -> Score | None:
+    runtime, task, settings, trainer = run.runtime, run.task, run.settings, run.trainer
+    total_steps = settings.total_steps
     first_step = run.resume()
+    if runtime.is_main:
+        kept = settings.keep_last + settings.keep_best
+        check_space(run.saver.root, trainer.bare, trainer.average, trainer.optimizer, kept=kept)
     if first_step and settings.evaluate_every and first_step % settings.evaluate_every == 0:
         run.evaluate(first_step)
-    own = len(share(settings.batch_size, runtime.num_processes, runtime.rank))
-    hooks = Hooks(run.log, run.evaluate, run.save, settings.evaluate_every, settings.save_every)
-    if first_step < settings.total_steps:
-        run_steps(trainer, task.batches(first_step), own, first_step, settings.total_steps, hooks)
+    if first_step and settings.probe_every and first_step % settings.probe_every == 0:
+        run.probe(first_step)
+    if first_step < total_steps:
+        own = len(share(settings.batch_size, runtime.num_processes, runtime.rank))
+        batches = task.batches(first_step)
+        if settings.warm_up:
+            batches = _warmed_up(run, batches, own, first_step)
+        run.start_clock(first_step)
+        hooks = Hooks(
+            run.log,
+            run.evaluate,
+            run.save,
+            settings.evaluate_every,
+            settings.save_every,
+            run.probe,
+            settings.probe_every,
+        )
+        run_steps(trainer, batches, own, first_step, total_steps, hooks)
     else:
-        run.evaluate(settings.total_steps)
-    agree(runtime, stop)
-    return run.scores.get(settings.total_steps)
+        run.evaluate(total_steps)
+        if settings.probe_every:
+            run.probe(total_steps)
+    agree(runtime, trainer.stop)
+    if run.counts.num_bad:
+        text = f"images that could not be used: {run.bad_reasons()}; {run.folder / BAD_SAMPLES} lists them"
+        run.journal.write("warning", step=total_steps, text=text)
+    return run.scores.get(total_steps)
+
+
+def _warmed_up(run: Run, batches: Iterator[Batch], own: int, step: int) -> Iterator[Batch]:
+    """The same batches, after a first pass over those of one update in which all that is compiled gets compiled."""
+    agree(run.runtime, run.trainer.stop)
+    began = time.perf_counter()
+    first = take(batches, own)
+    run.trainer.warm_up(first)
+    run.journal.write("compile", step=step, seconds=round(time.perf_counter() - began, 3))
+    return chain(first, batches)

@@ -1,90 +1,91 @@
 """Few-shot linear evaluation (Section 4.1): regularised least squares on frozen representations, in closed form."""
 
-from functools import partial
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from vitctl.data.loader import eval_batches
-from vitctl.data.read import Source
 from vitctl.data.transforms import EvalTransform
-from vitctl.engine.evaluation import representations
 from vitctl.engine.journal import Report, silent
 from vitctl.engine.preemption import StopFlag
-from vitctl.engine.ridge import choose_shots, fit_and_score
+from vitctl.engine.ridge import L2_GRID, choose_l2
 from vitctl.engine.runtime import Runtime
-from vitctl.errors import DataError
-from vitctl.jobs.inputs import Found, find_weights, loaded_model, open_images
+from vitctl.jobs.fewshot_sets import FewshotSet, drawn_rows, open_sets, score_draw, write_csv
+from vitctl.jobs.frozen import FeaturePass, cached_pass
+from vitctl.jobs.inputs import Found, find_weights, loaded_model
 from vitctl.jobs.result import RunResult
 from vitctl.jobs.setup import num_workers, on_device, open_journal, start_runtime, weights_used
 from vitctl.models.build import build
 from vitctl.recipe.schema import Fewshot
 
+CACHE, SCORES, CHOSEN = "features", "fewshot.csv", "chosen.csv"
+
+
+class Line(NamedTuple):
+    """One draw at one regulariser."""
+
+    data_set: str
+    shots: int
+    seed: int
+    l2: float
+    accuracy: float
+    correct: int
+    total: int
+
 
 def fewshot(recipe: Fewshot, run_dir: Path, report: Report = silent, stop: StopFlag | None = None) -> RunResult:
-    """Score frozen representations with a few images per class, for every fewshot.shots and fewshot.seeds.
+    """Score frozen representations with a few images per class, for every data set, fewshot.shots and fewshot.seeds.
 
-    One pass over each split gives the representations for all shots and seeds.
+    One pass over each split gives the representations for all shots, seeds and regularisers, and for later runs.
 
     Args:
         recipe: checked.
-        run_dir: gets log.jsonl and, by the caller, result.json.
+        run_dir: gets log.jsonl, fewshot.csv, chosen.csv (the images drawn) and, by the caller, result.json.
         report: called with every log record of the main process.
         stop: raised by signals.
 
     Returns:
-        accuracy per number of shots: mean over seeds, and each seed's.
+        accuracy per number of shots, the mean over data sets and seeds; and of each data set, with its regulariser.
 
     Raises:
         DataError: the splits have other classes, or a class has fewer images than shots.
-        Stopped: a signal came.
+        Stopped: a signal came; finished passes over the data are kept.
 
     Paper: Section 4.1 (few-shot accuracies), Fig. 4
     """
     stop = StopFlag() if stop is None else stop
     found = find_weights(recipe.weights.source, model=recipe.weights.model)
-    train = open_images(recipe.data, recipe.data.train_split, run_dir)
-    test = open_images(recipe.data, recipe.data.eval_split, run_dir)
-    if train.class_names != test.class_names:
-        raise DataError(
-            f"'{recipe.data.train_split}' and '{recipe.data.eval_split}' do not have the same classes in the same order"
-        )
-    for shots in recipe.fewshot.shots:
-        choose_shots(train.labels(), shots, num_classes=len(train.class_names), seed=0)
+    sets = open_sets(recipe.data, recipe.fewshot.shots, run_dir)
     runtime = start_runtime(recipe.machine, run_dir)
     journal = open_journal(runtime, run_dir, report)
 
     model, transform = _frozen(found, recipe, runtime)
     journal.write("weights", step=0, path=found.path, text=f"frozen, images of {transform.image_size} pixels")
-    features = [_features(runtime, model, source, transform, found, recipe, stop) for source in (train, test)]
-    accuracies = {
-        shots: [_accuracy(recipe, features, train, test, shots, seed) for seed in recipe.fewshot.seeds]
-        for shots in recipe.fewshot.shots
-    }
-    for shots, values in accuracies.items():
-        journal.write("fewshot", step=0, shots=shots, accuracy=float(np.mean(values)), seeds=values)
-    return RunResult(
-        "fewshot",
-        "done",
-        metrics={
-            "accuracy": {str(shots): float(np.mean(values)) for shots, values in accuracies.items()},
-            "by_seed": {str(shots): values for shots, values in accuracies.items()},
-            "total": len(test),
-        },
-        provenance={
-            **weights_used(found, recipe.weights),
-            "train_split": recipe.data.train_split,
-            "train_sha256": train.digest,
-            "split": recipe.data.eval_split,
-            "data_sha256": test.digest,
-            "image_size": transform.image_size,
-            "eval_resize": transform.resize,
-            "l2": recipe.fewshot.l2,
-            "seeds": list(recipe.fewshot.seeds),
-        },
-    )
+    mean, std = tuple(found.weights.meta["mean"]), tuple(found.weights.meta["std"])
+    workers = num_workers(recipe.machine, runtime)
+    one_pass = FeaturePass(runtime, transform, mean, std, recipe.evaluation.batch_size, workers, stop)
+    folder = Path(recipe.fewshot.cache) if recipe.fewshot.cache else run_dir.parent / CACHE
+    features = cached_pass(one_pass, model, model.config, folder, limit_bytes=int(recipe.fewshot.cache_gib * 2**30))
+
+    lines: list[Line] = []
+    for one in sets:
+        (train, _), (test, was_read) = (features(source) for source in (one.train, one.test))
+        journal.write("features", step=0, data_set=one.name, read=was_read, folder=str(folder))
+        if runtime.is_main and train is not None and test is not None:
+            lines += _score(recipe, one, (train, test))
+    runtime.wait()
+    metrics: dict[str, Any] = {}
+    if runtime.is_main:
+        metrics = _table(recipe, sets, lines)
+        _write_files(recipe, sets, lines, run_dir)
+        for shots in metrics["accuracy"]:
+            seeds = metrics["by_seed"][shots]
+            journal.write("fewshot", step=0, shots=int(shots), accuracy=metrics["accuracy"][shots], seeds=seeds)
+    files = {"scores": str(run_dir / SCORES), "chosen": str(run_dir / CHOSEN)}
+    return RunResult("fewshot", "done", metrics, _provenance(recipe, found, sets, transform), files)
 
 
 def _frozen(found: Found, recipe: Fewshot, runtime: Runtime) -> tuple[nn.Module, EvalTransform]:
@@ -97,35 +98,65 @@ def _frozen(found: Found, recipe: Fewshot, runtime: Runtime) -> tuple[nn.Module,
     )
 
 
-def _features(
-    runtime: Runtime,
-    model: nn.Module,
-    source: Source,
-    transform: EvalTransform,
-    found: Found,
-    recipe: Fewshot,
-    stop: StopFlag,
-) -> Tensor:
-    batches = eval_batches(
-        source,
-        transform,
-        batch_size=recipe.evaluation.batch_size,
-        rank=runtime.rank,
-        num_processes=runtime.num_processes,
-        num_workers=num_workers(recipe.machine, runtime),
-    )
-    normalise = partial(runtime.images, mean=tuple(found.weights.meta["mean"]), std=tuple(found.weights.meta["std"]))
-    return representations(runtime, model, batches, num_images=len(source), normalise=normalise, stop=stop)
+def _grid(recipe: Fewshot) -> tuple[float, ...]:
+    return (recipe.fewshot.l2,) if recipe.fewshot.choose_l2 == "fixed" else L2_GRID
 
 
-def _accuracy(recipe: Fewshot, features: list[Tensor], train: Source, test: Source, shots: int, seed: int) -> float:
-    chosen = choose_shots(train.labels(), shots, num_classes=len(train.class_names), seed=seed)
+def _score(recipe: Fewshot, one: FewshotSet, features: tuple[Tensor, Tensor]) -> list[Line]:
     dtype = torch.float64 if recipe.fewshot.float64 else torch.float32
-    scores = fit_and_score(
-        features[0][chosen].to(dtype),
-        torch.from_numpy(train.labels()[chosen]),
-        features[1].to(dtype),
-        num_classes=len(train.class_names),
-        l2=recipe.fewshot.l2,
-    )
-    return float((scores.argmax(dim=1).numpy() == test.labels()).mean())
+    total = len(one.test)
+    return [
+        Line(one.name, shots, seed, l2, correct / total, correct, total)
+        for shots in recipe.fewshot.shots
+        for seed in recipe.fewshot.seeds
+        for l2, correct in zip(
+            _grid(recipe),
+            score_draw(one, features, shots=shots, seed=seed, l2s=_grid(recipe), dtype=dtype),
+            strict=True,
+        )
+    ]
+
+
+def _table(recipe: Fewshot, sets: list[FewshotSet], lines: list[Line]) -> dict[str, Any]:
+    """Accuracies at the chosen regularisers, which are chosen for each number of shots by the mean over seeds."""
+    f, grid = recipe.fewshot, _grid(recipe)
+    shape = (len(sets), len(f.shots), len(f.seeds), len(grid))
+    every: NDArray[np.float64] = np.array([line.accuracy for line in lines]).reshape(shape)
+    rows: dict[str, dict[str, Any]] = {one.name: {} for one in sets}
+    by_seed: dict[str, list[float]] = {}
+    for i, shots in enumerate(f.shots):
+        at = choose_l2(every[:, i].mean(axis=1), leave_self_out=f.choose_l2 == "leave_self_out")
+        taken = np.stack([every[s, i, :, at[s]] for s in range(len(sets))])
+        by_seed[str(shots)] = taken.mean(axis=0).tolist()
+        for s, one in enumerate(sets):
+            values = taken[s].tolist()
+            row = {"accuracy": float(np.mean(values)), "std": float(np.std(values)), "by_seed": values}
+            rows[one.name][str(shots)] = row | {"l2": grid[at[s]]}
+    return {
+        "accuracy": {shots: float(np.mean(values)) for shots, values in by_seed.items()},
+        "by_seed": by_seed,
+        "data_sets": rows,
+        "total": sum(len(one.test) for one in sets),
+    }
+
+
+def _write_files(recipe: Fewshot, sets: list[FewshotSet], lines: list[Line], run_dir: Path) -> None:
+    write_csv(run_dir / SCORES, Line._fields, lines)
+    most = max(recipe.fewshot.shots)
+    drawn = [row for one in sets for seed in recipe.fewshot.seeds for row in drawn_rows(one, most, seed)]
+    write_csv(run_dir / CHOSEN, ("data_set", "seed", "label", "place", "index", "key"), drawn)
+
+
+def _provenance(recipe: Fewshot, found: Found, sets: list[FewshotSet], transform: EvalTransform) -> dict[str, Any]:
+    f = recipe.fewshot
+    data = sets[0].used if len(sets) == 1 else {"tasks": {one.name: one.used for one in sets}}
+    return {
+        **weights_used(found, recipe.weights),
+        **data,
+        "image_size": transform.image_size,
+        "eval_resize": transform.resize,
+        "l2": f.l2 if f.choose_l2 == "fixed" else list(L2_GRID),
+        "choose_l2": f.choose_l2,
+        "float64": f.float64,
+        "seeds": list(f.seeds),
+    }

@@ -7,23 +7,26 @@ from typing import Any
 import torch
 from pydantic import ValidationError
 
-from vitctl.data.catalog import open_split, synthetic
+from vitctl.data.catalog import synthetic
 from vitctl.data.read import Source
 from vitctl.data.transforms import EvalTransform, TrainTransform
 from vitctl.engine.checkpoint import newest_checkpoint
+from vitctl.engine.mixing import Mixing
 from vitctl.errors import CheckpointError, DataError, RecipeError
+from vitctl.jobs import sampling
 from vitctl.jobs.result import read_result
 from vitctl.models.build import Model, build, load_state, resized, transfer
 from vitctl.models.variants import downstream
 from vitctl.models.weights.load import Weights, read_weights
-from vitctl.recipe.sections import Place, StartWeights, TrainImages
+from vitctl.recipe.images import Place, TrainImages
+from vitctl.recipe.sections import StartWeights
 
 RUNS = Path("runs")
 
 
 def open_images(place: Place, split: str, run_dir: Path) -> Source:
     """A split of a recipe's [data]; sets that come with vitctl are written to RUN/data when they are nowhere else."""
-    return open_split(split, path=place.path, dataset=place.dataset, root=place.root, scratch=run_dir / "data")
+    return sampling.open_images(place, split, run_dir / "data")
 
 
 def open_training_images(data: TrainImages, run_dir: Path) -> tuple[Source, Source | None]:
@@ -34,8 +37,13 @@ def open_training_images(data: TrainImages, run_dir: Path) -> tuple[Source, Sour
     """
     if data.synthetic:
         return synthetic(data.synthetic, dataset=data.dataset, image_size=data.image_size), None
-    train = open_images(data, data.train_split, run_dir)
-    test = open_images(data, data.eval_split, run_dir) if data.eval_split else None
+    train = sampling.open_train(data, run_dir / "data")
+    scored = (
+        data
+        if data.path or data.dataset or not data.mixture
+        else data.model_copy(update={"path": data.mixture[0].path})
+    )
+    test = open_images(scored, data.eval_split, run_dir) if data.eval_split else None
     if test is not None and test.class_names != train.class_names:
         odd = sorted(set(train.class_names) ^ set(test.class_names))[:3]
         raise DataError(
@@ -60,8 +68,20 @@ def at_size(data: TrainImages, stored: int) -> TrainImages:
 def train_transform(data: TrainImages) -> TrainTransform:
     """Augmentation of a recipe's [data]."""
     return TrainTransform(
-        data.image_size, crop=data.crop, flip=data.flip, resample=data.resample, resize=data.train_resize
+        data.image_size,
+        crop=data.crop,
+        flip=data.flip,
+        resample=data.resample,
+        resize=data.train_resize,
+        decode=data.decode,
+        randaugment_layers=data.randaugment_layers,
+        randaugment_magnitude=data.randaugment_magnitude,
     )
+
+
+def mixing(data: TrainImages) -> Mixing:
+    """How batches are blended, of a recipe's [data]."""
+    return Mixing(data.mixup_alpha, data.cutmix_alpha)
 
 
 def eval_transform(data: TrainImages) -> EvalTransform:
@@ -96,7 +116,7 @@ def find_weights(source: str, runs: Path = RUNS, *, name: str = "model", model: 
         source: a weights file of any known format, a checkpoint folder, a run folder (its last checkpoint), an address,
             or "newest".
         runs: where "newest" looks for the newest finished pre-training run.
-        name: "model" or "ema".
+        name: "model", "ema", or "scored": the Polyak average where the run kept one, which is what it scored itself.
         model: name of the model, for what a foreign file's shapes cannot tell.
 
     Raises:
@@ -114,6 +134,8 @@ def _weights_file(folder: Path, name: str) -> Path:
         if saved is None:
             raise CheckpointError(f"{folder}: holds no whole checkpoint{': ' + problems[0] if problems else ''}")
         folder = saved.folder
+    if name == "scored":
+        name = "ema" if (folder / "ema.safetensors").exists() else "model"
     ours = folder.is_dir() and (name != "model" or (folder / "state.json").exists())
     path = folder / f"{name}.safetensors" if ours else folder
     if not path.exists():

@@ -3,18 +3,24 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from vitctl.data.catalog import find_data_set, known_size, open_split
-from vitctl.data.index import find_splits
-from vitctl.engine.schedule import lr_at, total_steps
+from vitctl.data.catalog import find_data_set, known_size
+from vitctl.data.places import find_places
+from vitctl.data.read import has_label
+from vitctl.engine.schedule import total_steps
 from vitctl.errors import DataError, RecipeError
+from vitctl.jobs.fewshot_sets import open_sets
+from vitctl.jobs.finetune import open_sweep
 from vitctl.jobs.inputs import at_size, find_weights, open_images, open_training_images
 from vitctl.jobs.pretrain import model_config
-from vitctl.jobs.vtab import chosen_tasks, open_tasks
+from vitctl.jobs.probe import open_probe
+from vitctl.jobs.sampling import check_order, open_train, sampling_notes, subset_size
+from vitctl.jobs.setup import learning_rate
+from vitctl.jobs.vtab_tasks import chosen_tasks, open_tasks
 from vitctl.models.configs import Config, ViTConfig
 from vitctl.models.flops import count_macs, count_parameters, training_flops, training_memory_bytes
 from vitctl.models.variants import downstream
+from vitctl.recipe.images import TrainImages
 from vitctl.recipe.schema import Evaluate, ExportRecipe, Fewshot, Finetune, Pretrain, Recipe, Vtab
-from vitctl.recipe.sections import TrainImages
 
 CURVE_POINTS = 9
 GPU_BYTES = 80 * 2**30
@@ -53,7 +59,8 @@ def make_plan(recipe: Pretrain | Finetune) -> Plan:
         RecipeError: the number of images is not to be known without the data.
     """
     notes: list[str] = []
-    num_images, num_classes, data = _size(recipe.data)
+    num_images, num_classes, data, data_notes = _size(recipe.data)
+    notes += data_notes
     config: Config
     if isinstance(recipe, Pretrain):
         config = model_config(recipe, num_classes)
@@ -65,19 +72,20 @@ def make_plan(recipe: Pretrain | Finetune) -> Plan:
     o, s, m = recipe.optimizer, recipe.schedule, recipe.machine
     steps = total_steps(num_images, s.batch_size, steps=s.total_steps, epochs=s.total_epochs)
     share = -(-s.batch_size // m.processes)
-    micro_batch = min(m.micro_batch or share, share)
     slots, averaging = (2 if o.name == "adam" else 1), recipe.averaging.decay > 0
     precision = "bf16" if m.precision == "auto" else m.precision
     if m.precision == "auto":
         notes.append("memory is that of bf16, which machine.precision = 'auto' takes where the device has it")
     memory = [training_memory_bytes(config, n, precision, slots, averaging, m.checkpoint_blocks) for n in (0, 1)]
     fitting = max(0, int((0.9 * GPU_BYTES - memory[0]) // (memory[1] - memory[0])))
+    micro_batch = min(max(1, fitting) if m.micro_batch == -1 else m.micro_batch or share, share)
     parameters = count_parameters(config)
     checkpoint = 4 * parameters * (1 + slots + averaging)
     kept = recipe.checkpoint.keep_last + recipe.checkpoint.keep_best + 1
     points = sorted(
         {round(i * (steps - 1) / (CURVE_POINTS - 1)) for i in range(CURVE_POINTS)} | {min(s.warmup_steps, steps - 1)}
     )
+    rate = learning_rate(recipe, steps)
     return Plan(
         config=config,
         data=data,
@@ -94,31 +102,28 @@ def make_plan(recipe: Pretrain | Finetune) -> Plan:
         fitting_micro_batch=min(fitting, share),
         checkpoint_bytes=checkpoint,
         disk_bytes=checkpoint * kept,
-        curve=tuple(
-            (p, lr_at(p, base_lr=o.lr, total=steps, warmup=s.warmup_steps, decay=s.decay, end_lr=s.end_lr))
-            for p in points
-        ),
+        curve=tuple((point, rate(point)) for point in points),
         notes=tuple(notes),
     )
 
 
-def _size(data: TrainImages) -> tuple[int, int, str]:
-    """Images, classes, and where that is known from."""
+def _size(data: TrainImages) -> tuple[int, int, str, list[str]]:
+    """Images, classes, where that is known from, and what is to be said about it."""
     if data.synthetic:
-        return data.synthetic, find_data_set(data.dataset).num_classes if data.dataset else 1000, "synthetic images"
-    place = (
-        Path(data.path) if data.path else Path(data.root) / find_data_set(data.dataset).name if data.dataset else None
-    )
-    if place is not None and find_splits(place):
-        source = open_split(data.train_split, path=data.path, dataset=data.dataset, root=data.root)
-        return len(source), len(source.class_names), str(place)
-    known = known_size(data.dataset, data.train_split) if data.dataset and not data.path else None
+        return data.synthetic, find_data_set(data.dataset).num_classes if data.dataset else 1000, "synthetic images", []
+    place = data.path or (str(Path(data.root) / find_data_set(data.dataset).name) if data.dataset else "")
+    if data.mixture or (place and find_places(place, data.train_split)):
+        source = open_train(data, None)
+        shown = f"a mixture of {len(data.mixture)} sources" if data.mixture else place
+        return len(source), len(source.class_names), shown, sampling_notes(data, source)
+    known = known_size(data.dataset, data.train_split) if data.dataset and not (data.path or data.classes) else None
     if known is None:
         raise RecipeError(
             f"the plan needs the number of images of {data.path or 'the data'}: no shards are there; "
             f"give shards with --data, a known set with --dataset, or --synthetic"
         )
-    return *known, f"{data.dataset}, as known by name"
+    num_images, num_classes = known
+    return subset_size(data, num_images), num_classes, f"{data.dataset}, as known by name", []
 
 
 def check(recipe: Recipe, run_dir: Path) -> None:
@@ -134,10 +139,10 @@ def check(recipe: Recipe, run_dir: Path) -> None:
     if isinstance(recipe, Pretrain | Finetune):
         _check_training(recipe, run_dir)
     elif isinstance(recipe, Fewshot):
-        open_images(recipe.data, recipe.data.train_split, run_dir)
+        open_sets(recipe.data, recipe.fewshot.shots, run_dir)
     elif isinstance(recipe, Vtab):
         open_tasks(recipe, chosen_tasks(recipe), run_dir)
-    if isinstance(recipe, Fewshot | Evaluate):
+    elif isinstance(recipe, Evaluate):
         open_images(recipe.data, recipe.data.eval_split, run_dir)
 
 
@@ -158,7 +163,18 @@ def _check_training(recipe: Pretrain | Finetune, run_dir: Path) -> None:
         raise RecipeError(
             "checkpoint.keep_best needs evaluation.every_steps and a data.eval_split to tell which is best"
         )
-    if (train.labels() < 0).any():
+    if isinstance(recipe, Finetune) and recipe.sweep.lrs:
+        open_sweep(recipe, recipe.data, run_dir)
+    labels = train.labels()
+    if labels.ndim > 1 and recipe.loss.name == "softmax":
+        raise RecipeError(
+            f"loss.name = 'softmax' needs one label per image, those of '{recipe.data.train_split}' may have several; "
+            "set loss.name = 'sigmoid'"
+        )
+    if not has_label(labels).all():
         raise DataError(f"'{recipe.data.train_split}' has images without a label; index it with its class files")
+    if not recipe.data.synthetic:
+        check_order(recipe.data, train, recipe.seed, s.batch_size)
     if isinstance(recipe, Pretrain):
+        open_probe(recipe, run_dir)
         model_config(recipe, len(train.class_names))

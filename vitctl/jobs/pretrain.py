@@ -11,8 +11,10 @@ from vitctl.engine.journal import Report, silent
 from vitctl.engine.losses import predict_masked_patches
 from vitctl.engine.preemption import StopFlag
 from vitctl.errors import RecipeError
-from vitctl.jobs.inputs import eval_transform, open_training_images, preprocessing, train_transform
+from vitctl.jobs.inputs import eval_transform, mixing, open_training_images, preprocessing, train_transform
+from vitctl.jobs.probe import make_probe, open_probe
 from vitctl.jobs.result import RunResult
+from vitctl.jobs.sampling import sampling_notes, training_order
 from vitctl.jobs.setup import on_device, open_journal, provenance, start_runtime, train, training_result
 from vitctl.models.build import build
 from vitctl.models.configs import Config, MaskedPatchConfig, ViTConfig
@@ -39,8 +41,11 @@ def pretrain(recipe: Pretrain, run_dir: Path, report: Report = silent, stop: Sto
     """
     stop = StopFlag() if stop is None else stop
     train_on, score_on = open_training_images(recipe.data, run_dir)
+    probed = open_probe(recipe, run_dir)
     runtime = start_runtime(recipe.machine, run_dir, recipe.log)
     journal = open_journal(runtime, run_dir, report)
+    for text in sampling_notes(recipe.data, train_on):
+        journal.write("data", step=0, text=text)
 
     config = model_config(recipe, len(train_on.class_names))
     model = on_device(build(config, seed=recipe.seed, dtype=runtime.dtype), runtime)
@@ -61,7 +66,10 @@ def pretrain(recipe: Pretrain, run_dir: Path, report: Report = silent, stop: Sto
         train_on=(train_on, train_transform(recipe.data)),
         score_on=(score_on, eval_transform(recipe.data)) if score_on is not None else None,
         objective=objective,
+        mixing=mixing(recipe.data),
+        probe=(make_probe(recipe, probed, runtime, stop), recipe.fewshot_probe.every_steps) if probed else None,
         max_bad_fraction=recipe.data.max_bad_fraction,
+        order=training_order(recipe.data, train_on, recipe.seed) if not recipe.data.synthetic else None,
     )
     return training_result(recipe, run_dir, score, provenance(recipe.data, train_on, score_on, model))
 

@@ -1,14 +1,21 @@
-"""What a job leaves behind: RUN/result.json."""
+"""What a job leaves behind: RUN/result.json, with all that two numbers must share to be compared."""
 
+import hashlib
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
+from vitctl.data.origin import origins
+from vitctl.data.read import Source
 from vitctl.engine.journal import write_json
 from vitctl.errors import CheckpointError
 
 FILE = "result.json"
+# Of a recipe, what does not touch the numbers.
+_IDLE = {"machine", "log", "note", "checkpoint"}
 
 
 @dataclass(frozen=True)
@@ -25,6 +32,22 @@ class RunResult:
     provenance: dict[str, Any] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
     error: str = ""
+
+
+def data_used(source: Source, split: str) -> dict[str, Any]:
+    """Which images a number is about: their digest, the split expression, and where they came from in words."""
+    return {
+        "split": split,
+        "data_sha256": source.digest,
+        "data_source": "; ".join(origins(source)),
+        "num_images": len(source),
+    }
+
+
+def with_recipe(result: RunResult, recipe: BaseModel) -> RunResult:
+    """The result with a digest of the recipe values that decide its numbers."""
+    values = json.dumps(recipe.model_dump(exclude=_IDLE), sort_keys=True).encode()
+    return replace(result, provenance=result.provenance | {"recipe_sha256": hashlib.sha256(values).hexdigest()})
 
 
 def write_result(folder: Path, result: RunResult) -> RunResult:

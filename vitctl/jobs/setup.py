@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,29 +14,36 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from vitctl.data.loader import Batch, eval_batches, train_batches
-from vitctl.data.order import Order
+from vitctl.data.order import Order, SampleOrder
 from vitctl.data.read import Source
 from vitctl.data.transforms import EvalTransform, TrainTransform
 from vitctl.engine.evaluation import Score, evaluate
+from vitctl.engine.fitting import fits_everywhere, largest_micro_batch
 from vitctl.engine.journal import LOG, Journal, Report, write_json
 from vitctl.engine.losses import classify
+from vitctl.engine.mixing import Mixing, classify_mixed
 from vitctl.engine.optimizer import build_optimizer
 from vitctl.engine.preemption import StopFlag
 from vitctl.engine.runtime import Runtime, start
 from vitctl.engine.schedule import lr_at, total_steps
+from vitctl.engine.sharding import full_state, is_sharded, shard
 from vitctl.engine.training import CHECKPOINTS, Settings, Task, fit
+from vitctl.errors import LaunchError
 from vitctl.jobs.inputs import Found
-from vitctl.jobs.result import RunResult
+from vitctl.jobs.result import RunResult, data_used
 from vitctl.models.attention import choose_attention, set_attention
-from vitctl.models.blocks import compile_blocks
+from vitctl.models.blocks import compile_blocks, compile_errors
 from vitctl.models.configs import ViTConfig
 from vitctl.models.flops import training_flops
 from vitctl.models.weights.load import weights_digest
+from vitctl.recipe.images import TrainImages
 from vitctl.recipe.schema import TrainRecipe
-from vitctl.recipe.sections import Log, Loss, Machine, StartWeights, TrainImages, TrainMachine
+from vitctl.recipe.sections import Log, Loss, Machine, ShardedMachine, StartWeights, TrainMachine
 from vitctl.recipe.sections import Optimizer as OptimizerSection
 
-ATTENTION = "attention.json"
+ATTENTION, MICRO_BATCH = "attention.json", "micro_batch.json"
+
+Probe = tuple[Callable[[nn.Module], dict[int, list[float]]], int]
 
 
 def start_runtime(machine: Machine, run_dir: Path, log: Log | None = None) -> Runtime:
@@ -52,6 +60,20 @@ def start_runtime(machine: Machine, run_dir: Path, log: Log | None = None) -> Ru
     if trackers:
         runtime.accelerator.init_trackers("tracking")
     return runtime
+
+
+def learning_rate(recipe: TrainRecipe, steps: int) -> Callable[[int], float]:
+    """The rate of the update that follows so many steps, in a run of `steps`, by [optimizer] and [schedule]."""
+    s = recipe.schedule
+    return partial(
+        lr_at,
+        base_lr=recipe.optimizer.lr,
+        total=steps,
+        warmup=s.warmup_steps,
+        decay=s.decay,
+        end_lr=s.end_lr,
+        drops=s.drops,
+    )
 
 
 def num_workers(machine: Machine, runtime: Runtime) -> int:
@@ -81,6 +103,9 @@ def train(
     score_on: tuple[Source, EvalTransform] | None,
     max_bad_fraction: float,
     objective: Callable[..., Tensor] | None = None,
+    order: SampleOrder | None = None,
+    mixing: Mixing = Mixing(),
+    probe: Probe | None = None,
 ) -> Score | None:
     """Train `model` as [optimizer], [schedule], [loss], [averaging], [evaluation], [checkpoint] and [log] say.
 
@@ -92,54 +117,119 @@ def train(
         score_on: images that are scored and their pre-processing.
         max_bad_fraction: of unreadable images.
         objective: in place of [loss].
+        order: of the training images; the exact shuffle by the recipe's seed when not given.
+        mixing: of the images that [loss] is taken of.
+        probe: few-shot accuracies of the model, and every how many steps.
 
     Returns:
         the score after the last step; None without images to score.
     """
-    source, transform = train_on
-    o, s = recipe.optimizer, recipe.schedule
+    source, _ = train_on
+    s = recipe.schedule
     steps = total_steps(len(source), s.batch_size, steps=s.total_steps, epochs=s.total_epochs)
     normalise = partial(runtime.images, mean=tuple(meta["mean"]), std=tuple(meta["std"]))
     workers = num_workers(recipe.machine, runtime)
     share = -(-s.batch_size // runtime.num_processes)
-
-    def batches(first_step: int) -> Iterator[Batch]:
-        return train_batches(
-            source,
-            Order(len(source), recipe.seed),
-            transform,
-            seed=recipe.seed,
-            batch_size=s.batch_size,
-            micro_batch=min(recipe.machine.micro_batch or share, share),
-            rank=runtime.rank,
-            num_processes=runtime.num_processes,
-            first_step=first_step,
-            num_workers=workers,
-        )
+    loss = partial(objective or _classification(recipe.loss, mixing, recipe.seed), normalise=normalise)
+    batches = _batches(recipe, runtime, train_on, order, neighbours=mixing.is_on)
 
     def score(scored: nn.Module) -> Score:
         assert score_on is not None
         return score_images(runtime, scored, *score_on, normalise, recipe.evaluation.batch_size, workers, stop)
 
-    choose_kernels(recipe.machine, runtime, run_dir, model, min(recipe.machine.micro_batch or share, share))
+    choose_kernels(recipe.machine, runtime, run_dir, model, _most(recipe.machine.micro_batch, share))
+    if isinstance(recipe.machine, ShardedMachine) and recipe.machine.sharding == "fsdp":
+        if probe:
+            raise LaunchError(
+                "fewshot_probe.every_steps asks the model for its features alone, which machine.sharding = 'fsdp' cannot; "
+                "set one of them to 0 or 'none'"
+            )
+        shard(model, runtime.device, runtime.num_processes)
+    micro_batch = _micro_batch(recipe, runtime, run_dir, model, loss, lambda n: next(batches(0, n, 0)), share)
     task = Task(
         model=model,
         optimizer=_optimizer(recipe.optimizer, model),
-        objective=partial(objective or _classification(recipe.loss), normalise=normalise),
-        lr=partial(lr_at, base_lr=o.lr, total=steps, warmup=s.warmup_steps, decay=s.decay, end_lr=s.end_lr),
-        batches=batches,
+        objective=loss,
+        lr=learning_rate(recipe, steps),
+        batches=lambda first_step: batches(first_step, micro_batch, workers),
         num_images=len(source),
         flops_per_image=training_flops(config, 1),
         key=source.key,
         score=score if score_on else None,
         config=config,
         meta=meta,
+        probe=probe[0] if probe else None,
     )
-    return fit(runtime, run_dir, task, _settings(recipe, steps, max_bad_fraction), journal, stop)
+    with compile_errors() if recipe.machine.compile else nullcontext():
+        return fit(runtime, run_dir, task, _settings(recipe, steps, max_bad_fraction, probe), journal, stop)
 
 
-def _classification(loss: Loss) -> Callable[..., Tensor]:
-    return partial(classify, name=loss.name, label_smoothing=loss.label_smoothing)
+def _batches(
+    recipe: TrainRecipe,
+    runtime: Runtime,
+    train_on: tuple[Source, TrainTransform],
+    order: SampleOrder | None,
+    neighbours: bool,
+) -> Callable[[int, int, int], Iterator[Batch]]:
+    source, transform = train_on
+
+    def batches(first_step: int, micro_batch: int, num_workers: int) -> Iterator[Batch]:
+        return train_batches(
+            source,
+            order or Order(len(source), recipe.seed),
+            transform,
+            seed=recipe.seed,
+            batch_size=recipe.schedule.batch_size,
+            micro_batch=micro_batch,
+            rank=runtime.rank,
+            num_processes=runtime.num_processes,
+            first_step=first_step,
+            num_workers=num_workers,
+            neighbours=neighbours,
+        )
+
+    return batches
+
+
+def _most(micro_batch: int, share: int) -> int:
+    return min(micro_batch, share) if micro_batch > 0 else share
+
+
+def _micro_batch(
+    recipe: TrainRecipe,
+    runtime: Runtime,
+    run_dir: Path,
+    model: nn.Module,
+    objective: Callable[..., Tensor],
+    batch: Callable[[int], Batch],
+    share: int,
+) -> int:
+    """Images of a forward pass: as asked, or what fits, which is found once and written to RUN/micro_batch.json."""
+    if recipe.machine.micro_batch != -1:
+        return _most(recipe.machine.micro_batch, share)
+    if is_sharded(model):
+        raise LaunchError(
+            "machine.micro_batch = -1 cannot try what fits with machine.sharding = 'fsdp', where a process that runs out of memory "
+            "keeps the others waiting; give machine.micro_batch, and see `vitctl pretrain --dry-run`"
+        )
+    device = torch.cuda.get_device_name(runtime.device) if runtime.device.type == "cuda" else "CPU"
+    setting = {"share": share, "device": device, "precision": runtime.precision}
+    file = run_dir / MICRO_BATCH
+    known = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    runtime.wait()  # nobody may find the file that another writes below
+    if {name: known.get(name) for name in setting} == setting:
+        return int(known["micro_batch"])
+    copies = (2 if recipe.optimizer.name == "adam" else 1) + (recipe.averaging.decay > 0) + (runtime.num_processes > 1)
+    reserve = copies * sum(p.numel() * p.element_size() for p in model.parameters())
+    found = largest_micro_batch(lambda n: fits_everywhere(runtime, model, objective, batch(n), reserve), share)
+    if runtime.is_main:
+        write_json(file, {**setting, "micro_batch": found})
+    return found
+
+
+def _classification(loss: Loss, mixing: Mixing, seed: int) -> Callable[..., Tensor]:
+    objective = partial(classify_mixed, mixing=mixing, seed=seed) if mixing.is_on else classify
+    return partial(objective, name=loss.name, label_smoothing=loss.label_smoothing)
 
 
 def choose_kernels(machine: TrainMachine, runtime: Runtime, run_dir: Path, model: nn.Module, micro_batch: int) -> None:
@@ -175,7 +265,7 @@ def _optimizer(o: OptimizerSection, model: nn.Module) -> Optimizer:
     )
 
 
-def _settings(recipe: TrainRecipe, steps: int, max_bad_fraction: float) -> Settings:
+def _settings(recipe: TrainRecipe, steps: int, max_bad_fraction: float, probe: Probe | None) -> Settings:
     return Settings(
         batch_size=recipe.schedule.batch_size,
         total_steps=steps,
@@ -190,6 +280,9 @@ def _settings(recipe: TrainRecipe, steps: int, max_bad_fraction: float) -> Setti
         log_every=recipe.log.every_steps,
         log_sample_keys=recipe.log.sample_keys,
         max_bad_fraction=max_bad_fraction,
+        probe_every=probe[1] if probe else 0,
+        save_in_background=recipe.checkpoint.background,
+        warm_up=recipe.machine.compile,
     )
 
 
@@ -226,15 +319,19 @@ def provenance(data: TrainImages, train_on: Source, score_on: Source | None, mod
         "train_split": data.train_split,
         "train_sha256": train_on.digest,
         "num_train": len(train_on),
-        "weights_sha256": weights_digest(model.state_dict()),
+        "weights_sha256": weights_digest(full_state(model)),
     }
     if score_on is None:
         return own
     labels = score_on.labels()
     return own | {
-        "split": data.eval_split,
-        "data_sha256": score_on.digest,
-        "majority_class": float(np.bincount(labels).max() / len(labels)),
+        **data_used(score_on, data.eval_split),
+        "labels": "original",
+        "image_size": data.image_size,
+        "eval_method": data.eval_method,
+        "eval_resize": data.eval_resize,
+        "resample": data.resample,
+        "majority_class": float(np.bincount(labels[labels >= 0]).max() / len(labels)),
     }
 
 

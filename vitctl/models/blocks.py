@@ -1,11 +1,16 @@
 """The repeated layers of a network, as what activation checkpointing and compilation work on."""
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+
+from vitctl.errors import LaunchError
+
+_RECOMPILES = 64  # a deep ResNet has units of 16 shapes, each for training, for evaluation and for a last small batch
 
 
 class Block(nn.Module):
@@ -22,13 +27,35 @@ def run(block: nn.Module, inputs: Tensor, checkpointed: bool) -> Tensor:
 def compile_blocks(model: nn.Module, backend: str | Callable[..., Any] = "inductor") -> int:
     """Compile every outermost `Block` of `model` in place, and return their number.
 
-    Equal blocks share one compilation, so that a deep network compiles as fast as a shallow one. Names in the state
-    dictionary stay as they are.
+    Equal blocks share one compilation, so that a deep network compiles as fast as a shallow one. Every batch size has
+    its own: a run has two or three, and code for one size is the quicker. Names in the state dictionary stay as they are.
     """
+    import torch._dynamo.config as dynamo
+
+    dynamo.recompile_limit = max(dynamo.recompile_limit, _RECOMPILES)  # beyond it torch quietly stops to compile
     blocks = list(_outermost(model))
     for block in blocks:
-        block.compile(backend=backend)
+        block.compile(backend=backend, dynamic=False)
     return len(blocks)
+
+
+@contextmanager
+def compile_errors() -> Iterator[None]:
+    """Around the use of compiled blocks, which are compiled when they first run.
+
+    Raises:
+        LaunchError: torch's compiler failed, with the first line of what it said.
+    """
+    from torch._dynamo.exc import BackendCompilerFailed
+
+    try:
+        yield
+    except BackendCompilerFailed as error:
+        said = next((line.strip() for line in str(error).splitlines() if line.strip()), "no reason given")
+        raise LaunchError(
+            f"machine.compile: torch could not compile this model here ({said[:200]}); set machine.compile = false, "
+            "or see the whole report with TORCH_LOGS=+dynamo"
+        ) from error
 
 
 def _outermost(module: nn.Module) -> Iterator[Block]:

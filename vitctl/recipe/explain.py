@@ -68,6 +68,8 @@ def _name(annotation: Any) -> str:
     args = [a for a in get_args(annotation) if a is not type(None)]
     if annotation in (int, float, str, bool):
         return {int: "whole number", float: "number", str: "text", bool: "true or false"}[annotation]
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return f"table of {' and '.join(annotation.model_fields)}"
     if str(annotation).startswith("typing.Literal"):
         return "one of " + ", ".join(toml_value(a) for a in args)
     if str(annotation).startswith("tuple"):

@@ -1,4 +1,4 @@
-"""What an experiment is: one frozen schema for each job, made of the tables in sections.py.
+"""What an experiment is: one frozen schema for each job, made of the tables in sections.py and images.py.
 
 Nothing below the jobs reads a recipe.
 """
@@ -7,30 +7,27 @@ from typing import Literal
 
 from pydantic import model_validator
 
+from vitctl.recipe.images import EvaluateImages, PretrainImages, TrainImages
+from vitctl.recipe.protocols import FewShot, FewshotImages, FewshotProbe, Suite, Sweep, VtabImages
 from vitctl.recipe.sections import (
     Averaging,
     Checkpoint,
-    EvaluateImages,
     Evaluation,
     Export,
-    FewShot,
-    FewshotImages,
+    Judging,
     Log,
     Loss,
     Machine,
     MaskedPatch,
     Model,
     Optimizer,
-    PretrainImages,
     PretrainLoss,
     Schedule,
     Scoring,
     Section,
+    ShardedMachine,
     StartWeights,
-    Suite,
-    TrainImages,
     TrainMachine,
-    VtabImages,
     Weights,
     knob,
 )
@@ -41,11 +38,16 @@ class Recipe(Section):
 
     job: str
     note: str = knob("", "one line: what this recipe is, and what of the paper it reproduces")
-    seed: int = knob(0, "of the weights, the sample order, the augmentation and dropout", ge=0, lt=2**32)
     machine: Machine = Machine()
 
 
-class TrainRecipe(Recipe):
+class SeededRecipe(Recipe):
+    """A recipe of a job that draws at random."""
+
+    seed: int = knob(0, "of the weights, the sample order, the augmentation and dropout", ge=0, lt=2**32)
+
+
+class TrainRecipe(SeededRecipe):
     """The sections of every job that takes gradient steps."""
 
     machine: TrainMachine = TrainMachine()
@@ -66,11 +68,17 @@ class Pretrain(TrainRecipe):
     data: PretrainImages = PretrainImages()
     loss: PretrainLoss
     masked_patch: MaskedPatch = MaskedPatch()
+    machine: ShardedMachine = ShardedMachine()
+    fewshot_probe: FewshotProbe = FewshotProbe()
 
     @model_validator(mode="after")
     def _no_idle_section(self) -> "Pretrain":
         if self.loss.name != "masked_patch" and self.masked_patch != MaskedPatch():
             raise ValueError(f"[masked_patch] does nothing for loss.name = '{self.loss.name}'; leave it out")
+        if self.loss.name == "masked_patch" and (self.data.mixup_alpha or self.data.cutmix_alpha):
+            raise ValueError(
+                "loss.name = 'masked_patch' has no targets to blend; leave out data.mixup_alpha and data.cutmix_alpha"
+            )
         return self
 
 
@@ -80,10 +88,18 @@ class Finetune(TrainRecipe):
     job: Literal["finetune"]
     data: TrainImages = TrainImages()
     weights: StartWeights = StartWeights()
+    machine: ShardedMachine = ShardedMachine()
+    sweep: Sweep = Sweep()
     dropout: float = knob(0.0, "dropout of the fine-tuned model", source="authors' code", ge=0, lt=1)
 
+    @model_validator(mode="after")
+    def _noise_tells_no_rate(self) -> "Finetune":
+        if self.sweep.lrs and self.data.synthetic:
+            raise ValueError("data.synthetic has nothing to choose a rate by; set sweep.lrs = []")
+        return self
 
-class Fewshot(Recipe):
+
+class Fewshot(SeededRecipe):
     """`vitctl fewshot`"""
 
     job: Literal["fewshot"]
@@ -91,6 +107,12 @@ class Fewshot(Recipe):
     data: FewshotImages = FewshotImages()
     evaluation: Scoring = Scoring()
     fewshot: FewShot = FewShot()
+
+    @model_validator(mode="after")
+    def _others_to_choose_by(self) -> "Fewshot":
+        if self.fewshot.choose_l2 == "leave_self_out" and len(self.data.datasets) < 2:
+            raise ValueError("choose_l2 = 'leave_self_out' needs two data sets or more in data.datasets")
+        return self
 
 
 class Vtab(TrainRecipe):
@@ -102,6 +124,12 @@ class Vtab(TrainRecipe):
     dropout: float = knob(0.0, "dropout of the fine-tuned models", ge=0, lt=1)
     vtab: Suite = Suite()
 
+    @model_validator(mode="after")
+    def _one_length_for_all_tasks(self) -> "Vtab":
+        if not self.schedule.total_steps:
+            raise ValueError("the tasks of vtab are trained for one number of steps: set schedule.total_steps")
+        return self
+
 
 class Evaluate(Recipe):
     """`vitctl evaluate`"""
@@ -109,7 +137,7 @@ class Evaluate(Recipe):
     job: Literal["evaluate"]
     weights: Weights = Weights()
     data: EvaluateImages = EvaluateImages()
-    evaluation: Scoring = Scoring()
+    evaluation: Judging = Judging()
 
 
 class ExportRecipe(Recipe):

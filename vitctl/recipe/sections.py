@@ -14,12 +14,9 @@ def _tuple(value: Any) -> Any:
 
 
 Ints = Annotated[tuple[int, ...], BeforeValidator(_tuple)]
+Floats = Annotated[tuple[float, ...], BeforeValidator(_tuple)]
 Names = Annotated[tuple[str, ...], BeforeValidator(_tuple)]
 Triple = Annotated[tuple[float, float, float], BeforeValidator(_tuple)]
-
-Resample = Literal["bilinear", "bilinear_antialias", "bicubic_antialias"]
-IMAGE_SIZE = "side of the square that the model sees; 0: as stored with the weights"
-RESAMPLE = "how images are resized; plain bilinear has no antialias, as in TensorFlow; the others are Pillow's"
 
 
 def knob(default: Any, what: str, *, unit: str = "", source: str = "", **limits: Any) -> Any:
@@ -105,96 +102,6 @@ class StartWeights(Weights):
     )
 
 
-class Place(Section):
-    """Where images come from; shared by every job that reads data."""
-
-    dataset: str = knob("", "name of a known data set (digits, shapes, cifar10, pets, ...), found under data.root")
-    path: str = knob("", "folder of shards made by `vitctl data shards`; goes before dataset")
-    root: str = knob("data", "folder that holds known data sets, one folder each")
-    eval_split: str = knob("test", "split that is scored, e.g. 'test' or 'train[98%:]'; '' for none", source="B.1.1")
-
-
-class EvaluateImages(Place):
-    """[data] of `evaluate`: the pre-processing is the one stored with the weights."""
-
-    image_size: int = knob(0, IMAGE_SIZE, unit="pixels", ge=0)
-
-
-class FewshotImages(Place):
-    """[data] of `fewshot`."""
-
-    train_split: str = knob("train", "split that the shots are drawn from")
-    image_size: int = knob(0, IMAGE_SIZE, unit="pixels", ge=0)
-    eval_resize: int = knob(
-        0, "images are squashed to this square before the centre crop; 0: 8/7 of image_size, as 256 for 224",
-        unit="pixels", source="big_vision fewshot_lsr", ge=0,
-    )  # fmt: skip
-    resample: Resample = knob("bilinear", RESAMPLE, source="authors' code")
-
-
-class TrainImages(Place):
-    """[data] of the jobs that train."""
-
-    train_split: str = knob("train", "split that is trained on, e.g. 'train' or 'train[:98%]'", source="B.1.1")
-    image_size: int = knob(0, IMAGE_SIZE, unit="pixels", source="B.1.1", ge=0)
-    crop: Literal["inception", "random", "none"] = knob(
-        "inception",
-        "random area 5-100 % and aspect 3/4-4/3; or resize and random crop; or resize only",
-        source="issues 46, 53",
-    )
-    train_resize: int = knob(0, "crop = 'random': size before the crop", unit="pixels", source="BiT 3.3", ge=0)
-    flip: bool = knob(True, "left-right flip with probability one half", source="authors' code")
-    resample: Resample = knob("bilinear", RESAMPLE, source="authors' code")
-    eval_method: Literal["square", "shorter_side"] = knob(
-        "square",
-        "evaluation: squash to a square, or resize the shorter side and crop the centre",
-        source="authors' code",
-    )
-    eval_resize: int = knob(0, "evaluation: size before the centre crop; 0: image_size", unit="pixels", ge=0)
-    synthetic: int = knob(0, "train on this many generated noise images instead of data; 0: off", unit="images", ge=0)
-    max_bad_fraction: float = knob(0.001, "stop when more than this share of the images read is unreadable", ge=0, le=1)
-
-    @model_validator(mode="after")
-    def _crop_needs_room(self) -> "TrainImages":
-        if self.crop == "random" and self.train_resize < self.image_size:
-            raise ValueError(
-                f"crop = 'random' cuts image_size = {self.image_size} out of train_resize = {self.train_resize}; "
-                f"set data.train_resize to at least {self.image_size}"
-            )
-        if 0 < self.eval_resize < self.image_size:
-            raise ValueError(f"eval_resize = {self.eval_resize} is smaller than image_size = {self.image_size}; "
-                             f"set data.eval_resize to at least {self.image_size}, or to 0")  # fmt: skip
-        return self
-
-
-class PretrainImages(TrainImages):
-    """[data] of `pretrain`: it also fixes the value range, which then travels with the weights."""
-
-    image_size: int = knob(224, "side of the square that the model sees", unit="pixels", source="Table 3", ge=1)
-    mean: Triple = knob(
-        (0.5, 0.5, 0.5), "subtracted after scaling to 0..1; 0.5 gives the range -1..1", source="authors' code"
-    )
-    std: Triple = knob((0.5, 0.5, 0.5), "divided by after the mean", source="authors' code")
-
-
-class VtabImages(Section):
-    """[data] of `vtab`: splits, crop and flip are those of each task."""
-
-    path: str = knob("", "folder that holds a folder of shards for each task; unset: data.root")
-    root: str = knob("data", "folder that holds known data sets, one folder each")
-    image_size: int = knob(
-        384, "side of the square that the model sees, for all tasks; 0: as stored with the weights", unit="pixels",
-        source="B.1.1", ge=0,
-    )  # fmt: skip
-    augment: Literal["bit", "none"] = knob(
-        "bit",
-        "bit: random crop out of 7/6 of image_size and flip where the task allows; none: resize only",
-        source="BiT App. F",
-    )
-    resample: Resample = knob("bilinear_antialias", RESAMPLE)
-    max_bad_fraction: float = knob(0.0, "stop when more than this share of the images read is unreadable", ge=0, le=1)
-
-
 class Optimizer(Section):
     """[optimizer] Adam in the AdamW form over every parameter, or SGD with momentum."""
 
@@ -235,9 +142,10 @@ class Schedule(Section):
     warmup_steps: int = knob(
         0, "linear warm-up; the very first update has learning rate 0", unit="steps", source="Table 3", ge=0
     )
-    decay: Literal["linear", "cosine", "constant"] = knob(
-        "cosine", "from lr down to end_lr (cosine: to 0)", source="Tables 3, 4"
+    decay: Literal["linear", "cosine", "steps", "constant"] = knob(
+        "cosine", "from lr down to end_lr (cosine: to 0; steps: to a tenth at each of drops)", source="Tables 3, 4; D.1"
     )
+    drops: Floats = knob((), "steps: shares of the run after which the rate falls to a tenth", source="BiT; D.1")
     end_lr: float = knob(0.0, "linear: the last learning rate", source="authors' code, issue 2", ge=0)
 
     @model_validator(mode="after")
@@ -247,6 +155,15 @@ class Schedule(Section):
         if self.total_steps and self.warmup_steps >= self.total_steps:
             raise ValueError(f"warmup_steps = {self.warmup_steps} leaves nothing of total_steps = {self.total_steps}; "
                              f"set schedule.warmup_steps below it")  # fmt: skip
+        return self
+
+    @model_validator(mode="after")
+    def _drops_are_of_steps(self) -> "Schedule":
+        if (self.decay == "steps") != bool(self.drops):
+            raise ValueError(f"decay = '{self.decay}' with drops = {list(self.drops)}: drops go with decay = 'steps' alone, "
+                             f"e.g. schedule.drops = [0.3, 0.6, 0.9]")  # fmt: skip
+        if list(self.drops) != sorted({drop for drop in self.drops if 0 < drop < 1}):
+            raise ValueError(f"drops = {list(self.drops)} should be rising shares between 0 and 1")
         return self
 
 
@@ -282,7 +199,9 @@ class Averaging(Section):
 class Machine(Section):
     """[machine] How the work is spread; nothing here but precision touches the numbers, and only in rounding."""
 
-    processes: int = knob(1, "processes, one per GPU; more than 1 are started by accelerate", ge=1)
+    processes: int = knob(
+        1, "processes, one per GPU; vitctl starts them, or srun, torchrun or accelerate launch did", ge=1
+    )
     workers: int = knob(-1, "data loader workers of each process; -1: as many as the cores allow; 0: none", ge=-1)
     precision: Literal["auto", "bf16", "float32", "float64"] = knob(
         "auto", "auto: bf16 where the device is good at it, else float32; master weights, loss and norms stay float32"
@@ -300,13 +219,40 @@ class TrainMachine(Machine):
         False, "recompute each layer in the backward pass instead of keeping its inner values"
     )
     compile: bool = knob(False, "torch.compile each layer")
-    micro_batch: int = knob(0, "most images in one forward pass of a process; 0: its whole share", unit="images", ge=0)
+    micro_batch: int = knob(
+        0,
+        "most images in one forward pass of a process; 0: its whole share; -1: as many as the device holds, found by trying at "
+        "the start of the run, then kept",
+        unit="images",
+        ge=-1,
+    )
+
+
+class ShardedMachine(TrainMachine):
+    """[machine] of the jobs that may train what one device cannot hold."""
+
+    sharding: Literal["none", "fsdp"] = knob(
+        "none",
+        "fsdp: weights, gradients and optimizer state are cut over the processes (FSDP2); none: each has all (DDP)",
+    )
 
 
 class Scoring(Section):
     """[evaluation] of the jobs that only score."""
 
     batch_size: int = knob(256, "images in one forward pass of a process", unit="images", ge=1)
+
+
+class Judging(Scoring):
+    """[evaluation] of `evaluate`."""
+
+    labels: str = knob(
+        "",
+        "what counts as right: '': the labels of the data; 'real': also the ReaL labels of ImageNet's validation images, "
+        "or the path of their real.json; 'objectnet': any ImageNet class of the object; 'objectnet_restricted': the same "
+        "with the answer chosen among ObjectNet's classes alone",
+        source="4.1; ReaL; ObjectNet",
+    )
 
 
 class Evaluation(Scoring):
@@ -319,6 +265,9 @@ class Checkpoint(Section):
     """[checkpoint] What is kept on disk."""
 
     every_steps: int = knob(1000, "save every so many steps; 0: only at the end and on a signal", unit="steps", ge=0)
+    background: bool = knob(
+        True, "write while training goes on, from a copy in the memory of the machine; false needs no copy, and waits"
+    )
     keep_last: int = knob(2, "newest checkpoints kept", ge=1)
     keep_best: int = knob(
         0, "best checkpoints kept by accuracy on data.eval_split (needs evaluation.every_steps)", ge=0
@@ -331,27 +280,6 @@ class Log(Section):
     every_steps: int = knob(50, "a record in log.jsonl and a line or a redraw on the screen", unit="steps", ge=1)
     trackers: Names = knob((), "accelerate trackers, e.g. ['tensorboard']")
     sample_keys: bool = knob(False, "write the key of every sample of every step to samples/rank_*.jsonl")
-
-
-class FewShot(Section):
-    """[fewshot] Closed-form regularised least squares on frozen representations."""
-
-    shots: Ints = knob((1, 5, 10, 25), "training images per class", source="Section 4.1, Fig. 4")
-    seeds: Ints = knob((0, 1, 2), "one draw of the training images for each")
-    l2: float = knob(
-        1024.0, "the regulariser, not divided by the number of images", source="big_vision fewshot_lsr", ge=0
-    )
-    float64: bool = knob(False, "solve in float64 instead of float32")
-
-
-class Suite(Section):
-    """[vtab] A table of small tasks, each fine-tuned on 1,000 images with one setting."""
-
-    suite: Literal["vtab", "mini"] = knob(
-        "vtab", "vtab: the 19 tasks; mini: tasks that need no download", source="4.1, D.10"
-    )
-    tasks: Names = knob((), "only these tasks; the means are then labelled partial")
-    seeds: Ints = knob((0,), "fine-tuning runs per task", source="Table 2 caption")
 
 
 class Export(Section):

@@ -49,6 +49,8 @@ def toml_value(value: Any) -> str:
         return ""
     if isinstance(value, bool):
         return "true" if value else "false"
+    if isinstance(value, BaseModel):
+        return "{" + ", ".join(f"{name} = {toml_value(inner)}" for name, inner in value) + "}"
     if isinstance(value, tuple | list):
         return "[" + ", ".join(toml_value(item) for item in value) + "]"
     if isinstance(value, str):

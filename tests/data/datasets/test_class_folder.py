@@ -8,7 +8,7 @@ import pytest
 from vitctl.data.datasets.class_folder import arrange, read_class_folder, read_class_tar
 from vitctl.data.originals import open_originals
 from vitctl.data.read import ShardSource
-from vitctl.data.shards import Originals, write_split
+from vitctl.data.shards import Item, Originals, write_split
 from vitctl.errors import DataError
 
 CIFAR = Path(__file__).parents[4] / "shared/data/cifar10-jpeg.tar"
@@ -89,7 +89,7 @@ def test_class_folder__refuses(tmp_path: Path, names: list[str], message: str) -
     with pytest.raises(DataError, match=message):
         read_class_folder(plant(tmp_path, names))
     with pytest.raises(DataError, match=message):
-        arrange(dict.fromkeys(names, bytes), "memory")
+        arrange([Item(name, -1, bytes) for name in names], "memory")
 
 
 def test_class_tar__refuses_what_is_unsafe_or_no_tar(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from tests.data.datasets.conftest import labels, plant
 from vitctl.data.datasets.imagenet import read
+from vitctl.data.originals import open_originals
 from vitctl.errors import DataError
 
 WNIDS = ["n01440764", *(f"n{10_000_000 + 7 * number}" for number in range(998)), "n15075141"]
@@ -91,7 +92,9 @@ def test_read__refuses(tmp_path: Path) -> None:
     ):
         read(tmp_path)
     (tmp_path / "synsets.txt").write_text("\n".join(WNIDS))
-    with pytest.raises(DataError, match=r"LOC_val_solution.csv or validation_synset_labels.txt is missing"):
+    with pytest.raises(
+        DataError, match=r"LOC_val_solution.csv or imagenet_2012\w+.txt or validation_synset_labels.txt is missing"
+    ):
         read(tmp_path)
     (tmp_path / "validation_synset_labels.txt").write_text(f"{FIRST}\n")
     with pytest.raises(DataError, match=rf"1 lines, 2 of 2 images have no label, first {VALIDATION[0]}"):
@@ -100,5 +103,24 @@ def test_read__refuses(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="n00000000 is none of the 1000 classes"):
         read(tmp_path)
     (tmp_path / "ILSVRC2012_img_train.tar").write_bytes(b"<html>" * 200)
-    with pytest.raises(DataError, match="not a whole tar file of images or of class tars"):
+    with pytest.raises(DataError, match="not a whole, uncompressed tar file"):
         read(tmp_path)
+    (tmp_path / "ILSVRC2012_img_train.tar").write_bytes(tar_of({"n01440764.tar": b"no tar at all" * 99}))
+    with pytest.raises(DataError, match="damaged or cut off at byte 512"):
+        read(tmp_path)
+
+
+def test_read__the_labels_of_all_validation_images_name_the_classes(tmp_path: Path) -> None:
+    """Nothing but the archive and the list in the order of the names, not that of the archive; as a folder to make shards of."""
+    names = [f"ILSVRC2012_val_{number:08d}.JPEG" for number in range(1, 1001)]
+    (tmp_path / "ILSVRC2012_img_val.tar").write_bytes(tar_of({name: name.encode() for name in names[::-1]}))
+    (tmp_path / "imagenet_2012_validation_synset_labels.txt").write_text("\n".join(WNIDS[::-1]))
+    splits = open_originals(str(tmp_path))
+    assert set(splits) == {"validation"}
+    assert labels(splits["validation"]) == {name: 999 - number for number, name in enumerate(names)}
+    assert all(item.read() == item.key.encode() for item in splits["validation"].items)
+    assert {item.size for item in splits["validation"].items} == {len(names[0])}
+    (tmp_path / "imagenet_2012_validation_synset_labels.txt").write_text("490\n" * 1000)
+    (tmp_path / "synsets.txt").write_text("\n".join(WNIDS))
+    with pytest.raises(DataError, match="490 is none of the 1000 classes, should be a wnid such as n01440764"):
+        open_originals(str(tmp_path))

@@ -72,3 +72,37 @@ def test_read_parquet__refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(DataError, match="parquet needs pyarrow; install it with"):
         open_originals(str(tmp_path))
+
+
+def test_read_parquet__several_labels(tmp_path: Path) -> None:
+    images = [{"bytes": b"x", "path": f"{n}.jpg"} for n in range(3)]
+    table = pa.table({"image": images, "labels": [[2, 0], [], [1, 1]]})
+    info = {"info": {"features": {"labels": {"feature": {"names": ["a", "b", "c"]}, "_type": "Sequence"}}}}
+    pq.write_table(table.replace_schema_metadata({"huggingface": json.dumps(info)}), tmp_path / "x.parquet")
+    (split,) = open_originals(str(tmp_path / "x.parquet")).values()
+    assert [(item.label, item.size) for item in split.items] == [((2, 0), 1), ((), 1), ((1,), 1)]
+    assert split.class_names == ("a", "b", "c")
+    pq.write_table(table, tmp_path / "x.parquet")
+    (split,) = open_originals(str(tmp_path / "x.parquet")).values()
+    assert split.class_names == ("0", "1", "2")
+
+
+def test_read_parquet__a_table_of_paths(tmp_path: Path) -> None:
+    for name in ("1.jpg", "2.jpg"):
+        (tmp_path / name).write_bytes(name.encode())
+    path = tmp_path / "list.parquet"
+    pq.write_table(pa.table({"path": ["1.jpg", "2.jpg"], "label": ["b", "a"], "split": ["train", "val"]}), path)
+    splits = open_originals(str(path))
+    found = {split: [(item.key, item.label, item.read()) for item in own.items] for split, own in splits.items()}
+    assert found == {"train": [("1.jpg", 1, b"1.jpg")], "validation": [("2.jpg", 0, b"2.jpg")]}
+    pq.write_table(pa.table({"path": ["1.jpg", "2.jpg"], "labels": [["b", "a"], ["a"]]}), path)
+    (split,) = open_originals(str(path)).values()
+    assert [item.label for item in split.items] == [(1, 0), (0,)]
+    pq.write_table(
+        pa.table(
+            {"path": ["1.jpg"], "labels": [[]]}, pa.schema({"path": pa.string(), "labels": pa.list_(pa.string())})
+        ),
+        path,
+    )
+    with pytest.raises(DataError, match=r"list.parquet: should have a path and a label in every row"):
+        open_originals(str(path))

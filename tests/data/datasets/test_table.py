@@ -40,7 +40,7 @@ def test_table__splits_share_their_classes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("1.jpg,dog\n", "columns are 1.jpg,dog, should be path,label or path,label,split"),
+        ("1.jpg,dog\n", "columns are 1.jpg,dog, should be path,label or path,label,split; labels in place"),
         ("", "columns are , should be path,label"),
         ("path,label\n", "lists no images"),
         ("path,label\n1.jpg,dog\n9.jpg,dog\n8.jpg,dog\n", "2 of 3 files are missing, the first is 9.jpg"),
@@ -58,3 +58,13 @@ def test_table__refuses(tmp_path: Path, text: str, message: str) -> None:
 def test_table__missing(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="cannot be read as a table"):
         read_table(tmp_path / "none.csv")
+
+
+def test_table__several_labels(tmp_path: Path) -> None:
+    splits = read_table(write(tmp_path, "path,labels\n1.jpg,dog;cat\n2.jpg, cat\nx/3.jpg,ant; dog ;ant\n"))
+    assert splits["train"].class_names == ("ant", "cat", "dog")
+    found = [(item.label, item.size) for item in splits["train"].items]
+    assert found == [((2, 1), 5), ((1,), 5), ((0, 2), 7)]
+    numbers = read_table(write(tmp_path, "path\tlabels\n1.jpg\t3;1\n2.jpg\t02\n", "numbers.tsv"))["train"]
+    assert [item.label for item in numbers.items] == [(3, 1), (2,)]
+    assert numbers.class_names == ("0", "1", "2", "3")

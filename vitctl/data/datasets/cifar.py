@@ -15,6 +15,7 @@ from vitctl.data.shards import Originals
 from vitctl.errors import DataError
 
 _SITE = "https://www.cs.toronto.edu/~kriz/cifar.html"
+ARCHIVE = f"cifar-10-python.tar.gz or cifar-100-python.tar.gz from {_SITE}"
 
 
 @dataclass(frozen=True)

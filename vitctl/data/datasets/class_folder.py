@@ -1,12 +1,14 @@
 """Images in one folder per class, on disk or inside a tar file."""
 
 import os
-import tarfile
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from vitctl.data.scan import IMAGE_EXTENSIONS, MAX_MEMBER_BYTES, check_end
+from vitctl.data.datasets.archives import archive_items
+from vitctl.data.datasets.files import file_size, read_bytes
+from vitctl.data.scan import IMAGE_EXTENSIONS
 from vitctl.data.shards import Item, Originals
 from vitctl.errors import DataError
 
@@ -18,7 +20,6 @@ SPLITS = {
     "validation": "validation",
     "test": "test",
 }
-Read = Callable[[], bytes]
 
 
 def read_class_folder(folder: Path) -> dict[str, Originals]:
@@ -36,71 +37,60 @@ def read_class_folder(folder: Path) -> dict[str, Originals]:
     Raises:
         DataError: no images, an image outside of a class folder, or split folders beside others.
     """
-    return arrange({name: partial(_read_file, folder / name) for name in _walk(folder)}, str(folder))
+    found = [(name, folder / name) for name in _walk(folder)]
+    return arrange([Item(name, -1, partial(read_bytes, path), file_size(path)) for name, path in found], str(folder))
 
 
 def read_class_tar(path: Path) -> dict[str, Originals]:
-    """The same as `read_class_folder`, inside a plain tar file that stays packed.
+    """The same as `read_class_folder`, inside a plain tar file that stays packed; a class may be a tar file of its own.
 
     Raises:
         DataError: as `read_class_folder`; or the tar is damaged, compressed or unsafe.
     """
-    reads: dict[str, Read] = {}
-    try:
-        with tarfile.open(path, "r:") as tar:
-            for member in tar:
-                name = member.name.removeprefix("./")
-                if member.isreg() and not member.issparse() and _is_image(name):
-                    if name.startswith("/") or ".." in name.split("/"):
-                        raise DataError(f"{path}: member {name!r} points outside the archive")
-                    reads[name] = partial(read_part, path, member.offset_data, member.size)
-            check_end(path, tar)
-    except (tarfile.TarError, OSError) as error:
-        raise DataError(f"{path}: not a whole, uncompressed tar file ({error})") from None
-    return arrange(reads, str(path))
+    return arrange([item for item in archive_items(path) if _is_image(item.key)], str(path))
 
 
-def arrange(reads: dict[str, Read], source: str) -> dict[str, Originals]:
+def arrange(items: Sequence[Item], source: str) -> dict[str, Originals]:
     """Sort images by the folders in their names into splits and classes.
 
     Args:
-        reads: relative path, with `/`, to the function that gives the bytes. The path within its split becomes the key.
+        items: their keys are relative paths, with `/`; the path within its split becomes the key. Labels are not looked at.
         source: where they come from, in words.
 
     Raises:
         DataError: as `read_class_folder`.
     """
-    if not reads:
+    if not items:
         raise DataError(f"{source}: no images found, should hold <class>/<image> or train/<class>/<image>")
-    tops = sorted({name.partition("/")[0] for name in reads})
+    tops = sorted({item.key.partition("/")[0] for item in items})
     splits = [top for top in tops if top.lower() in SPLITS]
     if not splits:
-        return {"train": _split(reads, _classes(reads, source), source)}
+        return {"train": _split(items, _classes(items, source), source)}
     if len(splits) < len(tops):
         others = [top for top in tops if top not in splits]
         raise DataError(f"{source}: {splits[0]}/ looks like a split but {others[0]} beside it does not; keep one kind")
-    inner: dict[str, dict[str, Read]] = {}
-    for name, read in reads.items():
-        top, _, rest = name.partition("/")
-        inner.setdefault(SPLITS[top.lower()], {})[rest] = read
-    classes = _classes((name for names in inner.values() for name in names), source)
-    return {split: _split(names, classes, source) for split, names in inner.items()}
+    inner: dict[str, list[Item]] = {}
+    for item in items:
+        top, _, rest = item.key.partition("/")
+        inner.setdefault(SPLITS[top.lower()], []).append(replace(item, key=rest))
+    classes = _classes([item for own in inner.values() for item in own], source)
+    return {split: _split(own, classes, source) for split, own in inner.items()}
 
 
-def _classes(names: Iterable[str], source: str) -> tuple[str, ...]:
+def _classes(items: Sequence[Item], source: str) -> tuple[str, ...]:
     found = set()
-    for name in names:
-        top, slash, _ = name.partition("/")
+    for item in items:
+        top, slash, _ = item.key.partition("/")
         if not slash:
-            raise DataError(f"{source}: {name} lies in no class folder, should be <class>/{name}")
+            raise DataError(f"{source}: {item.key} lies in no class folder, should be <class>/{item.key}")
         found.add(top)
     return tuple(sorted(found))
 
 
-def _split(reads: dict[str, Read], class_names: tuple[str, ...], source: str) -> Originals:
+def _split(items: Sequence[Item], class_names: tuple[str, ...], source: str) -> Originals:
     labels = {name: label for label, name in enumerate(class_names)}
-    items = [Item(name, labels[name.partition("/")[0]], reads[name]) for name in sorted(reads)]
-    return Originals(items, class_names, source)
+    ordered = sorted(items, key=lambda item: item.key)
+    return Originals([replace(item, label=labels[item.key.partition("/")[0]]) for item in ordered], class_names, source)
 
 
 def _walk(folder: Path) -> Iterable[str]:
@@ -115,25 +105,3 @@ def _walk(folder: Path) -> Iterable[str]:
 def _is_image(name: str) -> bool:
     base = name.rpartition("/")[2]
     return not base.startswith(".") and base.rpartition(".")[2].lower() in IMAGE_EXTENSIONS
-
-
-def _read_file(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror})") from None
-
-
-def read_part(path: Path, offset: int, size: int) -> bytes:
-    """An image that lies within another file.
-
-    Raises:
-        DataError: it is larger than any image should be, or the file ends before it.
-    """
-    if size > MAX_MEMBER_BYTES:
-        raise DataError(f"{path}: an image of {size} bytes, should have at most {MAX_MEMBER_BYTES}")
-    with path.open("rb") as file:
-        data = os.pread(file.fileno(), size, offset)
-    if len(data) < size:
-        raise DataError(f"{path}: ends before byte {offset + size}, should hold an image there")
-    return data

@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import stat
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from vitctl.data.scan import MAX_MEMBER_BYTES
 from vitctl.data.shards import Item
 from vitctl.errors import DataError
 
@@ -51,15 +53,25 @@ def file_items(
     Raises:
         DataError: files are missing.
     """
-    absent = [name for name in names if not (folder / name).is_file()]
+    sizes = [file_size(folder / name) for name in names]
+    absent = [name for name, size in zip(names, sizes, strict=True) if size is None]
     if absent:
         raise DataError(
             f"{folder}: {len(absent):,} of {len(names):,} listed images are missing, the first is {absent[0]}"
         )
     return [
-        Item(key, int(label), partial(read_bytes, folder / name))
-        for key, name, label in zip(keys or names, names, labels, strict=True)
+        Item(key, int(label), partial(read_bytes, folder / name), size)
+        for key, name, label, size in zip(keys or names, names, labels, sizes, strict=True)
     ]
+
+
+def file_size(path: Path) -> int | None:
+    """Bytes of a file; None where there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_size if stat.S_ISREG(found.st_mode) else None
 
 
 def read_bytes(path: Path) -> bytes:
@@ -71,7 +83,9 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_part(path: Path, offset: int, size: int) -> bytes:
-    """`size` bytes from `offset` on. Raises DataError when the file cannot be read, or ends before."""
+    """`size` bytes from `offset` on. Raises DataError when that is too large, the file cannot be read, or ends before."""
+    if size > MAX_MEMBER_BYTES:
+        raise DataError(f"{path}: an image of {size} bytes at byte {offset}, should have at most {MAX_MEMBER_BYTES}")
     try:
         with path.open("rb") as file:
             data = os.pread(file.fileno(), size, offset)

@@ -1,12 +1,14 @@
 """ImageNet (ILSVRC 2012) as people have it: unpacked folders, Kaggle's tree, or the two tar files."""
 
 import csv
-import tarfile
-from functools import partial
-from pathlib import Path, PurePosixPath
+import re
+from dataclasses import replace
+from pathlib import Path
 
-from vitctl.data.datasets.files import file_items, need, read_lines, read_part
+from vitctl.data.datasets.archives import archive_items
+from vitctl.data.datasets.files import class_list, file_items, need, read_lines
 from vitctl.data.datasets.fixed_classes import image_names
+from vitctl.data.datasets.packed_lists import imagenet_validation_labels
 from vitctl.data.shards import Item, Originals
 from vitctl.errors import DataError
 
@@ -20,6 +22,13 @@ _FIRST, _LAST = "n01440764", "n15075141"
 _SUFFIXES = (".jpeg", ".jpg", ".png")
 _KAGGLE = "ILSVRC/Data/CLS-LOC"
 _TRAIN_PLACES = ("train", f"{_KAGGLE}/train", "ILSVRC2012_img_train.tar")
+_LABEL_LISTS = (
+    "LOC_val_solution.csv",
+    "imagenet_2012_validation_synset_labels.txt",
+    "validation_synset_labels.txt",
+)
+_CLASS_LISTS = ("LOC_synset_mapping.txt", "synsets.txt")
+_WNID = re.compile(r"n\d{8}")
 _VALIDATION_PLACES = ("val", "validation", f"{_KAGGLE}/val", "ILSVRC2012_img_val.tar")
 
 
@@ -31,8 +40,10 @@ def read(root: Path) -> dict[str, Originals]:
     Args:
         root: holds one of `train/<wnid>/`, `ILSVRC/Data/CLS-LOC/train/<wnid>/`, `ILSVRC2012_img_train.tar`, or of
             `val/<wnid>/`, `val/` flat, `ILSVRC/Data/CLS-LOC/val/`, `ILSVRC2012_img_val.tar`, or of both.
-            Flat images need `LOC_val_solution.csv` or `validation_synset_labels.txt`; the wnids are taken from the
-            folders of either split, the training tar, `LOC_synset_mapping.txt` or `synsets.txt`.
+            Labels of flat images come from `LOC_val_solution.csv` or `[imagenet_2012_]validation_synset_labels.txt`, and where
+            neither is there but all 50,000 images are, from the list that comes with vitctl; the wnids are taken
+            from the folders of either split, the training tar, `LOC_synset_mapping.txt` or `synsets.txt`, or from all
+            labels of the validation images.
 
     Raises:
         DataError: no images are there, or there are not 1,000 classes.
@@ -53,34 +64,23 @@ def read(root: Path) -> dict[str, Originals]:
 def _images(place: Path) -> list[Item]:
     """All images of a split, keyed by `<wnid>/<file>` or, when they lie flat, by `<file>`. The labels come later."""
     if place.suffix == ".tar":
-        return _tar_images(place)
+        packed = [item for item in archive_items(place) if Path(item.key).suffix.lower() in _SUFFIXES]
+        return [replace(item, key="/".join(_folder_and_name(item.key))) for item in packed]
     folders = sorted(path.name for path in place.iterdir() if path.is_dir() and not path.name.startswith("."))
     names = [f"{folder}/{file}" for folder in folders for file in image_names(place / folder, _SUFFIXES)]
     names = names or image_names(place, _SUFFIXES)
     return file_items(place, names, [-1] * len(names))
 
 
-def _tar_images(path: Path) -> list[Item]:
-    """The images in a tar file, and in the tar files in it, one per class; they stay packed."""
-    images = []
-    try:
-        with tarfile.open(path, "r:") as outer:
-            for member in filter(tarfile.TarInfo.isreg, outer):
-                place = PurePosixPath(member.name)
-                if place.suffix.lower() in _SUFFIXES:
-                    images.append(_packed(path, place.name, member.offset_data, member.size))
-                elif place.suffix == ".tar":
-                    with tarfile.open(fileobj=outer.extractfile(member), mode="r:") as inner:
-                        for image in filter(tarfile.TarInfo.isreg, inner):
-                            name = f"{place.stem}/{PurePosixPath(image.name).name}"
-                            images.append(_packed(path, name, member.offset_data + image.offset_data, image.size))
-    except (tarfile.TarError, OSError) as error:
-        raise DataError(f"{path}: not a whole tar file of images or of class tars ({error})") from None
-    return images
+def _folder_and_name(key: str) -> list[str]:
+    """`[wnid, file]`, or `[file]` where the folder is no wnid."""
+    folder, _, rest = key.partition("/")
+    return [*([folder] if _WNID.fullmatch(folder) else []), (rest or folder).rpartition("/")[2]]
 
 
-def _packed(path: Path, name: str, offset: int, size: int) -> Item:
-    return Item(name, -1, partial(read_part, path, offset, size))
+def is_imagenet(folder: Path) -> bool:
+    """Whether ImageNet's archives, or Kaggle's tree, lie in a folder."""
+    return any((folder / place).exists() for place in (*_TRAIN_PLACES, *_VALIDATION_PLACES) if "ILSVRC" in place)
 
 
 def _wnids(root: Path, found: dict[str, list[Item]]) -> tuple[str, ...]:
@@ -89,7 +89,11 @@ def _wnids(root: Path, found: dict[str, list[Item]]) -> tuple[str, ...]:
         wnids = {item.key.partition("/")[0] for item in images if "/" in item.key}
         if wnids:
             return _checked(wnids, str(root))
-    path = need(root, "LOC_synset_mapping.txt", "synsets.txt", archive=WNID_ARCHIVE)
+    if not any((root / name).is_file() for name in _CLASS_LISTS):
+        listed = set(_label_list(root, next(iter(found.values()))).values())
+        if len(listed) == NUM_CLASSES:
+            return _checked(listed, str(root))
+    path = need(root, *_CLASS_LISTS, archive=WNID_ARCHIVE)
     return _checked({line.split()[0] for line in read_lines(path)}, str(path))
 
 
@@ -104,30 +108,45 @@ def _checked(found: set[str], where: str) -> tuple[str, ...]:
 def _split(root: Path, images: list[Item], wnids: tuple[str, ...]) -> Originals:
     by_folder = [item.key.rpartition("/")[0] for item in images]
     names = [item.key.rpartition("/")[2] for item in images]
-    own = by_folder if all(by_folder) else _listed_wnids(root, names)
+    own = by_folder if all(by_folder) else _listed_wnids(root, images)
     numbers = {wnid: label for label, wnid in enumerate(wnids)}
     unknown = next((wnid for wnid in own if wnid not in numbers), None)
     if unknown is not None:
-        raise DataError(f"{root}: {unknown} is none of the {NUM_CLASSES} classes")
-    items = [Item(name, numbers[wnid], item.read) for name, wnid, item in zip(names, own, images, strict=True)]
+        raise DataError(f"{root}: {unknown} is none of the {NUM_CLASSES} classes, should be a wnid such as {_FIRST}")
+    items = [replace(item, key=name, label=numbers[wnid]) for name, wnid, item in zip(names, own, images, strict=True)]
     return Originals(items, wnids, "ImageNet, ILSVRC 2012")
 
 
-def _listed_wnids(root: Path, names: list[str]) -> list[str]:
-    """The wnid of every flat image, from Kaggle's table by name or from a list in the order of the names."""
-    path = need(root, "LOC_val_solution.csv", "validation_synset_labels.txt", archive=LABEL_ARCHIVE)
+def _listed_wnids(root: Path, images: list[Item]) -> list[str]:
+    """The wnid of every flat image."""
+    listed = _label_list(root, images)
+    absent = [item.key for item in images if Path(item.key).stem not in listed]
+    if absent:
+        path = need(root, *_LABEL_LISTS, archive=LABEL_ARCHIVE)
+        num_lines = len(read_lines(path))
+        raise DataError(
+            f"{path}: {num_lines:,} lines, {len(absent):,} of {len(images):,} images have no label, first {absent[0]}"
+        )
+    return [listed[Path(item.key).stem] for item in images]
+
+
+def _label_list(root: Path, images: list[Item]) -> dict[str, str]:
+    """Image name without suffix to wnid: from Kaggle's table by name, from a list in the order of the names, or, for all 50,000
+    validation images, from the list that comes with vitctl; else nothing."""
+    path = next((root / name for name in _LABEL_LISTS if (root / name).is_file()), None)
+    if path is None:
+        return _known_labels({Path(item.key).stem for item in images})
     lines = read_lines(path)
     if path.suffix == ".csv":
-        listed = {row["ImageId"]: row["PredictionString"].split()[0] for row in csv.DictReader(lines)}
-    else:
-        listed = (
-            dict(zip((Path(name).stem for name in sorted(names)), lines, strict=False))
-            if len(lines) == len(names)
-            else {}
-        )
-    absent = [name for name in names if Path(name).stem not in listed]
-    if absent:
-        raise DataError(
-            f"{path}: {len(lines):,} lines, {len(absent):,} of {len(names):,} images have no label, first {absent[0]}"
-        )
-    return [listed[Path(name).stem] for name in names]
+        return {row["ImageId"]: row["PredictionString"].split()[0] for row in csv.DictReader(lines)}
+    names = sorted(item.key.rpartition("/")[2] for item in images)
+    return dict(zip((Path(name).stem for name in names), lines, strict=True)) if len(lines) == len(names) else {}
+
+
+def _known_labels(names: set[str]) -> dict[str, str]:
+    wnids = class_list("imagenet")
+    known = {
+        f"ILSVRC2012_val_{number:08d}": wnids[label]
+        for number, label in enumerate(imagenet_validation_labels(), start=1)
+    }
+    return known if names == known.keys() else {}

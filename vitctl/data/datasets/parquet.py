@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vitctl.data.datasets.class_folder import SPLITS
+from vitctl.data.datasets.table import COLUMNS, read_rows
 from vitctl.data.shards import Item, Originals
 from vitctl.errors import DataError
 
@@ -20,6 +21,8 @@ _WITH_WNID = re.compile(r"(.+)_n\d{8}(\.JPEG)")  # ImageNet's names there carry 
 def read_parquet(files: list[Path]) -> dict[str, Originals]:
     """Read images and labels; `train-00000-of-00005.parquet` and its like belong to the split they begin with.
 
+    A column of lists gives every image several labels. A file that has paths in place of images is a table like any other.
+
     Rows can only be read by the group, so the images are laid out once in a temporary file, from which the shuffle reads.
     The key is the image's own path where all have different ones, else its number.
 
@@ -29,6 +32,8 @@ def read_parquet(files: list[Path]) -> dict[str, Originals]:
     Raises:
         DataError: pyarrow is missing, a file is damaged, or a column is not there.
     """
+    if len(files) == 1 and set(open_table(files[0]).schema_arrow.names) in COLUMNS:
+        return read_rows(files[0], _listed(files[0]))
     splits: dict[str, list[Path]] = {}
     for path in sorted(files):
         word = re.split(r"[-_.]", path.name)[0].lower()
@@ -36,10 +41,24 @@ def read_parquet(files: list[Path]) -> dict[str, Originals]:
     return {split: _read_split(paths) for split, paths in splits.items()}
 
 
+def _listed(path: Path) -> list[dict[str, str]]:
+    """The rows of a table of paths as text, lists of labels joined."""
+    rows = open_table(path).read().to_pylist()
+    if not rows or not all(row["path"] and row.get("label", row.get("labels")) not in (None, []) for row in rows):
+        raise DataError(f"{path}: should have a path and a label in every row")
+    return [
+        {
+            name: ";".join(map(str, value)) if isinstance(value, list) else "" if value is None else str(value)
+            for name, value in row.items()
+        }
+        for row in rows
+    ]
+
+
 def _read_split(paths: list[Path]) -> Originals:
     spool = _Spool()
     names: list[str] = []
-    rows: list[tuple[str, int, int, int]] = []
+    rows: list[tuple[str, int | tuple[int, ...], int, int]] = []
     for path in paths:
         class_names, images = _open(path)
         if names and class_names != names:
@@ -50,24 +69,20 @@ def _read_split(paths: list[Path]) -> Originals:
             spool.append(data)
     unique = len({name for name, *_ in rows}) == len(rows)
     items = [
-        Item(name if unique else str(number), label, partial(spool.read, offset, size))
+        Item(name if unique else str(number), label, partial(spool.read, offset, size), size)
         for number, (name, label, offset, size) in enumerate(rows)
     ]
-    names = names or [str(label) for label in range(max((item.label for item in items), default=0) + 1)]
+    names = names or [str(label) for label in range(max(map(_largest, items), default=0) + 1)]
     return Originals(items, tuple(names), str(paths[0].parent))
 
 
-def _open(path: Path) -> tuple[list[str], Iterator[tuple[bytes, str, int]]]:
-    """Class names, empty when the file has none, and each row's image, name and label."""
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ModuleNotFoundError:
-        raise DataError(f"{path}: parquet needs pyarrow; install it with `pip install 'vitctl[data]'`") from None
-    try:
-        table = pyarrow.parquet.ParquetFile(path)
-    except (pyarrow.ArrowException, OSError) as error:
-        raise DataError(f"{path}: not a whole parquet file ({str(error).splitlines()[0]})") from None
+def _largest(item: Item) -> int:
+    return max(item.label, default=0) if isinstance(item.label, tuple) else item.label
+
+
+def _open(path: Path) -> tuple[list[str], Iterator[tuple[bytes, str, int | tuple[int, ...]]]]:
+    """Class names, empty when the file has none, and each row's image, name and label, or labels."""
+    table = open_table(path)
     columns = table.schema_arrow.names
     image, label = (next((name for name in usual if name in columns), None) for usual in (_IMAGE, _LABEL))
     if image is None or label is None:
@@ -76,20 +91,39 @@ def _open(path: Path) -> tuple[list[str], Iterator[tuple[bytes, str, int]]]:
     return _class_names(table.schema_arrow.metadata or {}, label), _rows(path, table, image, label)
 
 
+def open_table(path: Path) -> Any:
+    """The opened file. Raises DataError when pyarrow is missing or the file is damaged."""
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ModuleNotFoundError:
+        raise DataError(f"{path}: parquet needs pyarrow; install it with `pip install 'vitctl[data]'`") from None
+    try:
+        return pyarrow.parquet.ParquetFile(path)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise DataError(f"{path}: not a whole parquet file ({str(error).splitlines()[0]})") from None
+
+
 def _class_names(metadata: dict[bytes, bytes], label: str) -> list[str]:
     try:
-        return list(map(str, json.loads(metadata[b"huggingface"])["info"]["features"][label]["names"]))
+        feature = json.loads(metadata[b"huggingface"])["info"]["features"][label]
+        return list(map(str, feature["names"] if "names" in feature else feature["feature"]["names"]))
     except (KeyError, TypeError, ValueError):
         return []
 
 
-def _rows(path: Path, table: Any, image: str, label: str) -> Iterator[tuple[bytes, str, int]]:
+def _rows(path: Path, table: Any, image: str, label: str) -> Iterator[tuple[bytes, str, int | tuple[int, ...]]]:
     for batch in table.iter_batches(batch_size=64, columns=[image, label]):
-        for found, number in zip(batch.column(image).to_pylist(), batch.column(label).to_pylist(), strict=True):
+        for found, given in zip(batch.column(image).to_pylist(), batch.column(label).to_pylist(), strict=True):
             data, name = (found.get("bytes"), found.get("path")) if isinstance(found, dict) else (found, None)
-            if not isinstance(data, bytes) or not isinstance(number, int):
+            number = tuple(dict.fromkeys(given)) if isinstance(given, list) else given
+            if not isinstance(data, bytes) or not _is_label(number):
                 raise DataError(f"{path}: a row holds no encoded image with a whole number, should hold both")
             yield data, name or "", number
+
+
+def _is_label(number: Any) -> bool:
+    return all(isinstance(one, int) for one in number) if isinstance(number, tuple) else isinstance(number, int)
 
 
 class _Spool:

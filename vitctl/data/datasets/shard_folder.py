@@ -19,6 +19,13 @@ def read_shard_folder(folder: Path) -> dict[str, Originals]:
 
 def _read_split(place: Path) -> Originals:
     source = ShardSource(read_index(place))
-    labels = source.labels().tolist()
-    items = [Item(source.key(sample), labels[sample], partial(source.read, sample)) for sample in range(len(source))]
+    sizes, labels = source.index.rows["size"].tolist(), source.labels().tolist()
+    items = [
+        Item(source.key(sample), _label(labels[sample]), partial(source.read, sample), sizes[sample])
+        for sample in range(len(source))
+    ]
     return Originals(items, source.class_names, source.index.source)
+
+
+def _label(stored: int | list[int]) -> int | tuple[int, ...]:
+    return tuple(label for label in stored if label >= 0) if isinstance(stored, list) else stored

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from vitctl.data.datasets.files import file_items, need, read_lines
+from vitctl.data.datasets.packed_lists import sun397_split
 from vitctl.data.shards import Originals
 from vitctl.errors import DataError
 
@@ -21,7 +22,8 @@ def read(root: Path) -> dict[str, Originals]:
     Images keep their bytes; the benchmark's copy shrank those of more than 120,000 pixels.
 
     Args:
-        root: holds `SUN397/ClassName.txt`, the tree of images, and the three split lists beside it.
+        root: holds `SUN397/ClassName.txt` and the tree of images; the split lists, when they lie beside it, go before
+            the packed split that comes with vitctl.
 
     Raises:
         DataError: files are missing, or the classes are not the 397.
@@ -31,12 +33,21 @@ def read(root: Path) -> dict[str, Originals]:
     classes = tuple(sorted(read_lines(path)))
     if len(set(classes)) != NUM_CLASSES:
         raise DataError(f"{path}: {len(set(classes))} classes, should be {NUM_CLASSES}")
-    return {split: _split(folder, need(root, name, archive=LIST_ARCHIVE), classes) for split, name in LISTS.items()}
-
-
-def _split(folder: Path, path: Path, classes: tuple[str, ...]) -> Originals:
-    keys = read_lines(path)
     numbers = {name: label for label, name in enumerate(classes)}
+    lists = {split: (root / name, read_lines(root / name)) for split, name in LISTS.items() if (root / name).exists()}
+    if lists:
+        for name in LISTS.values():
+            need(root, name, archive=LIST_ARCHIVE)
+    else:
+        lists = {split: (folder, keys) for split, keys in sun397_split(_images(folder)).items()}
+    return {split: _split(folder, path, keys, numbers) for split, (path, keys) in lists.items()}
+
+
+def _images(folder: Path) -> list[str]:
+    return [f"/{path.relative_to(folder).as_posix()}" for path in folder.rglob("sun_*.jpg")]
+
+
+def _split(folder: Path, path: Path, keys: list[str], numbers: dict[str, int]) -> Originals:
     unknown = next((key for key in keys if key.rpartition("/")[0] not in numbers), None)
     if unknown is not None:
         raise DataError(
@@ -44,4 +55,4 @@ def _split(folder: Path, path: Path, classes: tuple[str, ...]) -> Originals:
         )
     labels = [numbers[key.rpartition("/")[0]] for key in keys]
     names = [key.removeprefix("/") for key in keys]
-    return Originals(file_items(folder, names, labels, keys), classes, "SUN397, TensorFlow Datasets split")
+    return Originals(file_items(folder, names, labels, keys), tuple(numbers), "SUN397, TensorFlow Datasets split")

@@ -1,0 +1,80 @@
+"""A file server on loopback that misbehaves at random, by seed."""
+
+import random
+import re
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+
+class Faults:
+    """How a server misbehaves: the share of each fault, and what it did so far."""
+
+    def __init__(self, seed: int = 0, **shares: float) -> None:
+        self.shares, self.done = shares, Counter[str]()
+        self.asked: list[tuple[str, str]] = []
+        self._random, self._lock = random.Random(seed), threading.Lock()
+
+    def draw(self, path: str, span: str) -> str:
+        """The fault of the next answer, '' for none."""
+        with self._lock:
+            self.asked.append((path, span))
+            left = self._random.random()
+            for name, share in self.shares.items():
+                left -= share
+                if left < 0:
+                    self.done[name] += 1
+                    return name
+            self.done["well"] += 1
+            return ""
+
+
+@contextmanager
+def serving(folder: Path, faults: Faults, *, ranges: bool = True) -> Iterator[str]:
+    """Serve the files of a folder; gives the address."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+        def do_GET(self) -> None:
+            span = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", "") if ranges else "")
+            fault, path = faults.draw(self.path, span[0] if span else ""), folder / self.path.lstrip("/")
+            if fault == "drop":
+                self.close_connection = True
+                return
+            if fault in ("503", "429", "403"):
+                self.send_response(int(fault))
+                if fault == "429":
+                    self.send_header("Retry-After", "0")
+                self.end_headers()
+                return
+            if not path.is_file():
+                self.send_error(404)
+                return
+            data = path.read_bytes()
+            begin, end = (int(span[1]), int(span[2] or len(data) - 1) + 1) if span else (0, len(data))
+            if begin >= len(data):
+                self.send_error(416)
+                return
+            body = data[begin:end]
+            self.send_response(206 if span else 200)
+            if span:
+                self.send_header("Content-Range", f"bytes {begin}-{begin + len(body) - 1}/{len(data)}")
+            told = body[: len(body) // 3] if fault == "short_range" else body
+            self.send_header("Content-Length", str(len(told)))
+            self.end_headers()
+            self.wfile.write(told[: len(told) // 2] if fault == "short" else told)
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

@@ -1,0 +1,123 @@
+"""Blended batches against torchvision's MixUp and CutMix, and against any split of the batch."""
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torchvision.transforms import v2
+
+from tests.engine.conftest import NUM_CLASSES, Tiny, batch, rows
+from vitctl.data.loader import Batch
+from vitctl.engine.losses import classify
+from vitctl.engine.mixing import Blend, Mixing, blended, classify_mixed, draw_blend
+
+SIZE, SEED = 8, 3
+BOTH = Mixing(mixup_alpha=0.4, cutmix_alpha=0.7)
+
+
+def normalise(images: Tensor) -> Tensor:
+    return images.double() / 127.5 - 1
+
+
+def with_neighbour(whole: Batch, chosen: slice) -> Batch:
+    part, before = rows(whole, chosen), (chosen.start - 1) % len(whole)
+    return Batch(part.images, part.labels, part.weights, part.samples, neighbour=rows(whole, slice(before, before + 1)))
+
+
+def loss(whole: Batch, step: int, mixing: Mixing, name: str = "softmax", micro_batch: int = 100) -> Tensor:
+    parts = [
+        with_neighbour(whole, slice(at, min(at + micro_batch, len(whole)))) for at in range(0, len(whole), micro_batch)
+    ]
+    objective = partial(classify_mixed, normalise=normalise, name=name, label_smoothing=0.1, mixing=mixing, seed=SEED)
+    model = Tiny()
+    return torch.stack([objective(model, part, step) for part in parts]).sum().detach()
+
+
+def torchvisions(whole: Batch, blend: Blend, image_size: int) -> tuple[Tensor, Tensor]:
+    """Images and soft targets of torchvision for the same share and box."""
+    transform: Any = (v2.MixUp if blend.box is None else v2.CutMix)(num_classes=NUM_CLASSES)
+    drawn: dict[str, Any] = {"labels": whole.labels, "batch_size": len(whole), "lam": blend.own}
+    if blend.box is not None:
+        top, left, bottom, right = blend.box
+        drawn |= {"box": (left, top, right, bottom), "lam_adjusted": blend.own}
+    assert whole.images.shape[-1] == image_size
+    transform.make_params = lambda _inputs: drawn
+    images, targets = transform(normalise(whole.images), whole.labels)
+    return images, targets
+
+
+@pytest.mark.parametrize("mixing", [Mixing(mixup_alpha=0.5), Mixing(cutmix_alpha=1.0)])
+@pytest.mark.parametrize("name", ["sigmoid", "softmax"])
+def test_classify_mixed__is_torchvisions(mixing: Mixing, name: str) -> None:
+    whole = batch(SIZE)
+    for step in range(10):
+        blend = draw_blend(mixing, seed=SEED, step=step, image_size=4)
+        images, targets = torchvisions(whole, blend, 4)
+        usable = torch.ones(SIZE, dtype=torch.bool)
+        pixels = normalise(whole.images)
+        assert torch.equal(blended(pixels, pixels.roll(1, 0), usable, blend), images)
+        targets = targets.double() * 0.9 + 0.1 / NUM_CLASSES
+        logits = Tiny()(images).detach()
+        if name == "softmax":
+            expected = F.cross_entropy(logits, targets, reduction="sum")
+        else:
+            expected = F.binary_cross_entropy_with_logits(logits, targets, reduction="sum")
+        found = float(loss(whole, step, mixing, name))
+        assert found == pytest.approx(float(expected), rel=1e-6)  # torchvision's targets are float32
+
+
+@pytest.mark.parametrize("mixing", [Mixing(mixup_alpha=0.5), Mixing(cutmix_alpha=1.0), BOTH])
+def test_classify_mixed__does_not_depend_on_micro_batches(mixing: Mixing) -> None:
+    whole = batch(SIZE)
+    whole.weights[2] = 0
+    for step in range(5):
+        expected = float(loss(whole, step, mixing))
+        for micro_batch in (1, 3, 7):
+            assert float(loss(whole, step, mixing, micro_batch=micro_batch)) == pytest.approx(expected, rel=1e-13)
+
+
+def test_classify_mixed__a_bad_partner_leaves_an_image_as_it_is_and_a_bad_image_weighs_nothing() -> None:
+    whole = batch(3)
+    whole.weights[1] = 0
+    plain = partial(classify, normalise=normalise, name="softmax", label_smoothing=0.1)
+    for step in range(5):
+        part = with_neighbour(whole, slice(1, 3))  # the bad one, and the one whose partner it is
+        found = classify_mixed(
+            Tiny(), part, step, normalise=normalise, name="softmax", label_smoothing=0.1, mixing=BOTH, seed=SEED
+        )
+        expected = plain(Tiny(), rows(whole, slice(2, 3)), step)
+        assert found.item() == pytest.approx(expected.item(), rel=1e-14)
+
+
+def test_draw_blend__follows_from_seed_and_step_alone() -> None:
+    drawn = [draw_blend(BOTH, seed=SEED, step=step, image_size=32) for step in range(400)]
+    torch.manual_seed(5)
+    assert [draw_blend(BOTH, seed=SEED, step=step, image_size=32) for step in range(400)] == drawn
+    assert len(set(drawn)) > 390
+    assert drawn != [draw_blend(BOTH, seed=SEED + 1, step=step, image_size=32) for step in range(400)]
+    assert 150 < sum(blend.box is None for blend in drawn) < 250
+    assert not set(Mixing().__dict__.values()) - {0.0} and not Mixing().is_on
+
+
+def test_draw_blend__mixups_share_is_beta_distributed() -> None:
+    from scipy.stats import beta, kstest
+
+    shares = [draw_blend(Mixing(mixup_alpha=0.3), seed=0, step=step, image_size=32).own for step in range(2000)]
+    assert kstest(shares, beta(0.3, 0.3).cdf).pvalue > 1e-3
+    assert kstest(shares, beta(0.5, 0.5).cdf).pvalue < 1e-6  # the test can tell
+
+
+def test_draw_blend__cutmixs_box_is_its_share_and_stays_inside() -> None:
+    sizes = []
+    for step in range(500):
+        blend = draw_blend(Mixing(cutmix_alpha=1.0), seed=0, step=step, image_size=32)
+        assert blend.box is not None
+        top, left, bottom, right = blend.box
+        assert 0 <= top <= bottom <= 32 and 0 <= left <= right <= 32
+        assert blend.own == 1 - np.prod([bottom - top, right - left]) / 32**2
+        sizes.append(bottom - top)
+    assert min(sizes) < 4 and max(sizes) > 24

@@ -1,0 +1,89 @@
+"""Which results may stand in one table."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vitctl.errors import CheckpointError
+from vitctl.jobs.compare import compare
+from vitctl.jobs.result import RunResult, write_result
+
+USED = {
+    "split": "test",
+    "num_images": 23,
+    "data_sha256": "a" * 64,
+    "labels": "original",
+    "data_source": "CIFAR-10",
+    "image_size": 16,
+    "recipe_sha256": "c" * 64,
+}
+SCORED = RunResult("evaluate", "done", {"accuracy": 0.5, "correct": 12, "real": {"accuracy": 0.75}}, USED)
+
+
+def put(folder: Path, result: RunResult = SCORED, **used: Any) -> Path:
+    folder.mkdir()
+    write_result(folder, replace(result, provenance=result.provenance | used))
+    return folder
+
+
+def test_compare__the_same_images_by_other_means(tmp_path: Path) -> None:
+    one, two = put(tmp_path / "one"), put(tmp_path / "two", image_size=32, recipe_sha256="d" * 64)
+    found = compare([one, two])
+    assert found.reasons == []
+    assert found.numbers == [("accuracy", [0.5, 0.5]), ("real accuracy", [0.75, 0.75])]
+    assert found.differences == [("image_size", ["16", "32"]), ("recipe_sha256", ["c" * 12, "d" * 12])]
+
+
+def test_compare__a_finetuned_run_and_its_evaluation_are_of_one_kind(tmp_path: Path) -> None:
+    trained = replace(SCORED, job="finetune", metrics={"accuracy": 0.5})
+    found = compare([put(tmp_path / "one", trained), put(tmp_path / "two")])
+    assert found.reasons == []
+    assert found.numbers == [("accuracy", [0.5, 0.5]), ("real accuracy", [None, 0.75])]
+
+
+@pytest.mark.parametrize(
+    ("used", "reason"),
+    [
+        ({"split": "train[:10%]"}, r"split differs \(train\[:10%\], the first test\): another split"),
+        ({"num_images": 22}, r"num_images differs \(22, the first 23\): another number of images"),
+        ({"labels": "real"}, r"labels differs \(real, the first original\): other labels"),
+        ({"data_sha256": "b" * 64}, r"data_sha256 differs \(bbbbbbbbbbbb, the first aaaaaaaaaaaa\): other images"),
+        (
+            {"data_source": "community copy (JPEG again)"},
+            r"from: community copy \(JPEG again\); those of the first: CIFAR-10",
+        ),
+    ],
+)
+def test_compare__says_why_not(tmp_path: Path, used: dict[str, Any], reason: str) -> None:
+    one, two = put(tmp_path / "one"), put(tmp_path / "two", **used)
+    [said] = compare([one, two]).reasons
+    assert said.startswith(f"{two}: ")
+    assert re.search(reason, said)
+
+
+def test_compare__other_jobs_and_unfinished_ones(tmp_path: Path) -> None:
+    other = put(tmp_path / "few", replace(SCORED, job="fewshot"))
+    stopped = put(tmp_path / "stopped", replace(SCORED, status="stopped"))
+    reasons = compare([put(tmp_path / "one"), other, stopped]).reasons
+    assert reasons == [
+        f"{other}: is of the job fewshot, the first scores a classifier",
+        f"{stopped}: is stopped, not done",
+    ]
+
+
+def test_compare__tables_of_tasks_task_by_task(tmp_path: Path) -> None:
+    def table(**digests: str) -> dict[str, Any]:
+        return {"suite": "vtab", "tasks": {name: {"split": "test", "data_sha256": d} for name, d in digests.items()}}
+
+    result = replace(SCORED, job="vtab", provenance={})
+    one = put(tmp_path / "one", result, **table(dtd="1", svhn="2", pets="3"))
+    two = put(tmp_path / "two", result, **table(dtd="1", svhn="9"))
+    assert compare([one, two]).reasons == [f"{two}: other data or splits in the tasks pets, svhn"]
+
+
+def test_compare__a_folder_without_a_result(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"has no result.json; should be the folder of a finished run$"):
+        compare([put(tmp_path / "one"), tmp_path])

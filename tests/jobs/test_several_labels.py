@@ -1,0 +1,42 @@
+"""Images with several labels each, from shards to a score."""
+
+import io
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.conftest import TINY
+from tests.jobs.conftest import CPU, do
+from vitctl.data.shards import Item, write_split
+from vitctl.errors import RecipeError
+
+
+def tinted(labels: tuple[int, ...], seed: int) -> bytes:
+    """A picture whose red, green and blue tell its labels."""
+    pixels = np.random.default_rng(seed).integers(0, 60, (16, 16, 3))
+    pixels[:, :, list(labels)] += 150
+    file = io.BytesIO()
+    Image.fromarray(pixels.astype(np.uint8)).save(file, "PNG")
+    return file.getvalue()
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> Path:
+    sets = [(0,), (1,), (2,), (0, 1), (0, 2), (1, 2), (0, 1, 2)]
+    for split, size in (("train", 56), ("test", 21)):
+        items = [Item(f"{split}{n}", sets[n % 7], partial(tinted, sets[n % 7], 1000 * size + n)) for n in range(size)]
+        write_split(items, tmp_path / "rgb" / split, ("r", "g", "b"), seed=0, source_text="tinted noise")
+    return tmp_path / "rgb"
+
+
+def test_several_labels__are_learned_and_scored(shards: Path, tmp_path: Path) -> None:
+    values = {"data.path": str(shards), "data.crop": "none", "schedule.total_steps": 60, "loss.name": "sigmoid", **CPU}
+    result = do(TINY, tmp_path / "run", **values)
+    assert (result["metrics"]["total"], result["metrics"]["correct"]) == (21, 21)  # by chance 12 of 21
+    scored = do("evaluate", tmp_path / "score", **{"weights.source": str(tmp_path / "run"), "data.path": str(shards)})
+    assert scored["metrics"]["correct"] == 21
+    with pytest.raises(RecipeError, match=r"'softmax' needs one label per image, .* set loss\.name = 'sigmoid'"):
+        do(TINY, tmp_path / "softmax", **{**values, "loss.name": "softmax"})

@@ -1,0 +1,45 @@
+"""A process that works on a table until it is killed in the seventh task: `python -m tests.jobs.vtab_killed RUN WHERE`."""
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.jobs.vtab_names import Catalog
+from vitctl.data import vtab_data
+from vitctl.engine import evaluation
+from vitctl.worker import work
+
+SEVENTH = "tasks/svhn/"
+
+
+def interrupted(folder: Path, where: str, number: int) -> None:
+    """Do the job of a prepared folder, and get signal `number` in the training of task seven, in its evaluation, or after it."""
+    armed, agree = [0], evaluation.agree
+
+    def report(record: dict[str, Any]) -> None:
+        if not str(record.get("task", "")).startswith(SEVENTH):
+            return
+        if (where, record["kind"], record["step"]) in {("training", "train", 3), ("scored", "evaluate", 4)}:
+            os.kill(os.getpid(), number)
+        armed[0] = where == "evaluation" and record["kind"] == "checkpoint" and record["step"] == 4
+
+    def counted(*arguments: Any) -> None:
+        if armed[0]:
+            armed[0] += 1
+        if armed[0] == 3:  # the second of the batches
+            os.kill(os.getpid(), number)
+        agree(*arguments)
+
+    evaluation.agree = counted
+    open_split, vtab_data.open_split = vtab_data.open_split, Catalog(whole_tests=False).open_split  # type: ignore[assignment]
+    try:
+        work(folder, report)
+    finally:
+        evaluation.agree, vtab_data.open_split = agree, open_split
+
+
+if __name__ == "__main__":
+    interrupted(Path(sys.argv[1]), sys.argv[2], signal.SIGKILL)
+    sys.exit("was not killed")

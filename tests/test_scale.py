@@ -1,0 +1,136 @@
+"""The same numbers on any number of processes, whoever starts them and however the parameters are cut.
+
+Accumulation over 1, 2 and 4 micro-batches, and two processes of DDP, are held by tests/test_golden.py.
+"""
+
+import importlib.util
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from tests.conftest import Run, checkpoint, sample_keys, train_records
+from tests.test_golden import assert_golden, command
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def srun(line: list[str], rank: int, port: int) -> "subprocess.Popen[str]":
+    """A task as Slurm starts it, of four on two nodes."""
+    env = {
+        "SLURM_JOB_ID": "4711",
+        "SLURM_STEP_ID": "0",
+        "SLURM_STEP_NUM_TASKS": "4",
+        "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
+        "SLURM_STEP_NODELIST": "localhost,elsewhere",
+        "SLURM_PROCID": str(rank),
+        "SLURM_NODEID": str(rank // 2),
+        "SLURM_LOCALID": str(rank % 2),
+        "MASTER_PORT": str(port),
+    }
+    return subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **env})
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_srun__two_nodes_of_two_processes(run: Run, tiny_data: Path, tmp_path: Path) -> None:
+    folder, port = tmp_path / "run", free_port()
+    tasks = [srun(command(folder, tiny_data, **{"machine.micro_batch": 2}), rank, port) for rank in range(4)]
+    said = [task.communicate(timeout=240) for task in tasks]
+    assert [task.returncode for task in tasks] == [0] * 4, said
+    assert "processes 0 to 3, CPU" in said[0][0]
+    assert "step 20/20" in said[0][0]
+    assert said[1:] == [("", "")] * 3
+    assert_golden(folder)
+    assert sample_keys(folder) == sample_keys(run("one"))
+    assert "processes = 4 " in (folder / "recipe.toml").read_text()
+
+
+def test_srun__what_is_wrong_is_said_once(tiny_data: Path, tmp_path: Path) -> None:
+    line = command(tmp_path / "run", tiny_data, **{"data.train_split": "tran"})
+    port = free_port()
+    tasks = [srun(line, rank, port) for rank in range(4)]
+    said = [task.communicate(timeout=240) for task in tasks]
+    assert [task.returncode for task in tasks] == [2] * 4, said
+    assert said[0][1].count("\n") == 1
+    assert "tran" in said[0][1]
+    assert said[1:] == [("", "")] * 3
+
+
+def test_torchrun__sharded_and_accumulated(tiny_data: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    values = {"machine.micro_batch": 3, "machine.sharding": "fsdp"}
+    own = command(folder, tiny_data, **values)[2:]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
+    done = subprocess.run([*launcher, *own], capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("step 20/20") == 1
+    assert_golden(folder)
+
+
+def test_fsdp__equals_ddp_in_float32(tiny_data: Path, tmp_path: Path) -> None:
+    values = {
+        "machine.processes": 2,
+        "machine.precision": "float32",
+        "machine.checkpoint_blocks": "true",
+        "schedule.total_steps": 12,
+        "optimizer.name": "sgd",  # Adam divides by roots of squares that may be near nothing, and magnifies rounding
+        "optimizer.clip_norm": 0.1,
+    }
+    folders = {sharding: tmp_path / sharding for sharding in ("none", "fsdp")}
+    for sharding, folder in folders.items():
+        line = command(folder, tiny_data, **values, **{"machine.sharding": sharding})
+        done = subprocess.run(line, capture_output=True, text=True, timeout=240)
+        assert done.returncode == 0, done.stderr
+    ddp, fsdp = (train_records(folder) for folder in folders.values())
+    assert max(record["grad_norm"] for record in ddp) > 0.1  # gradients were clipped
+    assert [r["loss"] for r in fsdp] == pytest.approx([r["loss"] for r in ddp], rel=1e-6, abs=0)
+    for name in ("model", "ema", "optimizer"):
+        file = Path("checkpoints") / "step_00000012" / f"{name}.safetensors"
+        one, other = (load_file(folder / file) for folder in folders.values())
+        assert one.keys() == other.keys()
+        for key, tensor in one.items():
+            assert (tensor - other[key]).abs().max() <= 1e-6 * max(1.0, float(tensor.abs().max())), (name, key)
+
+
+def test_sharded_checkpoint__has_the_files_of_any_other(run: Run, tiny_data: Path, tmp_path: Path) -> None:
+    """Two processes with FSDP2 save and stop; one goes on, and ends where one alone does, bit for bit without clipping."""
+    values = {"optimizer.clip_norm": 0.0, "machine.micro_batch": 8}
+    straight, folder = run("straight", **values), tmp_path / "a"
+    two = {**values, "machine.processes": 2, "machine.sharding": "fsdp", "schedule.total_steps": 20}
+    done = subprocess.run(command(folder, tiny_data, **two), capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert checkpoint(folder, 20) == checkpoint(straight, 20)
+    for name in ("model.safetensors", "ema.safetensors", "optimizer.safetensors", "state.json"):
+        (folder / "checkpoints" / "step_00000020" / name).unlink()
+    run("a", **values)
+    assert checkpoint(folder, 20) == checkpoint(straight, 20)
+    log = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    assert [r["step"] for r in log if r["kind"] == "resume"] == [18]
+
+
+def benchmark(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_soak__a_short_one(tmp_path: Path) -> None:
+    """Three kills; benchmarks/results/soak.md has the long one."""
+    tally: Any = benchmark("soak").soak(tmp_path, kills=3, steps=40, seed=11)
+    assert sum(tally.kills.values()) >= 3
+    assert tally.rounds >= 1

@@ -1,0 +1,85 @@
+"""The batch script: what is asked for, held by a golden file and by a bash that runs it."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from vitctl.errors import LaunchError
+from vitctl.slurm import Job, job_text, parse_job, submit, write_job
+
+GOLDEN = Path(__file__).parent / "golden" / "job.sbatch"
+
+
+def test_parse__reads_every_word() -> None:
+    job = parse_job(
+        "nodes=4,gpus=8,time=1-00:00:00,partition=long,account=a.b,qos=high,constraint=a100&ib,cpus=12,submit"
+    )
+    assert job == Job(4, 8, 1, 12, "1-00:00:00", "long", "a.b", "high", "a100&ib", True)
+    assert job.num_processes == 32
+    assert parse_job("tasks=2,time=30").num_processes == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("nodes=4", "time is missing"),
+        ("node=4,time=1:00:00", "'node=4' is not understood; known are nodes, gpus"),
+        ("nodes=four,time=1:00:00", "'nodes=four' should be a whole number"),
+        ("nodes=0,time=1:00:00", "'nodes=0' should be a whole number"),
+        ("time=soon", "'time=soon' is no value for time"),
+        ("time=1:00:00,partition=a b", "'partition=a b' is no value for partition"),
+        ("time=1:00:00,partition=x\n#SBATCH --uid=0", "is no value for partition"),
+        ("time=1:00:00,submit=yes", "'submit=yes' is not understood"),
+    ],
+)
+def test_parse__what_is_wrong_is_said_in_one_line(text: str, said: str) -> None:
+    with pytest.raises(LaunchError) as caught:
+        parse_job(text)
+    assert said in str(caught.value)
+    assert str(caught.value).endswith("for example --slurm nodes=4,gpus=8,time=24:00:00")
+
+
+def test_job_text__golden() -> None:
+    job = parse_job("nodes=4,gpus=8,time=24:00:00,partition=long")
+    assert job_text(job, Path("/runs/jft h14"), "jft_h14", "/opt/python") == GOLDEN.read_text()
+    subprocess.run(["bash", "-n", str(GOLDEN)], check=True)
+
+
+@pytest.mark.parametrize(
+    ("code", "cancelled", "requeued"), [(0, False, False), (3, False, True), (3, True, False), (2, False, False)]
+)
+def test_job__is_queued_again_when_it_was_saved_and_not_cancelled(
+    tmp_path: Path, code: int, cancelled: bool, requeued: bool
+) -> None:
+    file = write_job(parse_job("tasks=2,time=10"), tmp_path / "a run", "smoke")
+    bin_ = tmp_path / "bin"
+    bin_.mkdir()
+    (bin_ / "srun").write_text(
+        f'#!/bin/bash\necho "$@" > {tmp_path}/srun.txt\n' + "kill $PPID\n" * cancelled + f"exit {code}\n"
+    )
+    (bin_ / "scontrol").write_text(f'#!/bin/bash\necho "$@" > {tmp_path}/scontrol.txt\n')
+    for path in bin_.iterdir():
+        path.chmod(0o755)
+    env = {**os.environ, "PATH": f"{bin_}:{os.environ['PATH']}", "SLURM_JOB_ID": "12"}
+    assert subprocess.run(["bash", str(file)], env=env).returncode == code
+    assert (tmp_path / "srun.txt").read_text().endswith(f"-m vitctl resume {tmp_path / 'a run'}\n")
+    assert (tmp_path / "scontrol.txt").exists() == requeued
+    if requeued:
+        assert (tmp_path / "scontrol.txt").read_text() == "requeue 12\n"
+    assert (tmp_path / "a run" / "logs").is_dir()
+
+
+def test_submit__without_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(LaunchError, match=r"sbatch is not on this machine; submit it where it is: sbatch x\.sbatch"):
+        submit(Path("x.sbatch"))
+    for code, text in ((0, "Submitted batch job 12"), (1, "invalid partition")):
+        (tmp_path / "sbatch").write_text(f"#!/bin/sh\necho '{text}'\nexit {code}\n")
+        (tmp_path / "sbatch").chmod(0o755)
+        if code:
+            with pytest.raises(LaunchError, match=r"sbatch refused x\.sbatch: invalid partition"):
+                submit(Path("x.sbatch"))
+        else:
+            assert submit(Path("x.sbatch")) == text

@@ -1,0 +1,33 @@
+"""`vitctl compare`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def compare(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of finished runs; the first is held against the others.")],
+) -> None:
+    """Two or more results side by side, and whether they may be compared. For example: vitctl compare runs/a runs/b"""
+    from vitctl.cli.render import CONSOLE, show_table
+    from vitctl.errors import CheckpointError
+    from vitctl.jobs.compare import compare as held
+
+    if len(runs) < 2:
+        raise CheckpointError(f"{runs[0]}: one run alone cannot be compared; give another one")
+    found = held(runs)
+    header = ("", *(run.name for run in runs))
+    show_table(("number", *header[1:]), [(name, *map(_number, values)) for name, values in found.numbers])
+    if found.differences:
+        show_table(("differs", *header[1:]), [(name, *values) for name, values in found.differences], left=None)
+    for reason in found.reasons:
+        CONSOLE.print(f"must not be compared: {reason}", markup=False, soft_wrap=True)
+    if not found.reasons:
+        CONSOLE.print("same images, split and labels: these numbers may be compared")
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.2%}" if isinstance(value, float) and 0 <= value <= 1 else f"{value:,}"

@@ -1,0 +1,65 @@
+"""`vitctl sweep`."""
+
+import shlex
+import sys
+from typing import Annotated
+
+import typer
+
+from vitctl.cli.common import Data, Dataset, DryRun, Out, Processes, Set
+
+
+def sweep(
+    what: Annotated[str, typer.Argument(help="A recipe, a shipped sweep (d2_depth, d4, ...), or a sweep's .toml.")],
+    grid: Annotated[
+        list[str] | None, typer.Option("--grid", "-g", help="Any key of the recipe: section.key=v1,v2. Repeatable.")
+    ] = None,
+    set_: Set = None,
+    data: Data = None,
+    dataset: Dataset = None,
+    processes: Processes = None,
+    metric: Annotated[
+        str, typer.Option("--metric", help="Number that is compared, e.g. accuracy, best_accuracy, 5-shot.")
+    ] = "accuracy",
+    out: Out = None,
+    print_: Annotated[
+        bool, typer.Option("--print", help="Make the folders and print a command for each run, to be started as jobs.")
+    ] = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Run a grid over any keys of a recipe. For example: vitctl sweep smoke --grid optimizer.lr=0.001,0.003 --grid seed=0,1
+
+    One run after the other; finished runs are kept and unfinished ones go on when the same command is given again with the
+    same --out. Ends with one table (sweep.csv, sweep.json) and one plot (sweep.png, where matplotlib is installed).
+    """
+    from vitctl.launch import new_run_dir
+    from vitctl.recipe.grid import find_sweep, parse_axis, spread
+    from vitctl.recipe.load import Override, parse_override
+    from vitctl.sweep import prepare_cells
+
+    found = find_sweep(what)
+    flags = (
+        Override("data.path", data, "--data"),
+        Override("data.dataset", dataset, "--dataset"),
+        Override("machine.processes", processes, "--processes"),
+    )
+    sets = [parse_override(text) for text in set_ or ()] + [flag for flag in flags if flag.value is not None]
+    cells = spread(found, dict(parse_axis(text) for text in grid or ()), sets)
+    if dry_run:
+        from vitctl.cli.sweep_screen import show_costs
+
+        show_costs(cells)
+        return
+    folder = out or new_run_dir(f"sweep_{found.name}")
+    prepare_cells(cells, folder)
+    if print_:
+        for cell in cells:
+            typer.echo(f"vitctl resume {shlex.quote(str(folder / cell.name))}")
+        print(
+            f"when they are done: the same command with --out {folder}, without --print, makes the table",
+            file=sys.stderr,
+        )
+        return
+    from vitctl.cli.sweep_screen import run_and_show
+
+    run_and_show(found, cells, folder, metric)

@@ -1,0 +1,94 @@
+"""Who started this process: srun, torchrun or accelerate launch, as one of several; or a person. The environment tells."""
+
+import os
+import re
+from collections.abc import MutableMapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from vitctl.errors import LaunchError
+
+Environment = MutableMapping[str, str]
+FIRST_PORT, NUM_PORTS = 20_000, 20_000
+
+
+@dataclass(frozen=True)
+class Member:
+    """This process among those that something else started.
+
+    `job` names all that were started together, the same on each; "" when only the addresses are known.
+    """
+
+    starter: str
+    rank: int
+    num_processes: int
+    job: str
+
+    def run_dir(self, name: str) -> Path:
+        """The folder of a run of this recipe: that of the job, so that a requeued job goes on in it.
+
+        Raises:
+            LaunchError: the processes have nothing in common to name it by.
+        """
+        if not self.job:
+            raise LaunchError(
+                f"one of {self.num_processes} processes started by {self.starter}: give all of them the same run folder "
+                "with --out"
+            )
+        return Path("runs") / f"{Path(name).stem}_{self.job}"
+
+
+def find_member(env: Environment = os.environ) -> Member | None:
+    """This process's place among several, None when nobody placed it; what torch reads is added for srun.
+
+    A step of one task, such as an interactive shell of Slurm, places nobody.
+    """
+    if "RANK" in env and "WORLD_SIZE" in env:
+        job = env.get("SLURM_JOB_ID") or env.get("TORCHELASTIC_RUN_ID", "")
+        return Member("torchrun", int(env["RANK"]), int(env["WORLD_SIZE"]), "" if job == "none" else job)
+    if int(env.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
+        return _slurm_member(env)
+    return None
+
+
+def _slurm_member(env: Environment) -> Member:
+    try:
+        rank, num_tasks, job = env["SLURM_PROCID"], env["SLURM_STEP_NUM_TASKS"], env["SLURM_JOB_ID"]
+        tasks = tasks_per_node(env.get("SLURM_STEP_TASKS_PER_NODE") or env["SLURM_TASKS_PER_NODE"])
+        step = int(env.get("SLURM_STEP_ID", "0")) % 997
+        added = {
+            "RANK": rank,
+            "WORLD_SIZE": num_tasks,
+            "LOCAL_RANK": env["SLURM_LOCALID"],
+            "LOCAL_WORLD_SIZE": str(tasks[int(env["SLURM_NODEID"])]),
+            "MASTER_ADDR": first_host(env.get("SLURM_STEP_NODELIST") or env["SLURM_JOB_NODELIST"]),
+            "MASTER_PORT": str(FIRST_PORT + (int(job) * 31 + step) % NUM_PORTS),
+        }
+    except (KeyError, ValueError, IndexError) as error:
+        raise LaunchError(
+            f"srun started {env['SLURM_STEP_NUM_TASKS']} tasks, but its environment does not tell where they are ({error!r}); "
+            "start them with torchrun, or set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT"
+        ) from None
+    for name, value in added.items():
+        env.setdefault(name, value)
+    return Member("srun", int(rank), int(num_tasks), job)
+
+
+def tasks_per_node(text: str) -> list[int]:
+    """Slurm's "2(x3),1" as [2, 2, 2, 1]."""
+    counts: list[int] = []
+    for part in text.split(","):
+        found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
+        if found is None:
+            raise ValueError(f"tasks per node: {text!r}")
+        counts += [int(found[1])] * int(found[2] or 1)
+    return counts
+
+
+def first_host(text: str) -> str:
+    """The first name of a Slurm host list such as "gpu[007-012,15],login1" or "rack[1-2]n[3-4]"."""
+    first = re.split(r",(?![^\[]*\])", text.strip())[0]
+    host = re.sub(r"\[(\w+)[^\]]*\]", r"\1", first)
+    if not re.fullmatch(r"[\w.:-]+", host):
+        raise ValueError(f"host list: {text!r}")
+    return host

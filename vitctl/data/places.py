@@ -1,0 +1,178 @@
+"""What --data means: a folder, its address, or shards by pattern, by list or by @file."""
+
+import hashlib
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from vitctl.data.cache import ShardCache, cache_folder
+from vitctl.data.exclusion import read_exclusion, without_excluded
+from vitctl.data.index import find_splits, read_index, table_names
+from vitctl.data.read import ShardSource, Source, Subset
+from vitctl.data.remote import MissingError, check_address, is_remote, read_file, stream
+from vitctl.errors import DataError
+
+_BRACES = re.compile(r"\{([^{}]*)\}")
+_RANGE = re.compile(r"(\d+)\.\.(\d+)")
+_MOST_NAMES = 10**6
+_MOST_INDEX_BYTES = 256 * 2**20
+_MOST_LIST_BYTES = 256 * 2**20
+
+
+@dataclass(frozen=True)
+class SplitPlace:
+    """Where a split lies.
+
+    Args:
+        folder: holds its index.
+        base: address of its shards when they do not lie in `folder`.
+        shards: names of the shards that were asked for; none for all.
+    """
+
+    folder: Path
+    base: str = ""
+    shards: tuple[str, ...] = ()
+
+    def open(self, cache_bytes: int) -> Source:
+        """Its samples; `cache_bytes` bounds the cache of remote shards, 0 reads single images."""
+        index = read_index(self.folder, self.base)
+        cache = ShardCache(cache_folder() / "shards", cache_bytes) if index.is_remote and cache_bytes else None
+        source = ShardSource(index, cache)
+        if not self.shards:
+            return without_excluded(source)
+        ends = np.cumsum([shard.num_samples for shard in index.shards])
+        numbers = {shard.name: number for number, shard in enumerate(index.shards)}
+        if missing := [name for name in self.shards if name not in numbers]:
+            raise DataError(
+                f"{self.base or self.folder}: {missing[0]} is not in the index ({len(missing)} shards are not)"
+            )
+        chosen = [numbers[name] for name in self.shards]
+        rows = np.concatenate(
+            [np.arange(ends[number] - index.shards[number].num_samples, ends[number]) for number in chosen]
+        )
+        return Subset(source, rows[~np.isin(rows, read_exclusion(index))])
+
+
+def find_places(text: str, split: str) -> dict[str, SplitPlace]:
+    """The splits behind what was given as data, by name; empty when nothing is indexed there.
+
+    Args:
+        text: a local folder of shards or of splits; the address of one; shards as `train/{000..127}.tar`, joined by
+            commas, or in a text file as `@shards.txt`.
+        split: the split expression that is wanted; an address cannot be listed, so its splits are asked for by name.
+
+    Raises:
+        DataError: the text is malformed, an address is refused or cannot be read.
+    """
+    if not text.startswith("@") and not _BRACES.search(text) and "," not in text and not text.endswith(".tar"):
+        if not is_remote(text):
+            return {name: SplitPlace(folder) for name, folder in find_splits(Path(text)).items()}
+        return _remote_splits(text.rstrip("/"), split)
+    shards = expand(text)
+    folders = {shard.rpartition("/")[0] for shard in shards}
+    if len(folders) != 1 or not all(shard.endswith(".tar") for shard in shards):
+        raise DataError(
+            f"{text}: names {len(shards)} files in {len(folders)} folders, should be the .tar shards of one split"
+        )
+    (folder,) = folders
+    found = find_places(folder or ".", split)
+    if len(found) != 1:
+        raise DataError(
+            f"{folder}: no index.json beside these shards; write one with `vitctl data index '{text}' --out FOLDER`"
+        )
+    names = tuple(shard.rpartition("/")[2] for shard in shards)
+    return {name: SplitPlace(place.folder, place.base, names) for name, place in found.items()}
+
+
+def expand(text: str) -> list[str]:
+    """Every name that a pattern, a list or an @file stands for, in order.
+
+    Raises:
+        DataError: braces are malformed, the file cannot be read, or it is more than a million names.
+    """
+    names: list[str] = []
+    for name in _parts(text):
+        for expanded in _expand_braces(name):
+            names.append(expanded)
+            if len(names) > _MOST_NAMES:
+                raise DataError(f"{text[:80]}: more than {_MOST_NAMES:,} names")
+    if not names:
+        raise DataError(f"{text}: names nothing")
+    return names
+
+
+def _parts(text: str) -> Iterator[str]:
+    if text.startswith("@"):
+        path = Path(text[1:])
+        try:
+            if path.stat().st_size > _MOST_LIST_BYTES:
+                raise DataError(f"{path}: larger than {_MOST_LIST_BYTES} bytes, no list of shards")
+            lines = path.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise DataError(f"{path}: cannot be read ({error}); should be a text file with a shard per line") from None
+        yield from (line.strip() for line in lines if line.strip() and not line.startswith("#"))
+        return
+    yield from (part.strip() for part in re.split(r",(?![^{]*\})", text) if part.strip())
+
+
+def _expand_braces(text: str) -> Iterator[str]:
+    found = _BRACES.search(text)
+    if found is None:
+        yield text
+        return
+    inside, before, after = found[1], text[: found.start()], text[found.end() :]
+    span = _RANGE.fullmatch(inside)
+    if span is None and "," not in inside:
+        raise DataError(f"{text}: '{{{inside}}}' should be a range as {{000..127}} or a choice as {{a,b}}")
+    choices = (
+        (str(number).zfill(len(span[1])) for number in range(int(span[1]), int(span[2]) + 1))
+        if span
+        else inside.split(",")
+    )
+    for choice in choices:
+        yield from _expand_braces(f"{before}{choice}{after}")
+
+
+def _remote_splits(url: str, split: str) -> dict[str, SplitPlace]:
+    """An address is a split folder itself, or holds a folder for each split."""
+    check_address(url)
+    try:
+        return {url.rpartition("/")[2]: SplitPlace(_fetched_index(url), url)}
+    except MissingError:
+        pass
+    found = {}
+    for name in dict.fromkeys(part.split("[")[0].strip() for part in split.split("+")):
+        try:
+            found[name] = SplitPlace(_fetched_index(f"{url}/{name}"), f"{url}/{name}")
+        except MissingError:
+            continue
+    return found
+
+
+def _fetched_index(url: str) -> Path:
+    """The cached copy of a remote split's index, fetched when it is not here; `index.json` comes last."""
+    folder = cache_folder() / "splits" / hashlib.sha256(url.encode()).hexdigest()[:24]
+    if not (folder / "index.json").exists():
+        text = read_file(f"{url}/index.json", _MOST_INDEX_BYTES)
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in table_names(text):
+            _keep(folder / name, stream(f"{url}/{name}"))
+        _keep(folder / "index.json", iter([text]))
+    return folder
+
+
+def _keep(path: Path, pieces: Iterator[bytes]) -> None:
+    aside = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        with aside.open("wb") as file:
+            for piece in pieces:
+                file.write(piece)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, path)
+    finally:
+        aside.unlink(missing_ok=True)

@@ -1,0 +1,142 @@
+"""The images of a VTAB task, wherever they lie: shards of the original files, or the community's copy."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from vitctl.data.catalog import known_size, open_split, read_community
+from vitctl.data.datasets import community
+from vitctl.data.index import find_splits, read_index
+from vitctl.data.read import Concat, ShardSource, Source, Subset
+from vitctl.data.shards import write_split
+from vitctl.data.vtab import VTAB, VtabTask, is_published_train800
+from vitctl.errors import DataError
+
+_COMMUNITY = ("train800", "val200", "test")
+
+
+@dataclass(frozen=True)
+class TaskData:
+    """The opened splits of a task.
+
+    Args:
+        task: its row of the table.
+        train800, val200, train, test: images; `train` is the first two together.
+        names: the split expressions, by those four words.
+        source: where the images came from, in words.
+        proven: whether the 800 training images are the benchmark's by a published digest of their names; None where no digest
+            is known.
+        copy: in what the images are not those of the benchmark; empty when they are.
+    """
+
+    task: VtabTask
+    train800: Source
+    val200: Source
+    train: Source
+    test: Source
+    names: Mapping[str, str]
+    source: str
+    proven: bool | None
+    copy: str
+
+
+def open_task(task: VtabTask, root: Path, *, scratch: Path | None, allow_partial: bool = False) -> TaskData:
+    """Open the splits of a task: `root/NAME` (shards), or the task's folder in the community's layout.
+
+    Args:
+        task: a row of a suite.
+        root: folder of known data sets.
+        scratch: gets the shards of the community's copy, and of sets that come with vitctl.
+        allow_partial: take splits that have not all of their images, where the expressions still mean something.
+
+    Raises:
+        DataError: in one line what is missing or wrong.
+    """
+    shards = find_splits(root / task.data_set)
+    if not shards and scratch is not None and (root / task.community / "train800.txt").is_file():
+        shards = _written(task, root, scratch)
+    again = set(_COMMUNITY) <= set(shards)
+    if again:
+        names = {name: name for name in _COMMUNITY}
+        opened: list[Source] = [ShardSource(read_index(shards[name])) for name in _COMMUNITY]
+    else:
+        names = dict(zip(_COMMUNITY, (task.train800, task.val200, task.test), strict=True))
+        opened = [
+            open_split(split, dataset=task.data_set, root=str(root), scratch=scratch, whole=not allow_partial)
+            for split in names.values()
+        ]
+    train800, val200, test = opened
+    _check(task, dict(zip(_COMMUNITY, opened, strict=True)), root, allow_partial)
+    source = source_text(test)
+    published = task in VTAB and not again
+    proven = is_published_train800(task, map(train800.key, range(len(train800)))) if published else None
+    return TaskData(
+        task,
+        train800,
+        val200,
+        Concat((train800, val200)),
+        test,
+        {**names, "train": f"{names['train800']}+{names['val200']}"},
+        source,
+        proven,
+        _copy(task, again or source.startswith(community.SOURCE), (len(train800), len(val200), len(test)), proven),
+    )
+
+
+def source_text(source: Source) -> str:
+    """Where the images of a source came from, in the words of its index; empty where nothing is known."""
+    if isinstance(source, Subset):
+        return source_text(source.source)
+    if isinstance(source, Concat):
+        return source_text(source.parts[0])
+    return source.index.source if isinstance(source, ShardSource) else ""
+
+
+def num_test(task: VtabTask) -> int:
+    """Images of the whole test split of a task."""
+    known = known_size(task.data_set, task.test)
+    assert known is not None, task.name
+    return known[0]
+
+
+def _written(task: VtabTask, root: Path, scratch: Path) -> dict[str, Path]:
+    """The community's lists of a task as shards of the same bytes, written once."""
+    folder = scratch / task.name
+    if not set(_COMMUNITY) <= set(find_splits(folder)):
+        originals = read_community(task, root)
+        for name in _COMMUNITY:
+            if not (folder / name / "index.json").is_file():
+                split = originals[name]
+                write_split(split.items, folder / name, split.class_names, seed=0, source_text=split.source)
+    return find_splits(folder)
+
+
+def _check(task: VtabTask, sources: Mapping[str, Source], root: Path, allow_partial: bool) -> None:
+    """Classes are those of the task; numbers too, which expressions over whole splits settle but lists do not."""
+    classes = {source.class_names for source in sources.values()}
+    counts = {len(names) for names in classes}
+    if counts != {task.num_classes} or len(classes) > 1:
+        raise DataError(
+            f"{root}: {task.name} has {task.num_classes} classes, the same in each split; found {sorted(counts)}"
+        )
+    wanted = {"train800": {800}, "val200": {200}, "test": {num_test(task)}}
+    if task.name == "caltech101":
+        wanted["test"].add(num_test(task) + 1)  # two splits of it were drawn, see its reader
+    wrong = [f"{name} has {len(sources[name]):,}" for name in wanted if len(sources[name]) not in wanted[name]]
+    if wrong and not allow_partial:
+        raise DataError(f"{root}: not the whole of {task.name}: {', '.join(wrong)} images; data.allow_partial takes it")
+
+
+def _copy(task: VtabTask, again: bool, sizes: tuple[int, int, int], proven: bool | None) -> str:
+    said = []
+    if again:
+        said.append("the community's copy: JPEG again, not the original bytes")
+    whole = (800, 200, num_test(task))
+    for name, size, wanted in zip(("training", "validation", "test"), sizes, whole, strict=True):
+        if size < wanted:
+            said.append(f"partial: {size:,} of {wanted:,} {name} images")
+    if proven is False:
+        said.append("other training images than the benchmark's, by the digest of their names")
+    if task.name == "caltech101" and not again:
+        said.append("a split of our own: the published one hung on the order of a folder, and differs per machine")
+    return "; ".join(said)

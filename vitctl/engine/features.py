@@ -1,0 +1,80 @@
+"""Representations on disk: one pass over a data set serves every later run with the same weights, data and pre-processing."""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from vitctl.engine.runtime import Runtime
+
+SUFFIX = ".safetensors"
+
+
+def cached_features(
+    runtime: Runtime,
+    folder: Path | None,
+    key: Mapping[str, Any],
+    compute: Callable[[], Tensor],
+    *,
+    num_images: int,
+    limit_bytes: int,
+) -> tuple[Tensor | None, bool]:
+    """Representations of a split, from the folder where a run with the same key left them, else computed and left there.
+
+    Args:
+        runtime: this process among its peers; all take the same way, the main one reads and writes.
+        folder: of the files; None keeps nothing.
+        key: all that decides the numbers: digests of weights and data, pre-processing, precision; JSON.
+        compute: the pass over the images, [num_images, R] float32.
+        num_images: a file of another length is not taken.
+        limit_bytes: files used longest ago are deleted until the folder is no larger.
+
+    Returns:
+        the representations, None on the other processes when they were read; and whether they were read.
+    """
+    text = json.dumps(key, sort_keys=True)
+    file = None if folder is None else folder / f"{hashlib.sha256(text.encode()).hexdigest()}{SUFFIX}"
+    found = _read(file, text, num_images) if file is not None and runtime.is_main else None
+    if runtime.sum([float(found is not None)])[0]:
+        return found, True
+    features = compute()
+    if file is not None and runtime.is_main:
+        _write(file, text, features)
+        _keep_below(file.parent, limit_bytes)
+    return features, False
+
+
+def _read(file: Path, text: str, num_images: int) -> Tensor | None:
+    """The features of a file; None where it is missing, torn, or of something else."""
+    try:
+        with safe_open(file, framework="pt") as stored:
+            fits = (stored.metadata() or {}).get("key") == text
+            features: Tensor | None = stored.get_tensor("features") if fits else None
+        os.utime(file)
+    except (OSError, SafetensorError):
+        return None
+    return features if features is not None and features.ndim == 2 and len(features) == num_images else None
+
+
+def _write(file: Path, text: str, features: Tensor) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    aside = file.with_name(f".{file.name}.{os.getpid()}")
+    save_file({"features": features.contiguous()}, aside, metadata={"key": text})
+    with aside.open("rb") as written:
+        os.fsync(written.fileno())
+    aside.replace(file)
+
+
+def _keep_below(folder: Path, limit_bytes: int) -> None:
+    files = sorted(folder.glob(f"*{SUFFIX}"), key=lambda path: path.stat().st_mtime_ns, reverse=True)
+    total = 0
+    for file in files:
+        total += file.stat().st_size
+        if total > limit_bytes:
+            file.unlink(missing_ok=True)

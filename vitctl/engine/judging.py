@@ -1,0 +1,74 @@
+"""Numbers from the best answers to every image: pure functions of integers, so the same for any number of processes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+NUM_BEST = 5
+
+
+@dataclass(frozen=True)
+class Hits:
+    """How many images were answered right, by the best answer and by one of the five best."""
+
+    correct: int
+    correct_top5: int
+    total: int
+
+    @property
+    def accuracy(self) -> float:
+        """Share of right best answers, 0..1."""
+        return self.correct / self.total
+
+    @property
+    def top5(self) -> float:
+        """Share of images with a right answer among the five best, 0..1."""
+        return self.correct_top5 / self.total
+
+
+def right_answers(best: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Which answers are among an image's labels: bool `[N, 5]`.
+
+    Args:
+        best: int64 `[N, 5]`, classes of each image, the likeliest first; fewer columns where there are fewer classes.
+        labels: int64 `[N]` or `[N, L]`, the classes that are right, filled up with -1.
+    """
+    sets = labels.reshape(len(labels), -1)
+    return np.stack([(best[:, column, None] == sets).any(axis=1) for column in range(best.shape[1])], axis=1)
+
+
+def count_hits(best: np.ndarray, labels: np.ndarray) -> Hits:
+    """Count right answers; images without any label do not count. Arguments as for `right_answers`."""
+    labelled = (labels.reshape(len(labels), -1) >= 0).any(axis=1)
+    right = right_answers(best, labels)[labelled]
+    return Hits(int(right[:, 0].sum()), int(right.any(axis=1).sum()), int(labelled.sum()))
+
+
+def count_by_class(right: np.ndarray, classes: np.ndarray, num_classes: int) -> np.ndarray:
+    """Images, right best answers, and hits among the five best of every class: int64 `[K, 3]`.
+
+    Args:
+        right: as `right_answers` gives them.
+        classes: int64 `[N]`, the class of each image, 0 to K - 1.
+        num_classes: K.
+    """
+    columns = (np.ones(len(classes), bool), right[:, 0], right.any(axis=1))
+    return np.stack([np.bincount(classes[which], minlength=num_classes) for which in columns], axis=1)
+
+
+def count_confusions(best: np.ndarray, classes: np.ndarray) -> list[tuple[int, int, int]]:
+    """(class, answer, images) of every pair that occurs, in order of class and answer.
+
+    Args:
+        best: as for `right_answers`.
+        classes: int64 `[N]`, the class of each image.
+    """
+    pairs, counts = np.unique(np.stack([classes, best[:, 0]], axis=1), axis=0, return_counts=True)
+    return [(int(own), int(answer), int(count)) for (own, answer), count in zip(pairs, counts, strict=True)]
+
+
+def padded_sets(sets: Sequence[Sequence[int]]) -> np.ndarray:
+    """Label sets of any length as int64 `[N, L]`, filled up with -1."""
+    width = max(1, max(map(len, sets), default=1))
+    return np.array([[*labels, *[-1] * (width - len(labels))] for labels in sets], np.int64).reshape(-1, width)

@@ -1,0 +1,77 @@
+"""FSDP2: parameters, gradients and optimizer state cut over the processes; on disk all is whole again.
+
+What is computed is what DDP computes: the weights travel in the type of the parameters, and autocast narrows them.
+"""
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from vitctl.models.blocks import Block
+
+
+def shard(model: nn.Module, device: torch.device, num_processes: int) -> None:
+    """Cut the parameters of `model` over all processes, in place: each outermost block by itself, then the rest.
+
+    Comes before the optimizer is built, whose parameters these are.
+    """
+    mesh = init_device_mesh(device.type, (num_processes,))
+    for block in outermost_blocks(model):
+        fully_shard(block, mesh=mesh, reshard_after_forward=True)
+    # The rest too, which stays whole by default until a backward pass, and after an evaluation there is none.
+    fully_shard(model, mesh=mesh, reshard_after_forward=True)
+
+
+def outermost_blocks(model: nn.Module) -> list[Block]:
+    """The blocks of a network that are in no other block."""
+    found: list[Block] = []
+    for child in model.children():
+        found += [child] if isinstance(child, Block) else outermost_blocks(child)
+    return found
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Whether `shard` was at work."""
+    return isinstance(model, FSDPModule)
+
+
+def synced(model: nn.Module, accelerator: Any, *, now: bool) -> AbstractContextManager[Any]:
+    """Backward passes in here sum their gradients over the processes `now`, or leave that to a later one."""
+    if isinstance(model, FSDPModule):
+        model.set_requires_gradient_sync(now)
+        return nullcontext()
+    return nullcontext() if now else accelerator.no_sync(model)
+
+
+def local(tensor: Tensor) -> Tensor:
+    """The part of a tensor that this process holds, sharing memory."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def full(tensor: Tensor) -> Tensor:
+    """The whole of a tensor; where it is cut, all processes must ask for it together."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def like(whole: Tensor, reference: Tensor) -> Tensor:
+    """A whole tensor, the same on every process, cut and placed as `reference` is."""
+    placed = whole.to(reference.device, reference.dtype)
+    if not isinstance(reference, DTensor):
+        return placed
+    return distribute_tensor(placed, reference.device_mesh, reference.placements, src_data_rank=None)
+
+
+def full_state(model: nn.Module) -> dict[str, Tensor]:
+    """The state of a model, whole; all processes must ask for it together."""
+    return {name: full(tensor).detach() for name, tensor in model.state_dict().items()}
+
+
+def load_full_state(model: nn.Module, state: dict[str, Tensor]) -> None:
+    """The inverse of `full_state`."""
+    own = model.state_dict()
+    model.load_state_dict({name: like(value, own[name]) if name in own else value for name, value in state.items()})

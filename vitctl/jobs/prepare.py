@@ -1,0 +1,173 @@
+"""A known data set made ready: fetched where that is allowed, its images treated where the set asks for it, written as shards."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from vitctl.data.catalog import find_data_set, read_community, read_originals
+from vitctl.data.datasets.parquet import read_parquet
+from vitctl.data.downloads import DOWNLOADS, Archive, originals_folder
+from vitctl.data.index import find_splits, read_index
+from vitctl.data.known import DataSet
+from vitctl.data.real import SHA256, URL
+from vitctl.data.shards import Originals, write_split
+from vitctl.data.unpack import is_unpacked, unpack
+from vitctl.data.vtab import VTAB, VtabTask
+from vitctl.errors import CheckpointError, DataError
+from vitctl.jobs.judge import REAL_PLACE
+from vitctl.models.weights.download import fetch
+
+ORIGINALS, _DOWNLOADS = "originals", ".downloads"
+
+# What is being done, how far it is, and how far it goes (0: not known).
+Progress = Callable[[str, int, int], None]
+Fetch = Callable[..., Path]
+
+
+def prepare(
+    name: str,
+    root: Path,
+    *,
+    source: Path | None = None,
+    download: bool = True,
+    allow_partial: bool = False,
+    workers: int = 0,
+    progress: Progress = lambda _what, _done, _total: None,
+    get: Fetch = fetch,
+) -> dict[str, int]:
+    """Write the shards of a known data set to ROOT/NAME; splits that are there already stay as they are.
+
+    What is derived from the original files, as the treated photographs of Retinopathy, is made once: it is what the shards hold.
+
+    Args:
+        name: a name or an alias.
+        root: folder of known data sets; fetched originals go to ROOT/originals/NAME.
+        source: original files that are elsewhere; or a folder of the community's VTAB-1k layout, or of Hugging Face's parquet
+            files, which the index then tells.
+        download: fetch originals that are missing, where that takes no account.
+        allow_partial: write splits that have not all of their images; the index then tells.
+        workers: processes that write, and treat images where the set asks for it; 0: this one.
+        progress: called while files are fetched and images written.
+        get: how a file is got from the web.
+
+    Returns:
+        images of every split.
+
+    Raises:
+        DataError: files are missing; the message says what to do by hand.
+    """
+    row = find_data_set(name)
+    out = root / row.name
+    if row.make is not None:
+        if not find_splits(out):
+            row.make(out)
+        return _sizes(out)
+    folder = source or root / ORIGINALS / originals_folder(row.name)
+    if source is None and download and not _is_complete(row, out):
+        _download(row, root, folder, progress, get)
+    if not _is_complete(row, out):
+        for split, originals in _open(row, folder, allow_partial=allow_partial).items():
+            _write(row, split, originals, out, workers, progress)
+    return _sizes(out)
+
+
+def prepare_real(root: Path, progress: Progress, get: Fetch = fetch) -> Path:
+    """Fetch the ReaL labels of ImageNet to where `evaluate --labels real` finds them; returns their path."""
+    place = root / REAL_PLACE
+    if not place.exists():
+        _fetch(Archive(URL, f"sha256:{SHA256}", packed=True), root, place.parent, progress, get)
+    return place
+
+
+def is_present(task: VtabTask, root: Path, source: Path | None) -> bool:
+    """Whether a task can be made without fetching anything: its shards or its original files are there."""
+    row = find_data_set(task.data_set)
+    places = [source / task.community] if source else [root / row.name, root / ORIGINALS / originals_folder(row.name)]
+    return any(place.is_dir() and any(place.iterdir()) for place in places)
+
+
+def _is_complete(row: DataSet, out: Path) -> bool:
+    splits = set(find_splits(out)) if out.is_dir() else set()
+    return splits >= set(row.sizes) or "train800" in splits
+
+
+def _sizes(out: Path) -> dict[str, int]:
+    return {split: read_index(place).num_samples for split, place in find_splits(out).items()}
+
+
+def _download(row: DataSet, root: Path, folder: Path, progress: Progress, get: Fetch) -> None:
+    """Fetch and unpack what is missing. A set that cannot be fetched is left to its reader, which says what belongs there."""
+    for archive in DOWNLOADS.get(row.name, ()):
+        if is_unpacked(archive, folder):
+            continue
+        try:
+            _fetch(archive, root, folder, progress, get)
+        except CheckpointError as error:
+            raise DataError(
+                f"{error}; or unpack {archive.name} by hand into a folder, and give it with --from FOLDER"
+            ) from None
+
+
+def _fetch(archive: Archive, root: Path, folder: Path, progress: Progress, get: Fetch) -> None:
+    def show(done: int, total: int | None) -> None:
+        progress(f"fetching {archive.name}", done, total or archive.num_bytes)
+
+    path = get(archive.url, progress=show, cache=root / ORIGINALS / _DOWNLOADS)
+    progress(f"unpacking {archive.name}", 0, 0)
+    unpack(archive, path, folder)
+
+
+def _open(row: DataSet, folder: Path, *, allow_partial: bool) -> dict[str, Originals]:
+    """The splits of original files, or of one of the copies that people have."""
+    task = next((task for task in VTAB if task.data_set == row.name), None)
+    if task is not None:
+        for copy in (folder, folder.parent):
+            if (copy / task.community / "train800.txt").is_file():
+                splits = read_community(task, copy)
+                return {split: splits[split] for split in ("train800", "val200", "test")}
+    tables = sorted([*folder.glob("*.parquet"), *folder.glob("data/*.parquet")]) if folder.is_dir() else []
+    if tables:
+        return _checked(row, read_parquet(tables), folder, allow_partial=allow_partial)
+    try:
+        return _labelled(row, read_originals(row.name, folder, allow_partial=allow_partial))
+    except DataError as error:
+        by_hand = "" if row.name in DOWNLOADS else f"; this set cannot be fetched for you: put the files into {folder}"
+        raise DataError(f"{error}{by_hand}") from None
+
+
+def _checked(row: DataSet, splits: dict[str, Originals], folder: Path, *, allow_partial: bool) -> dict[str, Originals]:
+    """Parquet files by the table: their classes and their number of images; their keys may be others than the originals'."""
+    kept = {split: originals for split, originals in splits.items() if split in row.sizes}
+    wrong = [
+        f"{split} has {len(o.items):,} images of {len(o.class_names):,} classes, should have {row.sizes[split]:,} of {row.num_classes:,}"
+        for split, o in kept.items()
+        if len(o.class_names) != row.num_classes or (len(o.items) != row.sizes[split] and not allow_partial)
+    ]
+    if wrong or not kept:
+        raise DataError(f"{folder}: not {row.name} in parquet: {'; '.join(wrong) or 'has none of its splits'}")
+    source = f"{row.name}, Hugging Face parquet copy"
+    return _labelled(row, {split: replace(o, source=source) for split, o in kept.items()})
+
+
+def _labelled(row: DataSet, splits: dict[str, Originals]) -> dict[str, Originals]:
+    """Splits that lack images say so in their source text, which every result repeats."""
+    return {
+        split: replace(o, source=f"{o.source} (partial: {len(o.items):,} of {row.sizes[split]:,} images)")
+        if len(o.items) != row.sizes[split]
+        else o
+        for split, o in splits.items()
+    }
+
+
+def _write(row: DataSet, split: str, originals: Originals, out: Path, workers: int, progress: Progress) -> None:
+    if (out / split / "index.json").exists():
+        return
+    write_split(
+        originals.items,
+        out / split,
+        originals.class_names,
+        seed=0,
+        source_text=originals.source,
+        workers=workers,
+        progress=lambda done, total: progress(f"writing {row.name}/{split}", done, total),
+    )

@@ -1,0 +1,67 @@
+"""Few-shot accuracy of a network that is still training: the paper's cheap look at a representation."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from vitctl.data.transforms import EvalTransform
+from vitctl.engine.preemption import StopFlag
+from vitctl.engine.runtime import Runtime
+from vitctl.jobs.fewshot_sets import FewshotSet, open_sets, score_draw
+from vitctl.jobs.frozen import FeaturePass
+from vitctl.jobs.setup import num_workers
+from vitctl.recipe.protocols import FewshotImages
+from vitctl.recipe.schema import Pretrain
+
+Scores = dict[int, list[float]]
+
+
+def open_probe(recipe: Pretrain, run_dir: Path) -> FewshotSet | None:
+    """The data set of [fewshot_probe]; None when it is off.
+
+    Raises:
+        DataError: data is missing, or a class has fewer images than shots.
+    """
+    p = recipe.fewshot_probe
+    if not p.every_steps:
+        return None
+    data = FewshotImages(
+        dataset=p.dataset, path=p.path, root=p.root, train_split=p.train_split, eval_split=p.eval_split
+    )
+    return open_sets(data, p.shots, run_dir)[0]
+
+
+def make_probe(recipe: Pretrain, one: FewshotSet, runtime: Runtime, stop: StopFlag) -> Callable[[nn.Module], Scores]:
+    """A function from the network to shots -> accuracy of each seed, on the main process; empty on the others.
+
+    It draws nothing from the generators of training, and leaves the network as it is.
+
+    Args:
+        recipe: of the pre-training, whose pre-processing it shares.
+        one: the data set.
+        runtime, stop: of the job.
+
+    Paper: Section 4.1: few-shot accuracies for fast on-the-fly evaluation
+    """
+    p, d = recipe.fewshot_probe, recipe.data
+    transform = EvalTransform(
+        d.image_size, method="square", resize=round(d.image_size * 256 / 224), resample=d.resample
+    )
+    workers = num_workers(recipe.machine, runtime)
+    look = FeaturePass(runtime, transform, d.mean, d.std, recipe.evaluation.batch_size, workers, stop)
+
+    def probe(model: nn.Module) -> Scores:
+        features = look(model, one.train), look(model, one.test)
+        scores: Scores = {}
+        for shots in p.shots if runtime.is_main else ():
+            draws = [
+                score_draw(one, features, shots=shots, seed=seed, l2s=(p.l2,), dtype=torch.float32)[0]
+                for seed in p.seeds
+            ]
+            scores[shots] = [correct / len(one.test) for correct in draws]
+        runtime.wait()
+        return scores
+
+    return probe

@@ -1,0 +1,74 @@
+"""A quick look at VTAB: a linear classifier on frozen features, in closed form. Not the protocol of the paper."""
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitctl.data.loader import eval_batches
+from vitctl.data.read import Source
+from vitctl.data.transforms import EvalTransform
+from vitctl.data.vtab_data import TaskData
+from vitctl.engine.evaluation import Score, representations
+from vitctl.engine.ridge import fit_and_score
+from vitctl.jobs.inputs import loaded_model
+from vitctl.jobs.setup import num_workers, on_device
+from vitctl.jobs.vtab_runs import Bench, belongs_to, finished_or
+from vitctl.models.build import build
+
+L2S = tuple(2.0**power for power in range(-2, 17, 3))
+
+
+def score_features(bench: Bench, data: TaskData) -> Score:
+    """Fit on the 800 images with each regulariser, choose by the 200, fit on all 1,000, score on the whole test split.
+
+    Every task has a regulariser of its own, the smallest of the best. Images are squashed to the square that the model sees.
+
+    Args:
+        bench: of the table.
+        data: of the task.
+
+    Returns:
+        the score, kept in RUN/light/NAME/result.json.
+    """
+    folder = bench.run_dir / "light" / data.task.name
+
+    def make() -> tuple[Score, dict[str, Any]]:
+        model = _frozen(bench)
+        x800, x200, x_test = (_features(bench, model, s) for s in (data.train800, data.val200, data.test))
+        y800, y200 = (torch.from_numpy(source.labels()) for source in (data.train800, data.val200))
+        fit = partial(fit_and_score, num_classes=data.task.num_classes)
+        tried = [_correct(fit(x800, y800, x200, l2=l2), data.val200) for l2 in L2S]
+        l2 = L2S[tried.index(max(tried))]
+        scores = fit(torch.cat([x800, x200]), torch.cat([y800, y200]), x_test, l2=l2)
+        return Score(_correct(scores, data.test), len(data.test)), {"l2": l2}
+
+    return finished_or(bench, folder, belongs_to(bench, bench.recipe, data, "train", "test"), make)
+
+
+def _correct(scores: Tensor, source: Source) -> int:
+    return int((scores.argmax(dim=1).numpy() == source.labels()).sum())
+
+
+def _frozen(bench: Bench) -> nn.Module:
+    model, _ = loaded_model(bench.found, bench.image_size, bench.runtime.dtype)
+    if bench.recipe.weights.initialise == "random":
+        model = build(model.config, seed=bench.recipe.seed, dtype=bench.runtime.dtype)
+    return on_device(model, bench.runtime)
+
+
+def _features(bench: Bench, model: nn.Module, source: Source) -> Tensor:
+    """Representations [N, R] in float64: a thousand images cost nothing, and the choice of l2 should not hang on rounding."""
+    recipe, runtime, meta = bench.recipe, bench.runtime, bench.found.weights.meta
+    batches = eval_batches(
+        source,
+        EvalTransform(bench.image_size, method="square", resize=0, resample=recipe.data.resample),
+        batch_size=recipe.evaluation.batch_size,
+        rank=runtime.rank,
+        num_processes=runtime.num_processes,
+        num_workers=num_workers(recipe.machine, runtime),
+    )
+    normalise = partial(runtime.images, mean=tuple(meta["mean"]), std=tuple(meta["std"]))
+    rows = representations(runtime, model, batches, num_images=len(source), normalise=normalise, stop=bench.stop)
+    return rows.double()

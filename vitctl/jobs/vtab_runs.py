@@ -1,0 +1,268 @@
+"""One run of one task of VTAB in a folder of its own: made, gone on with, or read back when it is finished."""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from vitctl.data.read import Source
+from vitctl.data.transforms import EvalTransform, TrainTransform
+from vitctl.data.vtab_data import TaskData
+from vitctl.engine.checkpoint import newest_checkpoint
+from vitctl.engine.evaluation import Score
+from vitctl.engine.journal import Record, Report
+from vitctl.engine.preemption import StopFlag
+from vitctl.engine.runtime import Runtime
+from vitctl.engine.training import CHECKPOINTS
+from vitctl.errors import DataError
+from vitctl.jobs.inputs import Found, transferred_model
+from vitctl.jobs.result import RunResult, read_result, write_result
+from vitctl.jobs.setup import on_device, open_journal, train
+from vitctl.models.weights.load import weights_digest
+from vitctl.recipe.schema import Vtab
+
+_OWN = ("weights_sha256", "l2")  # what a run finds out, and may not be held against it
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What the paper chose on the validation images: a learning rate, and a length with its warm-up in steps."""
+
+    lr: float
+    total_steps: int
+    warmup_steps: int
+
+    @property
+    def name(self) -> str:
+        """As the folders of its runs are called."""
+        return f"lr_{self.lr:g}_steps_{self.total_steps}"
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What all runs of a table share."""
+
+    recipe: Vtab
+    runtime: Runtime
+    run_dir: Path
+    report: Report
+    stop: StopFlag
+    found: Found
+    from_sha256: str
+
+    @property
+    def image_size(self) -> int:
+        """Side of the images of all tasks, in pixels."""
+        return self.recipe.data.image_size or self.found.weights.config.image_size
+
+
+def settings(recipe: Vtab) -> list[Setting]:
+    """The settings that are tried: every learning rate with every schedule; the recipe's own where there is no sweep.
+
+    The warm-up keeps its share of the schedule.
+
+    Paper: Appendix B.1.1
+    """
+    s = recipe.schedule
+    return [
+        Setting(lr, steps, round(s.warmup_steps * steps / s.total_steps))
+        for lr in recipe.vtab.sweep_lrs or (recipe.optimizer.lr,)
+        for steps in recipe.vtab.sweep_steps or (s.total_steps,)
+    ]
+
+
+def tune(bench: Bench, data: TaskData, setting: Setting) -> Score:
+    """Train on the 800 images, score on the 200: the only images that a setting may be chosen by."""
+    folder = bench.run_dir / "sweep" / data.task.name / setting.name
+    seed = bench.recipe.vtab.seeds[0]
+    return _fine_tuned(bench, data, setting, seed, folder, ("train800", data.train800), ("val200", data.val200))
+
+
+def fine_tune(bench: Bench, data: TaskData, setting: Setting, seed: int) -> Score:
+    """Train on all 1,000 images, score on the whole test split."""
+    folder = bench.run_dir / "tasks" / data.task.name / setting.name / f"seed_{seed}"
+    return _fine_tuned(bench, data, setting, seed, folder, ("train", data.train), ("test", data.test))
+
+
+def finished_or(
+    bench: Bench, folder: Path, belongs: Mapping[str, Any], make: Callable[[], tuple[Score, dict[str, Any]]]
+) -> Score:
+    """The score of a finished run of the same provenance, else that of `make`, which is kept in folder/result.json.
+
+    Raises:
+        DataError: the folder holds a result of other data, weights or settings.
+    """
+    result = read_result(folder) if bench.runtime.is_main else None
+    done = result is not None and result.status == "done"
+    if result is not None and done:
+        _same(folder, result.provenance, belongs)
+    known = [float(done), *((result.metrics["correct"], result.metrics["total"]) if result and done else (0.0, 0.0))]
+    is_done, correct, total = bench.runtime.sum(known)
+    if is_done:
+        return Score(int(correct), int(total))
+    folder.mkdir(parents=True, exist_ok=True)
+    score, found_out = make()
+    if bench.runtime.is_main:
+        metrics = {"accuracy": score.accuracy, "correct": score.correct, "total": score.total}
+        write_result(folder, RunResult("vtab-task", "done", metrics=metrics, provenance={**belongs, **found_out}))
+    return score
+
+
+def belongs_to(bench: Bench, recipe: Vtab, data: TaskData, train_on: str, score_on: str) -> dict[str, Any]:
+    """What a score of a task belongs to; two scores can be compared where these agree."""
+    sources: dict[str, Source] = {"train800": data.train800, "val200": data.val200, "train": data.train}
+    return {
+        "task": data.task.name,
+        "train_split": data.names[train_on],
+        "train_sha256": sources[train_on].digest,
+        "split": data.names[score_on],
+        "data_sha256": {**sources, "test": data.test}[score_on].digest,
+        "data_source": data.source,
+        "train800_proven": data.proven,
+        "copy": data.copy,
+        "num_classes": data.task.num_classes,
+        "image_size": bench.image_size,
+        "resample": recipe.data.resample,
+        "precision": bench.runtime.precision,
+        "from_sha256": bench.from_sha256,
+        "initialise": recipe.weights.initialise,
+        "recipe_sha256": recipe_digest(recipe),
+    }
+
+
+def recipe_digest(recipe: Vtab) -> str:
+    """SHA-256 of all values of a recipe that reach the numbers of one run."""
+    free = {"note", "machine", "log", "checkpoint", "vtab"}
+    values = recipe.model_dump(mode="json", exclude=free) | {
+        "protocol": "light" if recipe.vtab.light else "fine-tuning"
+    }
+    values["data"] = {k: v for k, v in values["data"].items() if k not in ("path", "root", "allow_partial")}
+    values["weights"] = {k: v for k, v in values["weights"].items() if k != "source"}
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+def _same(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    changed = [name for name in now if name not in _OWN and before.get(name) != now[name]]
+    if changed:
+        raise DataError(
+            f"{folder}: holds a result of other {', '.join(changed)}; remove it to run it again, or choose another folder with --out"
+        )
+
+
+def _fine_tuned(
+    bench: Bench,
+    data: TaskData,
+    setting: Setting,
+    seed: int,
+    folder: Path,
+    train_on: tuple[str, Source],
+    score_on: tuple[str, Source],
+) -> Score:
+    recipe = _at(bench.recipe, setting, seed)
+    transform = _augmentation(bench, data)
+    belongs = belongs_to(bench, recipe, data, train_on[0], score_on[0]) | {
+        "seed": seed,
+        "lr": setting.lr,
+        "total_steps": setting.total_steps,
+        "warmup_steps": setting.warmup_steps,
+        "crop": f"random out of {transform.resize}" if transform.crop == "random" else "none",
+        "flip": transform.flip,
+    }
+
+    def make() -> tuple[Score, dict[str, Any]]:
+        score, sha256 = _train(bench, recipe, data, folder, (train_on[1], transform), score_on[1])
+        return score, {"weights_sha256": sha256}
+
+    score = finished_or(bench, folder, belongs, make)
+    if bench.runtime.is_main and not bench.recipe.vtab.keep_checkpoints:
+        shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
+    return score
+
+
+def _train(
+    bench: Bench,
+    recipe: Vtab,
+    data: TaskData,
+    folder: Path,
+    train_on: tuple[Source, TrainTransform],
+    score_on: Source,
+) -> tuple[Score, str]:
+    """The score after the last step, and the digest of the weights that it is of."""
+    runtime, weights, size = bench.runtime, bench.found.weights, bench.image_size
+    model, _ = transferred_model(
+        weights,
+        recipe.weights,
+        num_classes=data.task.num_classes,
+        image_size=size,
+        dropout=recipe.dropout,
+        seed=recipe.seed,
+        dtype=runtime.dtype,
+    )
+    placed = on_device(model, runtime)
+    resample = recipe.data.resample
+    meta = {
+        "mean": weights.meta["mean"],
+        "std": weights.meta["std"],
+        "class_names": list(score_on.class_names),
+        "image_size": size,
+        "eval_method": "square",
+        "eval_resize": 0,
+        "resample": resample,
+    }
+
+    def report(record: Record) -> None:
+        bench.report({**record, "task": str(folder.relative_to(bench.run_dir))})
+
+    score = train(
+        recipe,
+        runtime,
+        folder,
+        open_journal(runtime, folder, report),
+        bench.stop,
+        model=placed,
+        config=model.config,
+        meta=meta,
+        train_on=train_on,
+        score_on=(score_on, EvalTransform(size, method="square", resize=0, resample=resample)),
+        max_bad_fraction=recipe.data.max_bad_fraction,
+    )
+    runtime.release()
+    own = score if runtime.is_main else None  # of a run that went on after its last evaluation, others do not know it
+    correct, total = runtime.sum([float(own.correct), float(own.total)] if own else [0.0, 0.0])
+    return Score(int(correct), int(total)), weights_digest(_scored(recipe, folder, placed))
+
+
+def _scored(recipe: Vtab, folder: Path, model: nn.Module) -> dict[str, Tensor]:
+    """The weights that were scored: the last, or their average where there is one."""
+    saved, _ = newest_checkpoint(folder / CHECKPOINTS) if recipe.averaging.decay else (None, [])
+    return saved.tensors("ema.safetensors") if saved else model.state_dict()
+
+
+def _at(recipe: Vtab, setting: Setting, seed: int) -> Vtab:
+    """The recipe of one run."""
+    return recipe.model_copy(
+        update={
+            "seed": seed,
+            "optimizer": recipe.optimizer.model_copy(update={"lr": setting.lr}),
+            "schedule": recipe.schedule.model_copy(
+                update={"total_steps": setting.total_steps, "warmup_steps": setting.warmup_steps}
+            ),
+        }
+    )
+
+
+def _augmentation(bench: Bench, data: TaskData) -> TrainTransform:
+    """Random crop and flip where they leave the label of the task true (BiT, Section 3.3)."""
+    chosen = bench.recipe.data.augment == "bit"
+    return TrainTransform(
+        bench.image_size,
+        crop="random" if chosen and data.task.crop else "none",
+        flip=chosen and data.task.flip,
+        resample=bench.recipe.data.resample,
+        resize=round(bench.image_size * 7 / 6),
+    )

@@ -1,0 +1,193 @@
+"""A sweep: recipes, and which of their values are varied. Each combination is one cell with a name and overrides."""
+
+import itertools
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vitctl.errors import RecipeError
+from vitctl.recipe.load import MAX_BYTES, Override, parse_override, recipe_folder, recipe_names
+
+MAX_CELLS = 1000
+_MAX_NAME = 120
+_TABLES = ("note", "recipes", "set", "grid", "cells")
+Setting = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a sweep: the name of its folder, its recipe, what it varies, and all that is laid over the recipe."""
+
+    name: str
+    recipe: str
+    varied: Setting
+    overrides: tuple[Override, ...]
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What is run: every one of `recipes`, at every one of `cells`, at every combination of `axes`.
+
+    Args:
+        name: of its folder.
+        note: one line on what it is.
+        recipes: names or paths.
+        fixed: values that all runs share.
+        cells: combinations that no grid gives; each sets its own keys.
+        axes: dotted key -> values.
+    """
+
+    name: str
+    note: str
+    recipes: tuple[str, ...]
+    fixed: Setting
+    cells: tuple[Setting, ...]
+    axes: dict[str, tuple[Any, ...]]
+
+
+def sweep_names() -> list[str]:
+    """Names of the shipped sweeps, sorted."""
+    return sorted(path.stem for path in _folder().glob("*.toml"))
+
+
+def find_sweep(name: str) -> Sweep:
+    """A shipped sweep, a .toml file of a sweep, or a recipe that is varied by --grid alone.
+
+    Raises:
+        RecipeError: the file is not a sweep; a name that is neither is left to the recipe's own error.
+    """
+    path = Path(name)
+    if name in sweep_names():
+        path = _folder() / f"{name}.toml"
+    if path.is_file() and name not in recipe_names():
+        values = _read(path)
+        if not {"job", "extends"} & values.keys():
+            return _from_table(path, values)
+    return Sweep(path.stem if path.suffix else name, "", (name,), {}, (), {})
+
+
+def parse_axis(text: str) -> tuple[str, tuple[Any, ...]]:
+    """`key=v1,v2` as typed after --grid. Values are TOML where they all read as such, else texts.
+
+    Raises:
+        RecipeError: it is not of that form, or has a value twice.
+    """
+    key, found, values = text.partition("=")
+    if not found or not key.strip() or not values.strip():
+        raise RecipeError(f"--grid {text}: write it as section.key=v1,v2, e.g. --grid optimizer.lr=0.001,0.003")
+    try:
+        listed = tomllib.loads(f"v = [{values}]")
+        axis = tuple(listed["v"]) if list(listed) == ["v"] else ()
+    except tomllib.TOMLDecodeError:
+        axis = ()
+    axis = axis or tuple(parse_override(f"{key}={value.strip()}").value for value in values.split(","))
+    return key.strip(), _axis(f"--grid {text}", axis)
+
+
+def spread(sweep: Sweep, axes: Mapping[str, tuple[Any, ...]], sets: Iterable[Override]) -> list[Cell]:
+    """All cells of a sweep, in the order in which they are run: the last axis changes fastest.
+
+    Args:
+        sweep: found by `find_sweep`.
+        axes: of --grid, beside the sweep's own; one of the same key takes its place.
+        sets: of --set, laid over everything.
+
+    Raises:
+        RecipeError: nothing varies, a key is varied and set, or two cells are the same.
+    """
+    sets = tuple(sets)
+    every = {**sweep.axes, **axes}
+    varied_keys = {*every, *(key for cell in sweep.cells for key in cell)}
+    if both := sorted(varied_keys & {override.key for override in sets}):
+        raise RecipeError(f"{both[0]} is varied by the sweep and set by --set; leave one of them out")
+    if both := sorted({*every} & {key for cell in sweep.cells for key in cell}):
+        raise RecipeError(f"{both[0]} is varied by the grid and by the cells of '{sweep.name}'; leave one of them out")
+    combinations = list(itertools.product(sweep.recipes, sweep.cells or ({},), *every.values()))
+    if len(combinations) < 2:
+        raise RecipeError(f"'{sweep.name}' varies nothing; give --grid section.key=v1,v2")
+    if len(combinations) > MAX_CELLS:
+        raise RecipeError(f"'{sweep.name}' has {len(combinations):,} runs, more than {MAX_CELLS:,}; use fewer values")
+    fixed = [Override(key, value, sweep.name) for key, value in sweep.fixed.items()]
+    words = _words(varied_keys)
+    cells = []
+    for recipe, own, *values in combinations:
+        varied = {**own, **dict(zip(every, values, strict=True))}
+        parts = [Path(recipe).stem] * (len(sweep.recipes) > 1) + [
+            f"{words[key]}_{_word(value)}" for key, value in varied.items()
+        ]
+        name = "__".join(parts)[:_MAX_NAME] or "recipe"
+        cells.append(
+            Cell(name, recipe, varied, (*fixed, *(Override(k, v, "--grid") for k, v in varied.items()), *sets))
+        )
+    names = [cell.name for cell in cells]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise RecipeError(f"'{sweep.name}' has two runs called '{twice[0]}'; leave one of them out")
+    return cells
+
+
+def _folder() -> Path:
+    return recipe_folder() / "sweeps"
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if path.stat().st_size > MAX_BYTES:
+        raise RecipeError(f"{path}: larger than {MAX_BYTES >> 20} MiB; this is no sweep")
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise RecipeError(f"{path}: not valid TOML: {error}") from None
+
+
+def _from_table(path: Path, values: Mapping[str, Any]) -> Sweep:
+    if unknown := [key for key in values if key not in _TABLES]:
+        raise RecipeError(f"{path.name}: unknown key {unknown[0]}; a sweep has {', '.join(_TABLES)}")
+    recipes = values.get("recipes")
+    if not isinstance(recipes, list) or not recipes or not all(isinstance(name, str) for name in recipes):
+        raise RecipeError(f'{path.name}: recipes should name one recipe or more, e.g. recipes = ["jft_b16"]')
+    cells = values.get("cells", [])
+    if not isinstance(cells, list) or not all(isinstance(t, dict) for t in (*cells, *_tables(values))):
+        raise RecipeError(f"{path.name}: set and grid are tables, cells is a list of tables: [set], [grid], [[cells]]")
+    beside = [str(path.parent / name) if (path.parent / name).is_file() else name for name in recipes]
+    axes = {key: value if isinstance(value, list) else [value] for key, value in _flat(values.get("grid", {})).items()}
+    return Sweep(
+        path.stem,
+        str(values.get("note", "")),
+        tuple(beside),
+        _flat(values.get("set", {})),
+        tuple(_flat(cell) for cell in cells),
+        {key: _axis(f"{path.name}: grid.{key}", tuple(value)) for key, value in axes.items()},
+    )
+
+
+def _tables(values: Mapping[str, Any]) -> list[Any]:
+    return [values[key] for key in ("set", "grid") if key in values]
+
+
+def _axis(where: str, values: tuple[Any, ...]) -> tuple[Any, ...]:
+    if len({repr(value) for value in values}) < len(values):
+        raise RecipeError(f"{where}: has a value twice")
+    return values
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> Setting:
+    """Nested tables by dotted key."""
+    flat: Setting = {}
+    for key, value in table.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat
+
+
+def _words(keys: Iterable[str]) -> dict[str, str]:
+    """What stands for each key in names: its last part, or all of it where another key ends alike."""
+    keys = list(keys)
+    ends = [key.rpartition(".")[2] for key in keys]
+    return {key: end if ends.count(end) == 1 else key.replace(".", "_") for key, end in zip(keys, ends, strict=True)}
+
+
+def _word(value: Any) -> str:
+    """A value as a part of a folder's name."""
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    return re.sub(r"[^\w.+-]+", "-", text).strip("-.") or "none"

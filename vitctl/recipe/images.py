@@ -1,0 +1,149 @@
+"""The [data] tables of a recipe: where images come from, and what is done to them before a model sees them."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from vitctl.recipe.sections import Names, Section, Triple, knob
+
+Resample = Literal["bilinear", "bilinear_antialias", "bicubic_antialias"]
+IMAGE_SIZE = "side of the square that the model sees; 0: as stored with the weights"
+RESAMPLE = "how images are resized; plain bilinear has no antialias, as in TensorFlow; the others are Pillow's"
+
+
+class Place(Section):
+    """Where images come from; shared by every job that reads data."""
+
+    dataset: str = knob("", "name of a known data set (digits, shapes, cifar10, pets, ...), found under data.root")
+    path: str = knob("", "folder of shards made by `vitctl data shards`, its address, or shards as a/{000..127}.tar or @FILE; "
+                         "goes before dataset")  # fmt: skip
+    root: str = knob("data", "folder that holds known data sets, one folder each")
+    classes: Names = knob((), "names of the classes that are kept, labelled anew in this order; none: all")
+    cache_gib: float = knob(
+        64.0,
+        "bound of the cache of remote shards, kept whole; 0: single images are read by their bytes",
+        unit="GiB",
+        ge=0,
+    )
+    eval_split: str = knob("test", "split that is scored, e.g. 'test' or 'train[98%:]'; '' for none", source="B.1.1")
+
+
+class EvaluateImages(Place):
+    """[data] of `evaluate`: the pre-processing is the one stored with the weights."""
+
+    image_size: int = knob(0, IMAGE_SIZE, unit="pixels", ge=0)
+
+
+class Ingredient(Section):
+    """One source of data.mixture."""
+
+    path: str
+    weight: float = Field(gt=0)
+
+
+Mixture = Annotated[tuple[Ingredient, ...], Field(strict=False)]  # TOML arrays are lists
+
+
+class TrainImages(Place):
+    """[data] of the jobs that train."""
+
+    train_split: str = knob("train", "split that is trained on, e.g. 'train' or 'train[:98%]'", source="B.1.1")
+    mixture: Mixture = knob(
+        (),
+        "train on several sources in these shares: [{path = 'a', weight = 3}, {path = 'b', weight = 1}]; path is then scored",
+    )
+    subset_images: int = knob(0, "train on this many images drawn at random; 0: all", unit="images", source="4.3", ge=0)
+    subset_fraction: float = knob(
+        1.0, "train on this share of the images (of each source), drawn at random", gt=0, le=1
+    )
+    subset_seed: int = knob(0, "of that draw; of one seed the smaller subset lies in the larger", source="4.3", ge=0)
+    order: Literal["exact", "windowed"] = knob(
+        "exact", "exact: any image next; windowed: shards are read in one go, images shuffled within windows of them"
+    )
+    order_window_shards: int = knob(16, "windowed: shards that are shuffled together", unit="shards", ge=1)
+    image_size: int = knob(0, IMAGE_SIZE, unit="pixels", source="B.1.1", ge=0)
+    crop: Literal["inception", "random", "none"] = knob(
+        "inception",
+        "random area 5-100 % and aspect 3/4-4/3; or resize and random crop; or resize only",
+        source="issues 46, 53",
+    )
+    train_resize: int = knob(0, "crop = 'random': size before the crop", unit="pixels", source="BiT 3.3", ge=0)
+    flip: bool = knob(True, "left-right flip with probability one half", source="authors' code")
+    resample: Resample = knob("bilinear", RESAMPLE, source="authors' code")
+    decode: Literal["exact", "scaled"] = knob(
+        "exact",
+        "training: scaled lets a large JPEG decode to a half, a quarter or an eighth where the crop allows it, which is "
+        "quicker and changes pixels slightly; what is scored is always exact",
+    )
+    randaugment_layers: int = knob(
+        0, "RandAugment: operations on each training image; 0: off. AugReg: 2", source="AugReg; not in the paper", ge=0
+    )
+    randaugment_magnitude: int = knob(
+        9, "RandAugment: strength as torchvision counts it, 0 to 30", source="AugReg; not in the paper", ge=0, le=30
+    )
+    mixup_alpha: float = knob(
+        0.0,
+        "MixUp: blend images with Beta(alpha, alpha); 0: off. AugReg: 0 to 0.8",
+        source="AugReg; not in the paper",
+        ge=0,
+    )
+    cutmix_alpha: float = knob(
+        0.0,
+        "CutMix: patch images with Beta(alpha, alpha) of the area; 0: off. With MixUp, each batch gets one of them",
+        ge=0,
+    )
+    eval_method: Literal["square", "shorter_side"] = knob(
+        "square",
+        "evaluation: squash to a square, or resize the shorter side and crop the centre",
+        source="authors' code",
+    )
+    eval_resize: int = knob(0, "evaluation: size before the centre crop; 0: image_size", unit="pixels", ge=0)
+    synthetic: int = knob(0, "train on this many generated noise images instead of data; 0: off", unit="images", ge=0)
+    max_bad_fraction: float = knob(0.001, "stop when more than this share of the images read is unreadable", ge=0, le=1)
+
+    @model_validator(mode="after")
+    def _one_way_to_sample(self) -> "TrainImages":
+        if self.subset_images and (self.subset_fraction < 1 or self.mixture):
+            raise ValueError(
+                "subset_images goes neither with subset_fraction nor with a mixture; set data.subset_fraction alone"
+            )
+        if self.order == "exact" and self.order_window_shards != 16:
+            raise ValueError(
+                "order_window_shards does nothing for order = 'exact'; set data.order = 'windowed', or leave it out"
+            )
+        if self.mixture and self.synthetic:
+            raise ValueError(
+                "synthetic images are made, none are mixed; set data.synthetic = 0, or leave data.mixture out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _magnitude_needs_layers(self) -> "TrainImages":
+        if not self.randaugment_layers and self.randaugment_magnitude != 9:
+            raise ValueError(
+                f"randaugment_magnitude = {self.randaugment_magnitude} does nothing without layers; "
+                f"set data.randaugment_layers, e.g. to 2, or leave it out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _crop_needs_room(self) -> "TrainImages":
+        if self.crop == "random" and self.train_resize < self.image_size:
+            raise ValueError(
+                f"crop = 'random' cuts image_size = {self.image_size} out of train_resize = {self.train_resize}; "
+                f"set data.train_resize to at least {self.image_size}"
+            )
+        if 0 < self.eval_resize < self.image_size:
+            raise ValueError(f"eval_resize = {self.eval_resize} is smaller than image_size = {self.image_size}; "
+                             f"set data.eval_resize to at least {self.image_size}, or to 0")  # fmt: skip
+        return self
+
+
+class PretrainImages(TrainImages):
+    """[data] of `pretrain`: it also fixes the value range, which then travels with the weights."""
+
+    image_size: int = knob(224, "side of the square that the model sees", unit="pixels", source="Table 3", ge=1)
+    mean: Triple = knob(
+        (0.5, 0.5, 0.5), "subtracted after scaling to 0..1; 0.5 gives the range -1..1", source="authors' code"
+    )
+    std: Triple = knob((0.5, 0.5, 0.5), "divided by after the mean", source="authors' code")

@@ -1,0 +1,139 @@
+"""A Slurm job for a prepared run: saved before its time is over, put back into the queue, gone on with."""
+
+import re
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from vitctl.engine.journal import write_text
+from vitctl.errors import LaunchError
+
+FILE = "job.sbatch"
+SAVE_SECONDS = 300  # before the time is over: enough to finish a step, an evaluation batch and a save
+_EXAMPLE = "for example --slurm nodes=4,gpus=8,time=24:00:00"
+_TIME = r"(\d+-)?\d+(:\d\d){0,2}"
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is asked of Slurm. `gpus` is per node, and so is `tasks`, the number of processes, where there are no GPUs."""
+
+    nodes: int = 1
+    gpus: int = 0
+    tasks: int = 1
+    cpus: int = 0
+    time: str = ""
+    partition: str = ""
+    account: str = ""
+    qos: str = ""
+    constraint: str = ""
+    submit: bool = False
+
+    @property
+    def tasks_per_node(self) -> int:
+        """Processes on each node."""
+        return self.gpus or self.tasks
+
+    @property
+    def num_processes(self) -> int:
+        """Processes on all nodes."""
+        return self.nodes * self.tasks_per_node
+
+
+def parse_job(text: str) -> Job:
+    """Read the words of --slurm.
+
+    Args:
+        text: such as "nodes=4,gpus=8,time=24:00:00,partition=long,submit".
+
+    Raises:
+        LaunchError: a word is unknown, or its value is not one.
+    """
+    known = {field.name: field.type for field in fields(Job)}
+    values: dict[str, Any] = {}
+    for word in filter(None, text.split(",")):
+        name, equals, value = word.strip().partition("=")
+        if name not in known or (name == "submit") == bool(equals):
+            raise LaunchError(f"--slurm: {word!r} is not understood; known are {', '.join(known)}; {_EXAMPLE}")
+        if known[name] is int and (not value.isdecimal() or (int(value) < 1 and name in ("nodes", "tasks"))):
+            raise LaunchError(f"--slurm: {word!r} should be a whole number; {_EXAMPLE}")
+        if known[name] is str and not re.fullmatch(_TIME if name == "time" else r"[\w.@:&|*+-]+", value):
+            raise LaunchError(f"--slurm: {word!r} is no value for {name}; {_EXAMPLE}")
+        values[name] = True if name == "submit" else int(value) if known[name] is int else value
+    if "time" not in values:
+        raise LaunchError(f"--slurm: time is missing; {_EXAMPLE}")
+    return Job(**values)
+
+
+def write_job(job: Job, run_dir: Path, name: str) -> Path:
+    """Write RUN/job.sbatch, which goes on with the prepared run, and return it."""
+    folder = run_dir.resolve()
+    (folder / "logs").mkdir(parents=True, exist_ok=True)
+    write_text(folder / FILE, job_text(job, folder, name, sys.executable))
+    return folder / FILE
+
+
+def job_text(job: Job, run_dir: Path, name: str, python: str) -> str:
+    """The batch script. Slurm's USR1 reaches the tasks, which save and leave with code 3, and the job is queued again.
+
+    A job that is cancelled gets TERM: it saves too, and is not queued again.
+
+    Args:
+        job: what is asked for.
+        run_dir: absolute.
+        name: of the job.
+        python: the interpreter that has vitctl.
+    """
+    options = {
+        "job-name": name,
+        "nodes": job.nodes,
+        "ntasks-per-node": job.tasks_per_node,
+        "gpus-per-node": job.gpus or None,
+        "cpus-per-task": job.cpus or None,
+        "time": job.time,
+        "partition": job.partition or None,
+        "account": job.account or None,
+        "qos": job.qos or None,
+        "constraint": job.constraint or None,
+        "signal": f"USR1@{SAVE_SECONDS}",
+        "open-mode": "append",
+        "output": f'"{run_dir}/logs/slurm_%j.txt"',
+    }
+    lines = [f"#SBATCH --{key}={value}" for key, value in options.items() if value is not None]
+    resume = shlex.join([python, "-m", "vitctl", "resume", str(run_dir)])
+    return "\n".join(
+        [
+            "#!/bin/bash",
+            *lines,
+            "#SBATCH --requeue",
+            "",
+            "cancelled=",
+            "trap 'cancelled=1' TERM",
+            "# One process may be through before another: neither kills the other for that, one that hangs is killed.",
+            f"srun --kill-on-bad-exit=0 --wait=120 {resume}",
+            "code=$?",
+            'if [ "$code" -eq 3 ] && [ -z "$cancelled" ]; then',
+            '  scontrol requeue "$SLURM_JOB_ID"',
+            "fi",
+            'exit "$code"',
+            "",
+        ]
+    )
+
+
+def submit(file: Path) -> str:
+    """Hand a job to Slurm; what sbatch says.
+
+    Raises:
+        LaunchError: there is no sbatch here, or it refuses.
+    """
+    try:
+        done = subprocess.run(["sbatch", str(file)], capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        raise LaunchError(f"sbatch is not on this machine; submit it where it is: sbatch {file}") from None
+    if done.returncode:
+        raise LaunchError(f"sbatch refused {file}: {(done.stderr or done.stdout).strip()}")
+    return done.stdout.strip()

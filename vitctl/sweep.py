@@ -1,0 +1,94 @@
+"""A sweep on this machine: a folder for each run, one run after the other, and the table of what they gave."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from vitctl.data.catalog import find_data_set, open_split
+from vitctl.data.index import find_splits
+from vitctl.engine.journal import Report
+from vitctl.errors import VitctlError
+from vitctl.jobs.result import read_result
+from vitctl.jobs.sweep_table import Outcome, outcome, write_table
+from vitctl.launch import launch, prepare
+from vitctl.recipe.grid import Cell
+from vitctl.recipe.load import Loaded, Override, load_recipe
+
+DATA = "data"
+
+
+def prepare_cells(cells: Sequence[Cell], out: Path) -> None:
+    """Check every run before the first one starts, and write the recipes of their folders.
+
+    Raises:
+        VitctlError: every problem in one line, with the runs that have it; nothing of them was written.
+    """
+    problems: dict[str, list[str]] = {}
+    for cell in cells:
+        try:
+            prepare(_load(cell, out), out / cell.name)
+        except VitctlError as error:
+            problems.setdefault(str(error), []).append(cell.name)
+    if problems:
+        raise VitctlError("\n".join(_problem(text, names, len(cells)) for text, names in problems.items()))
+
+
+def run_cells(cells: Sequence[Cell], out: Path, metric: str, report: Callable[[Cell, int], Report]) -> list[Outcome]:
+    """Run what is not finished; finished runs are kept, unfinished ones go on. The table is written after each.
+
+    Args:
+        cells: prepared.
+        out: folder of the sweep.
+        metric: dotted name of the number that is compared, e.g. "accuracy".
+        report: gives, for a run and its number, what is called with each of its log records.
+
+    Returns:
+        the outcome of every cell; one that failed does not keep the others from running. After a signal the rest is not run.
+    """
+    errors: dict[str, str] = {}
+    for number, cell in enumerate(cells):
+        folder = out / cell.name
+        if is_done(folder):
+            continue
+        try:
+            result = launch(folder, report(cell, number))
+        except VitctlError as error:
+            errors[cell.name] = str(error)
+            continue
+        if result["status"] == "stopped":
+            break
+        write_table(out, outcomes(cells, out, metric, errors))
+    found = outcomes(cells, out, metric, errors)
+    write_table(out, found)
+    return found
+
+
+def _load(cell: Cell, out: Path) -> Loaded:
+    """The recipe of a cell. Sets that come with vitctl and are nowhere yet are made once, for all runs."""
+    loaded = load_recipe(cell.recipe, cell.overrides)
+    place = getattr(loaded.recipe, "data", None)
+    if getattr(place, "path", "") or getattr(place, "synthetic", 0) or not getattr(place, "dataset", ""):
+        return loaded
+    assert place is not None
+    row = find_data_set(place.dataset)
+    if row.make is None or find_splits(Path(place.root) / row.name):
+        return loaded
+    open_split(place.eval_split or "test", dataset=row.name, root=place.root, scratch=out / DATA)
+    return load_recipe(cell.recipe, (*cell.overrides, Override("data.root", str(out / DATA), "sweep")))
+
+
+def _problem(text: str, names: Sequence[str], num_cells: int) -> str:
+    """One problem and the runs that have it; all of them need no names."""
+    if len(names) == num_cells:
+        return text
+    return f"{names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}: {text}"
+
+
+def is_done(folder: Path) -> bool:
+    """Whether a run has come to its end."""
+    result = read_result(folder)
+    return result is not None and result.status == "done"
+
+
+def outcomes(cells: Sequence[Cell], out: Path, metric: str, errors: dict[str, str]) -> list[Outcome]:
+    """What is known of every run of a sweep."""
+    return [outcome(out / cell.name, cell.recipe, cell.varied, metric, errors.get(cell.name, "")) for cell in cells]
