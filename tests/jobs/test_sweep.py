@@ -21,6 +21,7 @@ from vitctl.jobs.sweep import Tried, best
 
 LRS = (0.003, 0.1, 1e-6)
 SWEEP = {"sweep.lrs": LRS, "sweep.train_split": "train[:50]", "sweep.eval_split": "train[50:]", "log.every_steps": 1}
+KILLED = {**SWEEP, "checkpoint.every_steps": 2, "checkpoint.background": False}  # what was saved before the kill is there
 
 
 def test_best__most_correct_and_the_first_of_equals() -> None:
@@ -90,7 +91,7 @@ work(Path(sys.argv[1]))
 
 
 def test_finetune__killed_in_the_second_rate_ends_with_the_same_table(job: Job, tmp_path: Path) -> None:
-    whole = job("finetune", "whole", **SWEEP, **{"checkpoint.every_steps": 2})
+    whole = job("finetune", "whole", **KILLED)
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "recipe.toml").write_bytes((tmp_path / "whole" / "recipe.toml").read_bytes())
@@ -98,7 +99,7 @@ def test_finetune__killed_in_the_second_rate_ends_with_the_same_table(job: Job, 
     assert dead.returncode == 9
     assert read_result(folder / "sweep" / "lr_0.003") is not None
     assert read_result(folder / "sweep" / "lr_0.1") is None
-    again = job("finetune", **SWEEP, **{"checkpoint.every_steps": 2})
+    again = job("finetune", **KILLED)
     assert (again["metrics"], again["provenance"]) == (whole["metrics"], whole["provenance"])
     lines = (folder / "sweep" / "lr_0.1" / "log.jsonl").read_text().splitlines()
     assert [r["step"] for r in map(json.loads, lines) if r["kind"] == "resume"] == [2]
