@@ -1,8 +1,11 @@
 """Batches. Which samples make up which batch follows from the order alone, never from processes or workers."""
 
 import math
+import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,12 +16,15 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 from vitctl.data.decode import BadSample, open_picture
 from vitctl.data.order import SampleOrder
 from vitctl.data.read import Source, has_label
+from vitctl.data.shared_memory import SharedMemory
 from vitctl.data.transforms import EvalTransform, TrainTransform, augmentation_rng
 from vitctl.data.workers import start_workers, worker_start
 from vitctl.errors import DataError
 
 PADDING = -1
 _PREFETCH = 2
+_AT_A_TIME = 16  # images that are begun together; their files are held in memory
+Finish = Callable[[], Tensor]
 
 
 @dataclass(frozen=True)
@@ -34,6 +40,7 @@ class Batch:
         bad: sample, key and reason of each bad sample.
         neighbour: the one sample at the position before the first, where batches are to be blended with their
             neighbours. It is counted, and its `bad` listed, where it belongs.
+        memory: in a loader process, what the images lie in.
     """
 
     images: Tensor
@@ -42,6 +49,7 @@ class Batch:
     samples: Tensor
     bad: tuple[tuple[int, str, str], ...] = ()
     neighbour: "Batch | None" = None
+    memory: SharedMemory | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -49,7 +57,7 @@ class Batch:
     def __reduce__(self) -> tuple[Any, ...]:
         """To another process only the images go by shared memory: each tensor there costs a connection."""
         small = (self.labels.numpy(), self.weights.numpy(), self.samples.numpy())
-        return _received, (self.images, *small, self.bad, self.neighbour)
+        return _received, (self.memory or self.images, tuple(self.images.shape), *small, self.bad, self.neighbour)
 
     def pin_memory(self) -> "Batch":
         """The same batch in page-locked memory; called by the DataLoader."""
@@ -62,8 +70,12 @@ class Batch:
         )
 
 
-def _received(images: Tensor, labels: np.ndarray, weights: np.ndarray, samples: np.ndarray, *others: Any) -> Batch:
-    return Batch(images, torch.from_numpy(labels), torch.from_numpy(weights), torch.from_numpy(samples), *others)
+def _received(images: SharedMemory | Tensor, shape: tuple[int, ...], *others: Any) -> Batch:
+    if isinstance(images, SharedMemory):
+        num_images, colours, height, width = shape
+        images = images.tensor().view(num_images, height, width, colours).permute(0, 3, 1, 2)
+    labels, weights, samples, *rest = others
+    return Batch(images, torch.from_numpy(labels), torch.from_numpy(weights), torch.from_numpy(samples), *rest)
 
 
 def share(batch_size: int, num_processes: int, rank: int) -> range:
@@ -192,13 +204,14 @@ class _TrainSamples(Dataset[Batch]):
         labels = self.source.labels(samples)
         labelled = has_label(labels)
 
-        def image(row: int, sample: int) -> Tensor:
+        def begin(row: int, sample: int) -> Finish:
             if not labelled[row]:
                 raise BadSample("no label")
+            picture = open_picture(self.source.read(sample))
             rng = augmentation_rng(self.seed, int(epochs[row]), sample)
-            return self.transform(open_picture(self.source.read(sample)), rng)
+            return partial(self.transform.apply, picture, self.transform.draw(picture.height, picture.width, rng))
 
-        return _batch(self.source, samples, labels, self.transform.image_size, image)
+        return _batch(self.source, samples, labels, self.transform.image_size, begin)
 
 
 @dataclass(frozen=True)
@@ -213,37 +226,52 @@ class _EvalSamples(Dataset[Batch]):
         labels = self.source.labels(np.maximum(samples, 0))
         labels[samples == PADDING] = 0
 
-        def image(_: int, sample: int) -> Tensor:
-            return self.transform(open_picture(self.source.read(sample)))
+        def begin(_: int, sample: int) -> Finish:
+            return partial(self.transform, open_picture(self.source.read(sample)))
 
-        return _batch(self.source, samples, labels, self.transform.image_size, image)
+        return _batch(self.source, samples, labels, self.transform.image_size, begin)
 
 
 def _batch(
-    source: Source, samples: np.ndarray, labels: np.ndarray, image_size: int, image: Callable[[int, int], Tensor]
+    source: Source, samples: np.ndarray, labels: np.ndarray, image_size: int, begin: Callable[[int, int], Finish]
 ) -> Batch:
-    images = _black(len(samples), image_size)
-    weights = torch.zeros(len(samples))
-    bad = []
-    for row, sample in enumerate(samples.tolist()):
-        if sample == PADDING:
-            continue
-        try:
-            images[row] = image(row, sample)
-            weights[row] = 1
-        except BadSample as error:
-            bad.append((sample, _key(source, sample), error.reason))
-            labels[row] = np.maximum(labels[row], 0)
-    return Batch(images, torch.from_numpy(labels), weights, torch.from_numpy(samples), tuple(bad))
+    """The images that `begin` opens, a few at a time: alternating with the decoder, small steps would find cold caches."""
+    images, memory = _black(len(samples), image_size)
+    weights = np.zeros(len(samples), np.float32)
+    bad: dict[int, str] = {}
+    wanted = np.flatnonzero(samples != PADDING).tolist()
+    for few in (wanted[at : at + _AT_A_TIME] for at in range(0, len(wanted), _AT_A_TIME)):
+        begun: dict[int, Finish] = {}
+        for row in few:
+            with _noted(bad, row):
+                begun[row] = begin(row, int(samples[row]))
+        for row, finish in begun.items():
+            with _noted(bad, row):
+                images[row] = finish()
+                weights[row] = 1
+    for row in bad:
+        labels[row] = np.maximum(labels[row], 0)
+    told = tuple((int(samples[row]), _key(source, int(samples[row])), reason) for row, reason in sorted(bad.items()))
+    return Batch(
+        images, torch.from_numpy(labels), torch.from_numpy(weights), torch.from_numpy(samples), told, memory=memory
+    )
 
 
-def _black(num_images: int, image_size: int) -> Tensor:
+@contextmanager
+def _noted(bad: dict[int, str], row: int) -> Iterator[None]:
+    try:
+        yield
+    except BadSample as error:
+        bad[row] = error.reason
+
+
+def _black(num_images: int, image_size: int) -> tuple[Tensor, SharedMemory | None]:
     """Zeros, a pixel's colours side by side as they are decoded; in a worker they lie in shared memory from the start."""
     shape = (num_images, image_size, image_size, 3)
-    if get_worker_info() is None:
-        return torch.zeros(shape, dtype=torch.uint8).permute(0, 3, 1, 2)
-    storage = torch.UntypedStorage._new_shared(math.prod(shape))
-    return torch.empty(0, dtype=torch.uint8).set_(storage).view(shape).permute(0, 3, 1, 2)
+    if get_worker_info() is None or sys.platform != "linux":
+        return torch.zeros(shape, dtype=torch.uint8).permute(0, 3, 1, 2), None
+    memory = SharedMemory.zeros(math.prod(shape))
+    return memory.tensor(at_once=True).view(shape).permute(0, 3, 1, 2), memory
 
 
 def _key(source: Source, sample: int) -> str:

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -18,6 +18,15 @@ _RESAMPLES = get_args(Resample)
 Decode = Literal["exact", "scaled"]
 Box = tuple[int, int, int, int]  # top, left, height, width
 _CROP_ATTEMPTS = 100
+
+
+class Drawn(NamedTuple):
+    """What chance decided about one image: the part to cut out, where the square lies in it once resized, whether to flip."""
+
+    box: Box
+    corner: tuple[int, int]
+    flip: bool
+    rng: np.random.Generator
 
 
 @dataclass(frozen=True)
@@ -82,20 +91,29 @@ class TrainTransform:
         Returns:
             uint8 `[3, image_size, image_size]`.
         """
-        size, picture = self.image_size, _picture(image)
+        picture = _picture(image)
+        return self.apply(picture, self.draw(picture.height, picture.width, rng))
+
+    def draw(self, height: int, width: int, rng: np.random.Generator) -> Drawn:
+        """Let chance decide about an image of this size; `rng` is drawn on by `apply` for RandAugment alone."""
+        room = self.resize - self.image_size + 1
+        corner, box = (0, 0), (0, 0, height, width)
         if self.crop == "inception":
-            box = inception_box(picture.height, picture.width, rng, self.area_range, self.aspect_range)
-            pixels = _resized(picture, box, (size, size), self.resample, self.decode)
-        else:
-            side = self.resize if self.crop == "random" else size
-            pixels = _resized(picture, _whole(picture), (side, side), self.resample, self.decode)
-            if self.crop == "random":
-                top, left = rng.integers(0, side - size + 1, 2).tolist()
-                pixels = pixels[:, top : top + size, left : left + size]
-        pixels = pixels.flip(2) if self.flip and rng.random() < 0.5 else pixels
+            box = inception_box(height, width, rng, self.area_range, self.aspect_range)
+        elif self.crop == "random":
+            corner = (int(rng.integers(room)), int(rng.integers(room)))
+        return Drawn(box, corner, self.flip and rng.random() < 0.5, rng)
+
+    def apply(self, picture: Picture, drawn: Drawn) -> Tensor:
+        """Do what was drawn for this picture; returns uint8 `[3, image_size, image_size]`."""
+        size, (top, left) = self.image_size, drawn.corner
+        side = self.resize if self.crop == "random" else size
+        pixels = _resized(picture, drawn.box, (side, side), self.resample, self.decode)
+        pixels = pixels[:, top : top + size, left : left + size]
+        pixels = pixels.flip(2) if drawn.flip else pixels
         if not self.randaugment_layers:
             return pixels
-        return rand_augment(pixels, rng, layers=self.randaugment_layers, magnitude=self.randaugment_magnitude)
+        return rand_augment(pixels, drawn.rng, layers=self.randaugment_layers, magnitude=self.randaugment_magnitude)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 import atexit
 import ctypes
+import gc
 import multiprocessing
 import os
 import signal
@@ -76,6 +77,7 @@ def _begin(parent: int | None, _: int) -> None:
     for number in _IGNORED_SIGNALS:  # the parent decides when to stop, and stops its workers itself
         signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(1)
+    gc.freeze()  # what is there stays: collections need not look at it, nor copy its pages by looking
     if parent is not None and sys.platform == "linux":
         ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
         if os.getppid() != parent:  # it went before it could be tied to
