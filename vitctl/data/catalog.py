@@ -55,13 +55,6 @@ DATA_SETS = {
         *(_shapes(task, {"train": 1000, "test": 1000}) for task in shapes.TASKS if task != "all"),
         *KNOWN,
         DataSet(
-            "imagenet21k",
-            21_843,
-            {"train": 14_197_122},
-            "Make them: `vitctl data shards IMAGENET21K_FOLDER ROOT/NAME`, a folder per synset of the 21,843.",
-            ("in21k", "i21k"),
-        ),
-        DataSet(
             "jft300m",
             18_291,
             {"train": 303_000_000, "validation": 49_511},

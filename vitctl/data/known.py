@@ -19,6 +19,7 @@ from vitctl.data.datasets import (
     eurosat,
     flowers102,
     imagenet,
+    imagenet21k,
     imagenet_v2,
     kitti,
     objectnet,
@@ -121,6 +122,7 @@ KNOWN = (
         read=imagenet.read,
         native="about 500x375",
     ),
+    _row("imagenet21k", imagenet21k.NUM_CLASSES, {"train": 14_197_122}, "about 500x375", imagenet21k, "in21k", "i21k"),
     _row("imagenet_v2", 1000, {"test": 10_000}, "about 500x375", imagenet_v2, "imagenet-v2", "imagenetv2"),
     _row("objectnet", objectnet.NUM_CLASSES, {"test": 18_574}, "about 1000x1000", objectnet),
 )

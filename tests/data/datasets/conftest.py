@@ -1,5 +1,7 @@
 """Small pictures in real files, and what a reader found in them."""
 
+import io
+import tarfile
 from pathlib import Path
 
 from PIL import Image
@@ -27,3 +29,14 @@ def labels(originals: Originals) -> dict[str, int]:
 def sizes(splits: dict[str, Originals]) -> dict[str, int]:
     """Split -> number of images."""
     return {split: len(originals.items) for split, originals in splits.items()}
+
+
+def tar_of(members: dict[str, bytes]) -> bytes:
+    """A plain tar file."""
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as tar:
+        for name, data in members.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+    return file.getvalue()

@@ -1,10 +1,8 @@
-import io
-import tarfile
 from pathlib import Path
 
 import pytest
 
-from tests.data.datasets.conftest import labels, plant
+from tests.data.datasets.conftest import labels, plant, tar_of
 from vitctl.data.datasets.imagenet import read
 from vitctl.data.originals import open_originals
 from vitctl.errors import DataError
@@ -19,16 +17,6 @@ def plant_folders(root: Path, names: list[str]) -> None:
         (root / wnid).mkdir(parents=True)
     for name in names:
         plant(root / name)
-
-
-def tar_of(members: dict[str, bytes]) -> bytes:
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w") as tar:
-        for name, data in members.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(data)
-            tar.addfile(member, io.BytesIO(data))
-    return file.getvalue()
 
 
 def test_read__folders_of_both_splits(tmp_path: Path) -> None:
