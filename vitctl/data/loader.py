@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
+from vitctl.data.ahead import ReadAhead, reads_whole_shards
 from vitctl.data.decode import BadSample, open_picture
 from vitctl.data.order import SampleOrder
 from vitctl.data.read import Source, has_label
@@ -199,7 +200,17 @@ class _TrainSamples(Dataset[Batch]):
     transform: TrainTransform
     seed: int
 
+    @cached_property
+    def _ahead(self) -> ReadAhead | None:
+        """In a loader process alone: elsewhere a thread would be in the way of the next fork."""
+        worker = get_worker_info()
+        if worker is None or not self.order.stretch or not reads_whole_shards(self.source):
+            return None
+        return ReadAhead(self.source, self.order, worker.id, worker.num_workers)
+
     def __getitems__(self, positions: list[int]) -> Batch:
+        if self._ahead is not None:
+            self._ahead.reach(positions[0])
         epochs, samples = self.order.at(np.array(positions, np.int64))
         labels = self.source.labels(samples)
         labelled = has_label(labels)

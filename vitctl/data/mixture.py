@@ -64,6 +64,15 @@ class MixtureOrder:
         """Samples in all sources together."""
         return sum(walk.num_samples for walk in self.walks)
 
+    @property
+    def stretch(self) -> int:
+        """That of the source whose windows last shortest; 0 where no source has any."""
+        block = sum(self.counts)
+        own = [
+            walk.stretch * block // count for walk, count in zip(self.walks, self.counts, strict=True) if walk.stretch
+        ]
+        return min(own, default=0)
+
     @cached_property
     def _ends(self) -> np.ndarray:
         return np.cumsum(self.counts)

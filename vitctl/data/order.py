@@ -24,6 +24,11 @@ class SampleOrder(Protocol):
         """Samples in the data set."""
         ...
 
+    @property
+    def stretch(self) -> int:
+        """Positions that share their storage, so that knowing it ahead is worth while; 0 where any sample may come next."""
+        ...
+
     def at(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Tell which epoch and which sample stand at the given positions of the walk.
 
@@ -59,6 +64,11 @@ class Order:
 
     def __post_init__(self) -> None:
         _check_num_samples(self.num_samples)
+
+    @property
+    def stretch(self) -> int:
+        """None: any sample may come next."""
+        return 0
 
     def at(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Tell which epoch and which sample stand at the given positions; see `SampleOrder`."""
@@ -100,13 +110,18 @@ class WindowedOrder:
             if value < 1:
                 raise ValueError(f"{name} is {value}, should be at least 1")
 
+    @property
+    def stretch(self) -> int:
+        """A window."""
+        return self.block_size * self.window_blocks
+
     def at(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Tell which epoch and which sample stand at the given positions; see `SampleOrder`."""
         epochs, places = np.divmod(np.asarray(positions, np.int64), self.num_samples)
         return epochs, self._stored(epochs, self._shuffled_in_windows(epochs, places))
 
     def _shuffled_in_windows(self, epochs: np.ndarray, places: np.ndarray) -> np.ndarray:
-        window_size = self.block_size * self.window_blocks
+        window_size = self.stretch
         last_window, last_size = divmod(self.num_samples, window_size)
         windows, inside = np.divmod(places, window_size)
         keys = _keys(self.seed, epochs, windows + 1)

@@ -128,7 +128,8 @@ class ShardSource:
         if self.cache is None and is_remote(address):
             return read_range(address, offset, offset + size)
         try:
-            data = os.pread(self._open(number).descriptor, size, offset)
+            shard = self._open(number)  # held while it is read: another thread may push it out of those kept open
+            data = os.pread(shard.descriptor, size, offset)
         except OSError as error:
             raise BadSample("unreadable", f"{address}: {error.strerror}") from None
         if len(data) < size:
