@@ -64,7 +64,7 @@ def find_recipe(name: str) -> Path:
     if name in recipe_names():
         return recipe_folder() / f"{name}.toml"
     raise RecipeError(
-        f"no recipe is called '{name}'{_suggest(name, recipe_names())}; `vitctl recipes list` shows them all"
+        f"no recipe is called '{name}'{_suggest(name, recipe_names()) or ';'} `vitctl recipes list` shows them all"
     )
 
 
