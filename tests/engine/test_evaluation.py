@@ -8,7 +8,7 @@ import torch
 
 from tests.engine.conftest import Tiny, batch, rows
 from vitctl.data.loader import Batch
-from vitctl.engine.evaluation import Score, best_answers, evaluate, judge, representations
+from vitctl.engine.evaluation import Score, best_answers, evaluate, representations
 from vitctl.engine.preemption import StopFlag, Stopped
 from vitctl.engine.runtime import Runtime
 from vitctl.errors import DataError
@@ -83,15 +83,11 @@ def test_representations__refuse_the_missing_and_the_doubled(runtime: Runtime, s
         representations(runtime, Tiny(), [odd], num_images=4, normalise=scaled, stop=StopFlag())
 
 
-def test_judge__any_label_is_right_and_none_does_not_count() -> None:
-    predicted = torch.tensor([2, 2, 2, 0])
-    right, counts = judge(predicted, torch.tensor([[0, 2], [1, -1], [-1, -1], [0, -1]]))
-    assert right.tolist() == [True, False, False, True]
-    assert counts.tolist() == [True, True, False, True]
-    assert [found.tolist() for found in judge(predicted, torch.tensor([2, 1, -1, 0]))] == [
-        [True, False, False, True],
-        [True] * 4,
-    ]
+def test_evaluate__an_image_without_its_one_label_is_no_wrong_answer(runtime: Runtime) -> None:
+    whole = batch(12)
+    whole.labels[[3, 7]] = -1
+    with pytest.raises(DataError, match="2 of the 12 images have no label; no score is given"):
+        evaluate(runtime, Tiny(), [whole], num_images=12, normalise=scaled, stop=StopFlag())
 
 
 def test_evaluate__several_labels(runtime: Runtime) -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from vitctl.data.loader import Batch
-from vitctl.engine.judging import NUM_BEST
+from vitctl.engine.judging import NUM_BEST, count_hits
 from vitctl.engine.preemption import StopFlag, Stopped
 from vitctl.engine.runtime import Runtime
 from vitctl.errors import DataError
@@ -38,7 +38,7 @@ def evaluate(
     """Top-1 accuracy over a whole split.
 
     Where images may have several labels, a prediction is right when it is one of them, and images without any are left out
-    of the count.
+    of the count (Section 4.2, ImageNet ReaL).
 
     Args:
         model: maps [B, 3, S, S] to logits [B, K].
@@ -49,9 +49,10 @@ def evaluate(
 
     Raises:
         Stopped: a signal came to any process.
-        DataError: not every image was counted once.
+        DataError: not every image was counted once, or one that has to has no label.
     """
     correct = total = seen = 0
+    may_lack_labels = False
     model.eval()
     with (
         torch.no_grad(),
@@ -59,36 +60,19 @@ def evaluate(
     ):  # sharded weights that were gathered in inference mode could not be trained
         for batch in batches:
             agree(runtime, stop)
-            predicted = model(normalise(batch.images)).argmax(dim=-1).cpu()
-            right, counts = judge(predicted, batch.labels)
-            is_image = batch.weights > 0
-            correct += int((right & is_image).sum())
-            total += int((counts & is_image).sum())
-            seen += int(is_image.sum())
+            best = model(normalise(batch.images)).argmax(dim=-1, keepdim=True).cpu().numpy()
+            is_image = batch.weights.numpy() > 0
+            hits = count_hits(best[is_image], batch.labels.numpy()[is_image])
+            correct, total, seen = correct + hits.correct, total + hits.total, seen + int(is_image.sum())
+            may_lack_labels = batch.labels.ndim == 2
     correct, total, seen = (int(v) for v in runtime.sum([correct, total, seen]))
     if seen != num_images:
         raise DataError(f"evaluation counted {seen} images, the split has {num_images}; no score is given")
+    if total < seen and not may_lack_labels:
+        raise DataError(f"{seen - total} of the {num_images} images have no label; no score is given")
     if not total:
         raise DataError(f"none of the {num_images} images has a label; there is nothing to score")
     return Score(correct, total)
-
-
-def judge(predicted: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Which predictions are right, and which count.
-
-    Args:
-        predicted: [B] class numbers.
-        labels: [B], all of which count; or [B, L] of images that may have several, padded with -1: any of them is right, and
-            images without one do not count.
-
-    Returns:
-        two of bool [B].
-
-    Paper: Section 4.2, ImageNet ReaL, whose images have any number of labels
-    """
-    if labels.ndim == 1:
-        return predicted == labels, torch.ones_like(labels, dtype=torch.bool)
-    return (predicted[:, None] == labels).any(dim=1), (labels >= 0).any(dim=1)
 
 
 @torch.inference_mode()
