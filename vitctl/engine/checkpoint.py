@@ -72,7 +72,8 @@ def save_checkpoint(
     save_file({k: v.detach().cpu().contiguous() for k, v in optimizer.items()}, aside / OPTIMIZER)
     _flush(aside / OPTIMIZER)
     files = {path.name: {"bytes": path.stat().st_size, "sha256": _sha256(path)} for path in sorted(aside.iterdir())}
-    write_json(aside / STATE, {"format": FORMAT, "step": step, **state, "files": files})
+    noted = {"format": FORMAT, "step": step, **state, "files": files}
+    write_json(aside / STATE, {**noted, "sha256": _digest(noted)})
     _flush(aside)
     if final.exists():
         shutil.rmtree(final)
@@ -133,12 +134,20 @@ def read_checkpoint(folder: Path) -> Saved:
         raise CheckpointError(f"{folder}: not a whole checkpoint: {STATE} is missing or torn") from None
     if state.get("format") != FORMAT:
         raise CheckpointError(f"{folder}: {STATE} says {state.get('format')!r}, this vitctl reads {FORMAT!r}")
+    own = state.pop("sha256", None)  # the first checkpoints of this format had none
+    if own is not None and own != _digest(state):
+        raise CheckpointError(f"{folder}: not a whole checkpoint: {STATE} changed since it was written")
     for name, noted in files.items():
         if not _is_as_noted(folder / name, noted):
             raise CheckpointError(
                 f"{folder}: not a whole checkpoint: {name} is missing or changed since it was written"
             )
     return Saved(folder, state)
+
+
+def _digest(state: Mapping[str, Any]) -> str:
+    """SHA-256 of what state.json holds beside this digest."""
+    return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
 
 
 def _is_as_noted(path: Path, noted: Mapping[str, Any]) -> bool:
