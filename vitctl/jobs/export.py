@@ -165,19 +165,19 @@ def _write_weights(to: Target, found: Found, raw: Raw, run_dir: Path, batch_size
     folder, aside = run_dir / to, run_dir / f".{to}.partial"
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
-    written = write_weights(found.weights, aside / "model.npz" if to == "google" else aside, to)
-    file = written.files[0]
-    again, _ = loaded_model(
-        Found(str(file), read_weights(file, num_heads=getattr(found.weights.config, "num_heads", None))),
-        0,
-        torch.float32,
-    )
-    read_back = Raw(again.eval(), found.weights.meta)
     try:
+        written = write_weights(found.weights, aside / "model.npz" if to == "google" else aside, to)
+        file = written.files[0]
+        again, _ = loaded_model(
+            Found(str(file), read_weights(file, num_heads=getattr(found.weights.config, "num_heads", None))),
+            0,
+            torch.float32,
+        )
+        read_back = Raw(again.eval(), found.weights.meta)
         worst = _agree(file, raw, found.weights.config.image_size, batch_sizes, lambda x: read_back(x).numpy())
-    except CheckpointError:
+    except CheckpointError as error:
         shutil.rmtree(aside)
-        raise
+        raise CheckpointError(str(error).replace(str(aside), str(folder))) from None
     if to == "safetensors":
         folder = run_dir
         file.replace(folder / file.name)
