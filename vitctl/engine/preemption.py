@@ -15,6 +15,7 @@ RESUMABLE = 3
 # Launchers of several processes pass a signal on that the processes have got already.
 ECHO_SECONDS = 1.0
 _SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
+_END = b"\0"  # no signal has this number
 _NEW_LINE, _SHOW_CURSOR = "\n", "\x1b[?25h"  # a progress bar hides the cursor, and would draw over what follows it
 
 
@@ -61,6 +62,7 @@ def stop_on_signals(echo_seconds: float = 0.0) -> Iterator[StopFlag]:
         yield flag
     finally:
         signal.set_wakeup_fd(waker)
+        os.write(write, _END)  # the end of the pipe may never come: a loader process that is still there holds it open
         os.close(write)
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -70,7 +72,7 @@ def stop_on_signals(echo_seconds: float = 0.0) -> Iterator[StopFlag]:
 def _leave_at_the_second(read: int, echo_seconds: float) -> None:
     """Count the signals, whose numbers the interpreter writes into a pipe the moment they come."""
     first = 0.0
-    while number := os.read(read, 1):
+    while (number := os.read(read, 1)) not in (_END, b""):
         if number[0] not in SIGNALS:
             continue
         if first and time.monotonic() - first >= echo_seconds:
