@@ -254,7 +254,7 @@ class Run:
         problem = self._settle(step)
         if problem and last:
             raise CheckpointError(
-                f"{problem}; those that are there are whole: make room, then go on with: vitctl resume {self.folder}"
+                f"{problem}; those that are there are whole: make room or mend its rights, then go on with: vitctl resume {self.folder}"
             )
         if self.runtime.is_main:
             self.saver.keep(self._accuracies)
