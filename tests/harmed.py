@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from vitctl.engine import checkpoint, losses
+from vitctl.engine import checkpoint, loop, losses
 from vitctl.engine.preemption import leave_on_signals
 from vitctl.errors import VitctlError
 from vitctl.worker import be_quiet, leave_group, work
@@ -32,6 +32,18 @@ def stuck_save(run_dir: Path) -> dict[str, Any]:
         write(tensors, path)
 
     checkpoint.save_file = stuck
+    return work(run_dir)
+
+
+def compiling(run_dir: Path) -> dict[str, Any]:
+    """No harm; says when all is about to be compiled."""
+    warm_up = loop.Trainer.warm_up
+
+    def told(trainer: loop.Trainer, micro_batches: Any) -> None:
+        say("compiling")
+        warm_up(trainer, micro_batches)
+
+    loop.Trainer.warm_up = told
     return work(run_dir)
 
 
@@ -59,7 +71,7 @@ def poisoned(model: Any, batch: Any, step: int, **named: Any) -> Any:
     return loss * float("nan") if (batch.samples == NAN_SAMPLE).any() else loss
 
 
-HARMS = {harm.__name__: harm for harm in (stuck_save, forbidden_save, nan_on_one_rank)}
+HARMS = {harm.__name__: harm for harm in (stuck_save, compiling, forbidden_save, nan_on_one_rank)}
 
 
 def main() -> None:

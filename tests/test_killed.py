@@ -125,6 +125,42 @@ def test_second_signal__in_the_middle_of_a_save_tears_nothing(
     assert sorted(p.name for p in (folder / "checkpoints").iterdir()) == ["step_00000006", "step_00000008"]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("times", [1, 2])
+def test_compile__the_first_signal_waits_for_its_end_and_the_second_does_not(
+    tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    """torch's own compiler, with nothing kept from before: minutes for a large model, a while for this one."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+    folder, family = prepared(tmp_path / "a", tiny_data, **{"machine.compile": True}), []
+    with subprocess.Popen(
+        harmed("compiling", folder), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
+    ) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.readline() == "compiling\n"
+        for _ in range(times):
+            family = psutil.Process(process.pid).children(recursive=True)
+            process.send_signal(signal.SIGTERM)
+            said = process.stderr.readline()
+        process.communicate(timeout=300)
+    assert process.returncode == 3
+    assert psutil.wait_procs(family, timeout=30)[1] == []
+    saved, problems = newest_checkpoint(folder / "checkpoints")
+    compiled = [r["step"] for r in records(folder, "compile")] if (folder / "log.jsonl").exists() else []
+    if times == 2:
+        assert said == "vitctl: left at once; what was saved before is whole\n"
+        assert (saved, problems, compiled) == (None, [], [])
+    else:
+        assert saved is not None
+        assert (saved.step, problems, compiled) == (0, [], [0])
+    done = subprocess.run([sys.executable, "-m", "vitctl", "resume", str(folder)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    straight = prepared(tmp_path / "straight", tiny_data, **{"machine.compile": True})
+    done = subprocess.run([sys.executable, "-m", "vitctl", "resume", str(straight)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert checkpoint(folder, 8) == checkpoint(straight, 8)
+
+
 @pytest.mark.parametrize("whom", ["loader worker", pytest.param("all", marks=pytest.mark.slow)])
 def test_killed__nothing_is_left_behind(tiny_data: Path, tmp_path: Path, whom: str) -> None:
     """One loader process, or the run with its loader processes: one line where one is left to say it, no process, no memory."""

@@ -110,7 +110,7 @@ def pretraining(data: Path) -> tuple[object, ...]:
 
 @pytest.fixture(autouse=True)
 def nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What machine.compile does around the compiler stays; the compiler itself is slow, see the test in test_faults.py."""
+    """What machine.compile does around the compiler stays; the compiler itself is slow, see test_killed.py."""
     monkeypatch.setattr(setup, "compile_blocks", lambda _: 0)
 
 
