@@ -75,7 +75,11 @@ def _started(work: Work[Any], num_tasks: int, workers: int) -> Iterator[dict[Con
                 warnings.simplefilter(
                     "ignore", DeprecationWarning
                 )  # of forks beside threads; ours take no locks of theirs
-                process.start()
+                mask = signal.pthread_sigmask(signal.SIG_BLOCK, _IGNORED_SIGNALS)  # until it ignores them
+                try:
+                    process.start()
+                finally:
+                    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             writer.close()  # so that the end of the process is the end of the pipe
             readers[reader] = process
         yield readers
@@ -110,6 +114,7 @@ def _serve(work: Work[Any], tasks: Sequence[int], writer: Connection, parent: in
     """
     for number in _IGNORED_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _IGNORED_SIGNALS)
     count, reported = 0, time.monotonic()
 
     def done(more: int) -> None:
