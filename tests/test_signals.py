@@ -7,6 +7,7 @@ from outside, to one process or to several, is held by test_faults.py, test_gold
 import json
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from itertools import count
@@ -287,3 +288,21 @@ def visible(root: Path) -> dict[Path, bytes]:
     """The files that a person sees, by their names."""
     paths = {path: path.relative_to(root) for path in root.rglob("*") if path.is_file()}
     return {name: path.read_bytes() for path, name in paths.items() if not any(p.startswith(".") for p in name.parts)}
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_command__is_stopped_while_it_is_still_being_imported(number: signal.Signals) -> None:
+    code = (
+        "import sys, time\nfrom vitctl.__main__ import main\n"
+        "class Slow:\n    def find_spec(self, name, *_):\n"
+        "        if name == 'vitctl.cli.app':\n            print('importing', flush=True)\n            time.sleep(600)\n"
+        "sys.meta_path.insert(0, Slow())\nmain()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "importing\n"
+        process.send_signal(number)
+        _, said = process.communicate(timeout=60)
+    assert (process.returncode, said) == (3, "vitctl: stopped\n")
