@@ -108,6 +108,9 @@ def test_killed_and_resumed__bit_for_bit(run: Run, tiny_data: Path, tmp_path: Pa
     while not (folder / "log.jsonl").exists() or f'"step": {step},' not in (folder / "log.jsonl").read_text():
         assert process.poll() is None and time.monotonic() < deadline, "the run ended before it could be killed"
         time.sleep(0.002)
+    while not (folder / "checkpoints" / "step_00000006").exists():  # it is written while the training goes on
+        assert process.poll() is None and time.monotonic() < deadline, "the run ended before it could be killed"
+        time.sleep(0.002)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     assert process.stderr is not None

@@ -134,3 +134,31 @@ def test_soak__a_short_one(tmp_path: Path) -> None:
     tally: Any = benchmark("soak").soak(tmp_path, kills=3, steps=40, seed=11)
     assert sum(tally.kills.values()) >= 3
     assert tally.rounds >= 1
+
+
+@pytest.mark.slow
+def test_sharded_checkpoint__goes_on_with_three_processes_and_then_with_one(tiny_data: Path, tmp_path: Path) -> None:
+    """FSDP2 on two, from step 6 on three, from step 12 one alone: the same images, and the golden curve but for rounding."""
+    folder = tmp_path / "a"
+    for processes, sharding, whole in ((2, "fsdp", 6), (3, "fsdp", 12), (1, "none", 20)):
+        values = {
+            "machine.processes": processes,
+            "machine.sharding": sharding,
+            "machine.micro_batch": 3,
+            "checkpoint.keep_last": 4,
+        }
+        done = subprocess.run(command(folder, tiny_data, **values), capture_output=True, text=True, timeout=240)
+        assert done.returncode == 0, done.stderr
+        assert_golden(folder)
+        for path in (folder / "checkpoints").glob("step_*"):  # as a power cut leaves them
+            if int(path.name[-8:]) > whole:
+                (path / "optimizer.safetensors").unlink()
+    log = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    assert [r["step"] for r in log if r["kind"] == "resume"] == [6, 12]
+    nodes = [r["text"] for r in log if r["kind"] == "node"]
+    assert ["processes 0 to 1" in nodes[0], "processes 0 to 2" in nodes[1]] == [True, True]
+    straight = tmp_path / "straight"
+    done = subprocess.run(command(straight, tiny_data), capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert sample_keys(folder) == sample_keys(straight)
+    assert checkpoint(folder, 20).keys() == checkpoint(straight, 20).keys()

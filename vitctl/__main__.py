@@ -1,5 +1,15 @@
-"""`python -m vitctl`"""
+"""The command `vitctl`, also as `python -m vitctl`."""
 
-from vitctl.cli.app import main
+from vitctl.engine.preemption import leave_on_signals
 
-main()
+
+def main() -> None:
+    """Run the command line; while it is still being imported a signal ends in one line and code 3, too."""
+    leave_on_signals()
+    from vitctl.cli.app import main as run
+
+    run()
+
+
+if __name__ == "__main__":
+    main()

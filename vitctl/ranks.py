@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from vitctl.engine.preemption import SIGNALS
+from vitctl.engine.preemption import SIGNALS, say
 
 LAUNCHER = "VITCTL_LAUNCHER"
 POLL_SECONDS = 0.2
@@ -70,7 +70,11 @@ def run_ranks(command: Sequence[str], num_processes: int, out: Path, tick: Calla
 
     def forward(number: int, _frame: FrameType | None) -> None:
         stopped.append(number)
-        _kill(processes, killed) if len(stopped) > 1 else _send(processes, signal.SIGUSR1)
+        if len(stopped) > 1:
+            _kill(processes, killed)
+            return
+        say(f"{signal.Signals(number).name}: stopping after what is under way; a second signal leaves at once")
+        _send(processes, signal.SIGUSR1)
 
     before = {number: signal.signal(number, forward) for number in SIGNALS}
     try:

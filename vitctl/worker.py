@@ -14,7 +14,6 @@ from vitctl.engine.journal import LOG, Journal, Report, silent, write_json
 from vitctl.engine.preemption import ECHO_SECONDS, Stopped, die_with, leave_on_signals, stop_on_signals
 from vitctl.errors import LaunchError, VitctlError
 from vitctl.ranks import LAUNCHER
-from vitctl.recipe.load import load_recipe
 
 LOGS = "logs"
 # What the machine has run out of or does not allow, which no code of ours can mend.
@@ -27,6 +26,8 @@ MENDABLE = (
     errno.ENOENT,
     errno.ENOTDIR,
     errno.EFBIG,
+    errno.EIO,
+    errno.ESTALE,
 )
 _LOST_PEER = ("connection closed by peer", "connection reset by peer", "broken pipe", "socket timeout", "nccl")
 
@@ -41,6 +42,7 @@ def work(run_dir: Path, report: Report = silent) -> dict[str, Any]:
         VitctlError: the user can mend it. RUN/result.json says "failed" and why.
     """
     from vitctl.jobs.result import RunResult, with_recipe, write_result
+    from vitctl.recipe.load import load_recipe
 
     recipe = load_recipe(str(run_dir / "recipe.toml")).recipe
     is_main = int(os.environ.get("RANK", "0")) == 0
@@ -115,12 +117,12 @@ def write_failure(run_dir: Path, job: str, text: str) -> None:
 
 
 def _as_mendable(error: Exception, run_dir: Path) -> VitctlError | None:
-    """The error as one line for the user: as it is, or a full or forbidden disk; None for a bug."""
+    """The error as one line for the user: as it is, or a full, forbidden or failing disk; None for a bug."""
     if isinstance(error, VitctlError):
         return error
     if isinstance(error, OSError) and error.errno in MENDABLE:
         return LaunchError(
-            f"{error.filename or run_dir}: {error.strerror}; make room or mend the rights, then go on with: "
+            f"{error.filename or run_dir}: {error.strerror}; make room, or mend the disk or its rights, then go on with: "
             f"vitctl resume {run_dir}"
         )
     return None

@@ -137,3 +137,9 @@ def _fetch_and_hang(cache: ShardCache, url: str, shard: tuple[str, int, str]) ->
 
     module.stream = half  # type: ignore[assignment]
     read(cache, url, shard)
+
+
+def test_cache__a_place_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match=r"file/cache/.*: cannot be written \(Not a directory\); set VITCTL_CACHE to a"):
+        ShardCache(tmp_path / "file" / "cache", 3000).open("https://nowhere.example/0.tar", 1000, "0" * 64)

@@ -1,9 +1,10 @@
+import shutil
 from pathlib import Path
 
 import pytest
 
 from tests.data.datasets.conftest import plant
-from vitctl.data.catalog import DATA_SETS, read_originals
+from vitctl.data.catalog import DATA_SETS, make_set, open_split, read_originals
 from vitctl.data.datasets import eurosat
 from vitctl.data.known import KNOWN, DataSet
 from vitctl.data.shards import write_split
@@ -46,3 +47,12 @@ def test_read__an_empty_folder_names_what_belongs_there(row: DataSet, tmp_path: 
     with pytest.raises(DataError, match=r"(unpack|put) here: ") as caught:
         read_originals(row.name, tmp_path)
     assert "\n" not in str(caught.value) and str(tmp_path) in str(caught.value)
+
+
+def test_make_set__goes_on_where_it_was_killed_between_two_splits(tmp_path: Path) -> None:
+    """The one split that is there is no whole set."""
+    make_set(DATA_SETS["digits"], tmp_path / "digits")
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "digits" / "train").iterdir()}
+    shutil.rmtree(tmp_path / "digits" / "test")
+    assert len(open_split("test", dataset="digits", root=str(tmp_path / "none"), scratch=tmp_path)) == 360
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "digits" / "train").iterdir()} == before

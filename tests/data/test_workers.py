@@ -65,6 +65,28 @@ print(*[child.pid for child in active_children()], flush=True)
 """
 
 
+EAGER = """
+import os, signal
+from vitctl.data import workers
+from vitctl.engine.preemption import stop_on_signals
+begin = workers._begin
+def hit(*given):
+    os.kill(os.getpid(), signal.SIGINT)
+    begin(*given)
+workers._begin = hit
+block = stop_on_signals()
+flag = block.__enter__()
+Chosen = SyntheticSource
+"""
+
+
+def test_workers__that_are_hit_while_they_start_do_not_stop_their_parent() -> None:
+    """As Ctrl-C hits all processes of a terminal: two that count it in the parent's pipe would make the parent leave at once."""
+    process, workers = start("sys.exit(7 + flag.raised)", source=EAGER)
+    assert len(workers) == 2
+    assert process.wait(timeout=60) == 7
+
+
 STUCK = """
 class Chosen(SyntheticSource):
     def read(self, sample):

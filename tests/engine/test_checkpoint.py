@@ -1,5 +1,6 @@
 """A checkpoint is whole or it is not there."""
 
+import errno
 import json
 import os
 from collections.abc import Callable
@@ -132,3 +133,57 @@ def test_keep__removes_what_crashes_left_and_nothing_else(tmp_path: Path) -> Non
     (tmp_path / "elsewhere").mkdir()
     keep(tmp_path, last=1, best=0, scores={})
     assert sorted(p.name for p in tmp_path.iterdir()) == ["elsewhere", "step_00000001", "step_notes.txt"]
+
+
+def test_read__a_state_of_other_numbers(tmp_path: Path) -> None:
+    path = save(tmp_path, 12)
+    text = (path / STATE).read_text()
+    assert text.count('"samples": 96,') == 1
+    (path / STATE).write_text(text.replace('"samples": 96,', '"samples": 97,'))
+    with pytest.raises(CheckpointError, match=r"not a whole checkpoint: state\.json changed since it was written"):
+        read_checkpoint(path)
+
+
+def test_read__an_older_one_whose_state_has_no_digest(tmp_path: Path) -> None:
+    path = save(tmp_path, 12)
+    state = json.loads((path / STATE).read_text())
+    del state["sha256"]
+    (path / STATE).write_text(json.dumps(state))
+    assert read_checkpoint(path).step == 12
+
+
+@pytest.mark.parametrize("refused", ["step_00000010/state.json", "step_00000010/model.safetensors", "."])
+def test_newest__what_may_not_be_read_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: str
+) -> None:
+    """A run that took the older one would throw away the newer one's steps. Whoever runs the tests may read everything."""
+    for step in (5, 10):
+        save(tmp_path, step)
+    for name in ("open", "read_text", "iterdir"):
+        real = getattr(Path, name)
+
+        def forbidden(path: Path, *given: Any, real: Any = real, **named: Any) -> Any:
+            if path == tmp_path / refused:
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+            return real(path, *given, **named)
+
+        monkeypatch.setattr(Path, name, forbidden)
+    with pytest.raises(CheckpointError, match=r"may not be read; mend its rights") as caught:
+        newest_checkpoint(tmp_path)
+    assert str(caught.value).startswith(str(tmp_path / refused))
+
+
+def test_newest__a_disk_that_cannot_read_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for step in (5, 10):
+        save(tmp_path, step)
+    real = Path.open
+
+    def broken(path: Path, *given: Any, **named: Any) -> Any:
+        if path == tmp_path / "step_00000010" / OPTIMIZER:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        return real(path, *given, **named)
+
+    monkeypatch.setattr(Path, "open", broken)
+    saved, problems = newest_checkpoint(tmp_path)
+    assert saved is not None and saved.step == 5
+    assert len(problems) == 1

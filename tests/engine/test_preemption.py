@@ -87,3 +87,13 @@ def send(echo_seconds: float, *numbers: signal.Signals) -> tuple[int, float]:
 
 def test_flag__is_down_at_first() -> None:
     assert not StopFlag().raised
+
+
+def test_stop_on_signals__ends_while_a_child_holds_its_pipe() -> None:
+    """As the loader processes of a run that failed do: they are ended after this block."""
+    code = (
+        "import os, time\nfrom vitctl.engine.preemption import stop_on_signals\n"
+        "with stop_on_signals():\n    child = os.fork()\n    if not child:\n        time.sleep(600)\n"
+        "os.kill(child, 9)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

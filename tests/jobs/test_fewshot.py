@@ -200,3 +200,13 @@ def test_fewshot__two_processes_give_the_same_features(
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
     assert do("fewshot", tmp_path / "other" / "again", **values)["metrics"] == one["metrics"]
     assert was_read(tmp_path / "other" / "again") == [True]
+
+
+def test_fewshot__features_that_cannot_be_kept_are_no_reason_to_stop(job: Job, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    kept = job("fewshot", "kept", **{"fewshot.shots": (2,)})
+    result = job("fewshot", "a", **{"fewshot.shots": (2,), "fewshot.cache": str(tmp_path / "file")})
+    assert result["metrics"] == kept["metrics"]
+    lines = [json.loads(line) for line in (tmp_path / "a" / "log.jsonl").read_text().splitlines()]
+    said = f"{tmp_path / 'file'}: representations could not be kept for later runs (File exists); fewshot.cache names another folder"
+    assert [line["text"] for line in lines if line["kind"] == "warning"] == [said, said]

@@ -6,6 +6,7 @@ from typing import Any
 import typer
 
 from vitctl.cli import compare, data, data_look, data_sets, model, recipes, sweep, system, train
+from vitctl.engine.preemption import interrupt_on_signals
 from vitctl.errors import VitctlError
 
 EXIT_BUG, EXIT_USER, EXIT_STOPPED = 1, 2, 3
@@ -61,7 +62,8 @@ def _options(
 def main() -> None:
     """Run the command line. Exit codes: 0 done, 2 the user can mend it, 3 stopped and saved, 1 a bug."""
     try:
-        code = app(standalone_mode=False)
+        with interrupt_on_signals():
+            code = app(standalone_mode=False)
         if code == INTERRUPTED:
             raise KeyboardInterrupt
     except USAGE_ERROR as error:

@@ -10,8 +10,7 @@ import numpy as np
 from rich.markup import escape
 
 from vitctl.cli.render import CONSOLE, Screen, show_table
-from vitctl.data.catalog import find_data_set, open_split
-from vitctl.data.index import find_splits
+from vitctl.data.catalog import find_data_set, make_set, open_split
 from vitctl.launch import launch, prepare
 from vitctl.recipe.load import Override, load_recipe
 
@@ -101,8 +100,7 @@ class _Steps:
         began, images = time.perf_counter(), 0
         for name in SETS:
             row, folder = find_data_set(name), self.out / "data" / name
-            if not find_splits(folder) and row.make is not None:
-                row.make(folder)
+            make_set(row, folder)
             images += sum(row.sizes.values())
         return Row(
             "shards", f"{images:,} images in {len(SETS)} sets", None, None, None, time.perf_counter() - began, "data"

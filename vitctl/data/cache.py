@@ -45,16 +45,21 @@ class ShardCache:
             num_bytes, sha256: of its content; the latter 64 hex digits.
 
         Raises:
-            DataError: it has another content, does not fit into the cache, or cannot be fetched.
+            DataError: it has another content, does not fit into the cache, cannot be fetched or written.
         """
         target = self.folder / f"{sha256}.tar"
         for _ in range(_TRIES):
-            descriptor = _open_whole(target, num_bytes)
-            if descriptor is not None:
-                return descriptor
-            with self._alone(sha256[:3]):
-                if not target.exists():
-                    self._fetch(url, target, num_bytes, sha256)
+            try:
+                descriptor = _open_whole(target, num_bytes)
+                if descriptor is not None:
+                    return descriptor
+                with self._alone(sha256[:3]):
+                    if not target.exists():
+                        self._fetch(url, target, num_bytes, sha256)
+            except OSError as error:
+                raise DataError(
+                    f"{error.filename or self.folder}: cannot be written ({error.strerror}); set VITCTL_CACHE to a disk with room"
+                ) from None
         raise DataError(
             f"{self.folder}: shards are dropped before they are read; make the cache larger (data.cache_gib)"
         )
@@ -80,9 +85,8 @@ class ShardCache:
                 os.fsync(file.fileno())
             os.replace(aside, target)
         except OSError as error:
-            raise DataError(
-                f"{aside}: cannot be written ({error.strerror}); set VITCTL_CACHE to a disk with room"
-            ) from None
+            error.filename = error.filename or str(aside)
+            raise
         finally:
             aside.unlink(missing_ok=True)
 

@@ -65,7 +65,8 @@ def write_report(own: Source, found: list[Found], folder: Path) -> list[Path]:
     """
     folder.mkdir(parents=True, exist_ok=True)
     files = [folder / "matches.csv"]
-    with files[0].open("w", encoding="utf-8", newline="") as file:
+    aside = files[0].with_name(f".{files[0].name}.partial")
+    with aside.open("w", encoding="utf-8", newline="") as file:
         table = csv.writer(file)
         table.writerow(("key", "test_set", "test_key", "kind", "bits", "shard"))
         for one in found:
@@ -73,6 +74,7 @@ def write_report(own: Source, found: list[Found], folder: Path) -> list[Path]:
                 kind = "exact" if match.is_exact else "near"
                 keys = _key(own, match.sample), one.name, _key(one.source, match.other)
                 table.writerow((*keys, kind, match.bits, Path(own.place(match.sample)).name))
+    aside.replace(files[0])
     pairs = [(one, match) for one in found for match in one.matches]
     pairs.sort(key=lambda pair: (pair[1].is_exact, -pair[1].bits))
     for number in range(min(_MAX_PAGES, -(-len(pairs) // _PAIRS_ON_A_PAGE))):

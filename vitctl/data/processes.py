@@ -20,6 +20,7 @@ Work = Callable[[int, Done], Result]
 Progress = Callable[[int, int], None]
 _REPORT_SECONDS = 0.1
 _MOST_WORKERS = 16
+_IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 _PROBLEM, _BUG, _DONE = -1, -2, -3  # in place of a task's number
 
 
@@ -74,7 +75,11 @@ def _started(work: Work[Any], num_tasks: int, workers: int) -> Iterator[dict[Con
                 warnings.simplefilter(
                     "ignore", DeprecationWarning
                 )  # of forks beside threads; ours take no locks of theirs
-                process.start()
+                mask = signal.pthread_sigmask(signal.SIG_BLOCK, _IGNORED_SIGNALS)  # until it ignores them
+                try:
+                    process.start()
+                finally:
+                    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             writer.close()  # so that the end of the process is the end of the pipe
             readers[reader] = process
         yield readers
@@ -103,12 +108,13 @@ def _answers(readers: dict[Connection, ForkProcess]) -> Iterator[tuple[int, Any]
 
 
 def _serve(work: Work[Any], tasks: Sequence[int], writer: Connection, parent: int) -> None:
-    """The body of a process. Ctrl-C reaches it too, but stopping it is the parent's business.
+    """The body of a process. What is sent to the whole group reaches it too, but stopping it is the parent's business.
 
     It leaves without Python's farewells: they flush streams whose locks a thread of the parent may have held at the fork.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for number in _IGNORED_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _IGNORED_SIGNALS)
     count, reported = 0, time.monotonic()
 
     def done(more: int) -> None:

@@ -59,7 +59,12 @@ def start_workers(loader: Any) -> tuple[Iterator[Any], Workers]:
     where its batch is waited for.
     """
     handler, others, kills = signal.getsignal(signal.SIGCHLD), set(multiprocessing.active_children()), oom_kills()
-    batches = iter(loader)
+    # A process that is not ready to ignore a signal would count it a second time, in the pipe of this one's.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _IGNORED_SIGNALS)
+    try:
+        batches = iter(loader)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     workers = set(multiprocessing.active_children()) - others
     _WORKERS.update(workers)
     if threading.current_thread() is threading.main_thread():
@@ -76,6 +81,7 @@ def worker_start() -> Callable[[int], None]:
 def _begin(parent: int | None, _: int) -> None:
     for number in _IGNORED_SIGNALS:  # the parent decides when to stop, and stops its workers itself
         signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _IGNORED_SIGNALS)
     torch.set_num_threads(1)
     gc.freeze()  # what is there stays: collections need not look at it, nor copy its pages by looking
     if parent is not None and sys.platform == "linux":

@@ -19,6 +19,7 @@ from vitctl.models.weights.load import save_weights
 FORMAT = "vitctl-checkpoint/1"
 OPTIMIZER = "optimizer.safetensors"
 STATE = "state.json"
+_TORN = "torn_"
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,8 @@ def save_checkpoint(
     save_file({k: v.detach().cpu().contiguous() for k, v in optimizer.items()}, aside / OPTIMIZER)
     _flush(aside / OPTIMIZER)
     files = {path.name: {"bytes": path.stat().st_size, "sha256": _sha256(path)} for path in sorted(aside.iterdir())}
-    write_json(aside / STATE, {"format": FORMAT, "step": step, **state, "files": files})
+    noted = {"format": FORMAT, "step": step, **state, "files": files}
+    write_json(aside / STATE, {**noted, "sha256": _digest(noted)})
     _flush(aside)
     if final.exists():
         shutil.rmtree(final)
@@ -84,45 +86,82 @@ def newest_checkpoint(root: Path) -> tuple[Saved | None, list[str]]:
     """The newest whole checkpoint, and one line for each newer one that is not whole.
 
     Files are compared with the sizes and digests that were noted when they were written.
+
+    Raises:
+        CheckpointError: they may not be read; a run that took an older one, or began anew, would lose what they hold.
     """
     problems: list[str] = []
-    for folder in sorted(root.glob("step_*"), reverse=True):
-        try:
-            return read_checkpoint(folder), problems
-        except CheckpointError as error:
-            problems.append(str(error))
+    try:
+        for folder in sorted(_steps(root), reverse=True):
+            try:
+                return read_checkpoint(folder), problems
+            except CheckpointError as error:
+                problems.append(str(error))
+    except PermissionError as error:
+        raise CheckpointError(
+            f"{error.filename}: may not be read; mend its rights, or remove it to go on without"
+        ) from None
     return None, problems
 
 
 def set_aside_after(root: Path, step: int) -> None:
     """Rename the checkpoints of later steps, none of them whole, so that neither budgets nor readers count them."""
-    for folder in root.glob("step_*"):
+    for folder in _steps(root):
         if folder.name[5:].isdigit() and int(folder.name[5:]) > step:
-            aside = folder.with_name(f"torn_{folder.name}")
+            aside = folder.with_name(f"{_TORN}{folder.name}")
             shutil.rmtree(aside, ignore_errors=True)
             folder.rename(aside)
+
+
+def is_set_aside(folder: Path) -> bool:
+    """Whether a folder is a checkpoint that was set aside; none of them is ever deleted."""
+    return folder.name.startswith(_TORN)
 
 
 def read_checkpoint(folder: Path) -> Saved:
     """Check one checkpoint against its own digests.
 
     Raises:
-        CheckpointError: a file is missing or is not what was written.
+        CheckpointError: a file is missing, cannot be read or is not what was written.
+        PermissionError: it may not be read.
     """
     try:
         state = json.loads((folder / STATE).read_text(encoding="utf-8"))
         files = dict(state["files"])
+    except PermissionError:
+        raise
     except (OSError, ValueError, KeyError, TypeError):
         raise CheckpointError(f"{folder}: not a whole checkpoint: {STATE} is missing or torn") from None
     if state.get("format") != FORMAT:
         raise CheckpointError(f"{folder}: {STATE} says {state.get('format')!r}, this vitctl reads {FORMAT!r}")
+    own = state.pop("sha256", None)  # the first checkpoints of this format had none
+    if own is not None and own != _digest(state):
+        raise CheckpointError(f"{folder}: not a whole checkpoint: {STATE} changed since it was written")
     for name, noted in files.items():
-        path = folder / name
-        if not path.is_file() or path.stat().st_size != noted["bytes"] or _sha256(path) != noted["sha256"]:
+        if not _is_as_noted(folder / name, noted):
             raise CheckpointError(
                 f"{folder}: not a whole checkpoint: {name} is missing or changed since it was written"
             )
     return Saved(folder, state)
+
+
+def _digest(state: Mapping[str, Any]) -> str:
+    """SHA-256 of what state.json holds beside this digest."""
+    return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
+
+
+def _is_as_noted(path: Path, noted: Mapping[str, Any]) -> bool:
+    try:
+        return path.is_file() and path.stat().st_size == noted["bytes"] and _sha256(path) == noted["sha256"]
+    except PermissionError:
+        raise
+    except OSError:  # a disk that lost the file's blocks says so when they are read
+        return False
+
+
+def _steps(root: Path) -> list[Path]:
+    """The checkpoint folders; a glob would find none where the folder may not be read."""
+    return [path for path in root.iterdir() if path.name.startswith("step_")] if root.is_dir() else []
 
 
 def keep(root: Path, *, last: int, best: int, scores: Mapping[int, float]) -> None:

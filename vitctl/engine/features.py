@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ def cached_features(
     *,
     num_images: int,
     limit_bytes: int,
+    note: Callable[[str], None] = lambda _: None,
 ) -> tuple[Tensor | None, bool]:
     """Representations of a split, from the folder where a run with the same key left them, else computed and left there.
 
@@ -34,6 +36,7 @@ def cached_features(
         compute: the pass over the images, [num_images, R] float32.
         num_images: a file of another length is not taken.
         limit_bytes: files used longest ago are deleted until the folder is no larger.
+        note: told in words why nothing could be left there; that is no reason to stop.
 
     Returns:
         the representations, None on the other processes when they were read; and whether they were read.
@@ -45,8 +48,14 @@ def cached_features(
         return found, True
     features = compute()
     if file is not None and runtime.is_main:
-        _write(file, text, features)
-        _keep_below(file.parent, limit_bytes)
+        try:
+            _write(file, text, features)
+            _keep_below(file.parent, limit_bytes)
+        except (OSError, SafetensorError) as error:
+            reason = getattr(error, "strerror", None) or error
+            note(
+                f"{folder}: representations could not be kept for later runs ({reason}); fewshot.cache names another folder"
+            )
     return features, False
 
 
@@ -56,7 +65,8 @@ def _read(file: Path, text: str, num_images: int) -> Tensor | None:
         with safe_open(file, framework="pt") as stored:
             fits = (stored.metadata() or {}).get("key") == text
             features: Tensor | None = stored.get_tensor("features") if fits else None
-        os.utime(file)
+        with suppress(OSError):  # another user's: it is read all the same
+            os.utime(file)
     except (OSError, SafetensorError):
         return None
     return features if features is not None and features.ndim == 2 and len(features) == num_images else None
@@ -65,10 +75,13 @@ def _read(file: Path, text: str, num_images: int) -> Tensor | None:
 def _write(file: Path, text: str, features: Tensor) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     aside = file.with_name(f".{file.name}.{os.getpid()}")
-    save_file({"features": features.contiguous()}, aside, metadata={"key": text})
-    with aside.open("rb") as written:
-        os.fsync(written.fileno())
-    aside.replace(file)
+    try:
+        save_file({"features": features.contiguous()}, aside, metadata={"key": text})
+        with aside.open("rb") as written:
+            os.fsync(written.fileno())
+        aside.replace(file)
+    finally:
+        aside.unlink(missing_ok=True)
 
 
 def _keep_below(folder: Path, limit_bytes: int) -> None:

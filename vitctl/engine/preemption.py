@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
@@ -15,6 +15,8 @@ RESUMABLE = 3
 # Launchers of several processes pass a signal on that the processes have got already.
 ECHO_SECONDS = 1.0
 _SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
+_END = b"\0"  # no signal has this number
+_NEW_LINE, _SHOW_CURSOR = "\n", "\x1b[?25h"  # a progress bar hides the cursor, and would draw over what follows it
 
 
 class Stopped(Exception):  # noqa: N818 - it names what happened, which is no failure
@@ -33,9 +35,10 @@ class StopFlag:
         return self.signal is not None
 
     def raise_(self, number: int, _frame: FrameType | None = None) -> None:
-        """The signal handler."""
+        """The signal handler. It says at once that it heard: what is under way may take a while."""
         if self.signal is None:
             self.signal = signal.Signals(number)
+            say(f"{self.signal.name}: stopping after what is under way; a second signal leaves at once")
 
 
 @contextmanager
@@ -59,6 +62,7 @@ def stop_on_signals(echo_seconds: float = 0.0) -> Iterator[StopFlag]:
         yield flag
     finally:
         signal.set_wakeup_fd(waker)
+        os.write(write, _END)  # the end of the pipe may never come: a loader process that is still there holds it open
         os.close(write)
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -68,11 +72,11 @@ def stop_on_signals(echo_seconds: float = 0.0) -> Iterator[StopFlag]:
 def _leave_at_the_second(read: int, echo_seconds: float) -> None:
     """Count the signals, whose numbers the interpreter writes into a pipe the moment they come."""
     first = 0.0
-    while number := os.read(read, 1):
+    while (number := os.read(read, 1)) not in (_END, b""):
         if number[0] not in SIGNALS:
             continue
         if first and time.monotonic() - first >= echo_seconds:
-            os._exit(RESUMABLE)
+            _leave_saying("left at once; what was saved before is whole")
         first = first or time.monotonic()
     os.close(read)
 
@@ -83,8 +87,37 @@ def leave_on_signals() -> None:
         signal.signal(number, _leave)
 
 
+@contextmanager
+def interrupt_on_signals() -> Iterator[None]:
+    """Within the block the first signal of any kind raises KeyboardInterrupt, as Ctrl-C does; the second ends the process at once."""
+    heard: list[int] = []
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        if heard:
+            _leave(number, frame)
+        heard.append(number)
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def say(text: str) -> None:
+    """A line on standard error from within a signal handler, where no stream may be used; on a terminal below what stands there."""
+    with suppress(OSError):
+        os.write(2, f"{_NEW_LINE if os.isatty(2) else ''}vitctl: {text}\n".encode())
+
+
 def _leave(_number: int, _frame: FrameType | None) -> None:
-    os.write(2, b"vitctl: stopped\n")
+    _leave_saying("stopped")
+
+
+def _leave_saying(text: str) -> None:
+    say(text + (_SHOW_CURSOR if os.isatty(2) else ""))
     os._exit(RESUMABLE)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from vitctl.engine.averaging import Average
-from vitctl.engine.checkpoint import keep, save_checkpoint
+from vitctl.engine.checkpoint import is_set_aside, keep, save_checkpoint
 from vitctl.engine.journal import Journal
 from vitctl.engine.optimizer import optimizer_bytes, optimizer_tensors
 from vitctl.engine.sharding import full
@@ -111,7 +111,7 @@ class Saver:
                 optimizer=snapshot.get(OPTIMIZER_PART, {}),
                 state=state,
             )
-        except (OSError, SafetensorError) as error:
+        except Exception as error:  # whatever it is: nobody would hear of it, and the step would count as saved
             self._problem = f"step {step} could not be saved in {self.root} ({_reason(error)})"
             return
         self.keep(scores)
@@ -120,7 +120,9 @@ class Saver:
 
 
 def _reason(error: Exception) -> str:
-    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+    if isinstance(error, SafetensorError | OSError):
+        return getattr(error, "strerror", None) or str(error)
+    return f"{type(error).__name__}: {error}"
 
 
 def parts(model: nn.Module, average: Average | None, optimizer: Optimizer) -> Iterable[tuple[str, str, Tensor]]:
@@ -138,7 +140,7 @@ def check_space(root: Path, model: nn.Module, average: Average | None, optimizer
     """Before the first save: is there room for all checkpoints that will be kept, and the one being written?
 
     Args:
-        root: the run's checkpoints folder; what is there already counts as written.
+        root: the run's checkpoints folder; what is there already counts as written, but for what is never deleted.
         model, average, optimizer: what a checkpoint holds.
         kept: checkpoints that are kept.
 
@@ -148,7 +150,7 @@ def check_space(root: Path, model: nn.Module, average: Average | None, optimizer
     weights = sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values())
     one = weights * (1 if average is None else 2) + optimizer_bytes(optimizer)
     existing = next(path for path in (root, *root.absolute().parents) if path.exists())
-    there = sum(path.stat().st_size for path in root.rglob("*") if path.is_file())
+    there = sum(path.stat().st_size for path in root.rglob("*") if path.is_file() and not is_set_aside(path.parent))
     free = shutil.disk_usage(existing).free
     if free + there < one * (kept + 1):
         raise CheckpointError(

@@ -19,7 +19,7 @@ from vitctl.engine.journal import LOG, Journal, cut_after, read_lines
 from vitctl.engine.loop import Hooks, Result, Trainer, run_steps, take
 from vitctl.engine.losses import Objective
 from vitctl.engine.optimizer import load_optimizer_tensors
-from vitctl.engine.preemption import StopFlag
+from vitctl.engine.preemption import StopFlag, Stopped
 from vitctl.engine.runtime import Runtime
 from vitctl.engine.saving import Saver, check_space, parts
 from vitctl.engine.sharding import is_sharded, load_full_state
@@ -254,7 +254,7 @@ class Run:
         problem = self._settle(step)
         if problem and last:
             raise CheckpointError(
-                f"{problem}; those that are there are whole: make room, then go on with: vitctl resume {self.folder}"
+                f"{problem}; those that are there are whole: make room or mend its rights, then go on with: vitctl resume {self.folder}"
             )
         if self.runtime.is_main:
             self.saver.keep(self._accuracies)
@@ -365,7 +365,11 @@ def _fit(run: Run) -> Score | None:
 
 def _warmed_up(run: Run, batches: Iterator[Batch], own: int, step: int) -> Iterator[Batch]:
     """The same batches, after a first pass over those of one update in which all that is compiled gets compiled."""
-    agree(run.runtime, run.trainer.stop)
+    try:
+        agree(run.runtime, run.trainer.stop)
+    except Stopped:
+        run.save(step, last=True)
+        raise
     began = time.perf_counter()
     first = take(batches, own)
     run.trainer.warm_up(first)

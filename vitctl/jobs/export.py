@@ -1,7 +1,6 @@
 """Files for other programs, proven equal to the model before they are kept."""
 
 import json
-import os
 import shutil
 import warnings
 from collections.abc import Callable
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from vitctl.engine.journal import LOG, Journal, Report, silent
-from vitctl.engine.preemption import StopFlag
+from vitctl.engine.preemption import StopFlag, Stopped
 from vitctl.errors import CheckpointError, RecipeError
 from vitctl.jobs.inputs import Found, find_weights, loaded_model
 from vitctl.jobs.result import RunResult
@@ -26,7 +25,7 @@ TOLERANCE = 1e-4
 ONNX_OPSET = 20
 
 
-def export(recipe: ExportRecipe, run_dir: Path, report: Report = silent, stop: StopFlag | None = None) -> RunResult:  # noqa: ARG001
+def export(recipe: ExportRecipe, run_dir: Path, report: Report = silent, stop: StopFlag | None = None) -> RunResult:
     """Write weights.source as export.to, verify each file by reading it back, and delete it if it does not agree.
 
     The ONNX file takes uint8 images [B, 3, S, S] (RGB, 0..255), already resized; the value range is inside the graph, and
@@ -36,14 +35,16 @@ def export(recipe: ExportRecipe, run_dir: Path, report: Report = silent, stop: S
         recipe: checked.
         run_dir: gets model.onnx, model.safetensors, and a folder for each format of another program.
         report: called with every log record.
-        stop: not needed, nothing here takes long.
+        stop: raised by signals, looked at before each file.
 
     Returns:
         the files and, for each, the largest difference to the model's logits in units of their standard deviation.
 
     Raises:
         CheckpointError: a written file disagrees with the model; it is not kept.
+        Stopped: a signal came; the files of the formats before are whole and verified.
     """
+    stop = StopFlag() if stop is None else stop
     unknown = sorted(set(recipe.export.to) - set(WRITERS))
     if unknown or not recipe.export.to:
         raise RecipeError(
@@ -57,10 +58,12 @@ def export(recipe: ExportRecipe, run_dir: Path, report: Report = silent, stop: S
     journal.write("weights", step=0, path=found.path, text=f"to {', '.join(recipe.export.to)}")
     files, differences = {}, {}
     for kind in recipe.export.to:
+        if stop.raised:
+            raise Stopped
         raw = Raw(model.eval(), found.weights.meta)
         path, difference, notes = WRITERS[kind](found, raw, run_dir, recipe.export.batch_sizes)
         if recipe.export.file:
-            path = Path(shutil.copy(path, recipe.export.file))
+            path = _copied(path, Path(recipe.export.file))
         batch_sizes = list(recipe.export.batch_sizes)
         journal.write(
             "export", step=0, path=str(path), difference=difference, batch_sizes=batch_sizes, notes=list(notes)
@@ -78,6 +81,14 @@ def export(recipe: ExportRecipe, run_dir: Path, report: Report = silent, stop: S
         },
         files=files,
     )
+
+
+def _copied(path: Path, to: Path) -> Path:
+    """A copy of a file at another place, or in another folder, that is whole or not there."""
+    target = to / path.name if to.is_dir() else to
+    aside = target.with_name(f".{target.name}.partial")
+    shutil.copy(path, aside)
+    return aside.replace(target)
 
 
 class Exported(NamedTuple):
@@ -108,7 +119,7 @@ class Raw(nn.Module):
 def _write_onnx(found: Found, raw: Raw, run_dir: Path, batch_sizes: tuple[int, ...]) -> Exported:
     import onnx
 
-    path, aside = run_dir / "model.onnx", run_dir / f".model.{os.getpid()}.onnx"
+    path, aside = run_dir / "model.onnx", run_dir / ".partial.onnx"
     size = found.weights.config.image_size
     example = torch.zeros(2, 3, size, size, dtype=torch.uint8)
     with warnings.catch_warnings():
@@ -151,22 +162,22 @@ def _run_onnx(path: Path) -> Any:
 
 def _write_weights(to: Target, found: Found, raw: Raw, run_dir: Path, batch_sizes: tuple[int, ...]) -> Exported:
     """A weights file of ours or of another program, read back by detection, with what the program keeps beside it."""
-    folder, aside = run_dir / to, run_dir / f".{to}.{os.getpid()}"
+    folder, aside = run_dir / to, run_dir / f".{to}.partial"
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
-    written = write_weights(found.weights, aside / "model.npz" if to == "google" else aside, to)
-    file = written.files[0]
-    again, _ = loaded_model(
-        Found(str(file), read_weights(file, num_heads=getattr(found.weights.config, "num_heads", None))),
-        0,
-        torch.float32,
-    )
-    read_back = Raw(again.eval(), found.weights.meta)
     try:
+        written = write_weights(found.weights, aside / "model.npz" if to == "google" else aside, to)
+        file = written.files[0]
+        again, _ = loaded_model(
+            Found(str(file), read_weights(file, num_heads=getattr(found.weights.config, "num_heads", None))),
+            0,
+            torch.float32,
+        )
+        read_back = Raw(again.eval(), found.weights.meta)
         worst = _agree(file, raw, found.weights.config.image_size, batch_sizes, lambda x: read_back(x).numpy())
-    except CheckpointError:
+    except CheckpointError as error:
         shutil.rmtree(aside)
-        raise
+        raise CheckpointError(str(error).replace(str(aside), str(folder))) from None
     if to == "safetensors":
         folder = run_dir
         file.replace(folder / file.name)

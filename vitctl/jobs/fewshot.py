@@ -1,5 +1,6 @@
 """Few-shot linear evaluation (Section 4.1): regularised least squares on frozen representations, in closed form."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -9,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from vitctl.data.transforms import EvalTransform
+from vitctl.engine.evaluation import agree
 from vitctl.engine.journal import Report, silent
 from vitctl.engine.preemption import StopFlag
 from vitctl.engine.ridge import L2_GRID, choose_l2
@@ -52,7 +54,7 @@ def fewshot(recipe: Fewshot, run_dir: Path, report: Report = silent, stop: StopF
 
     Raises:
         DataError: the splits have other classes, or a class has fewer images than shots.
-        Stopped: a signal came; finished passes over the data are kept.
+        Stopped: a signal came to any process; finished passes over the data are kept.
 
     Paper: Section 4.1 (few-shot accuracies), Fig. 4
     """
@@ -68,15 +70,17 @@ def fewshot(recipe: Fewshot, run_dir: Path, report: Report = silent, stop: StopF
     workers = num_workers(recipe.machine, runtime)
     one_pass = FeaturePass(runtime, transform, mean, std, recipe.evaluation.batch_size, workers, stop)
     folder = Path(recipe.fewshot.cache) if recipe.fewshot.cache else run_dir.parent / CACHE
-    features = cached_pass(one_pass, model, model.config, folder, limit_bytes=int(recipe.fewshot.cache_gib * 2**30))
+    limit = int(recipe.fewshot.cache_gib * 2**30)
+    warn = partial(journal.write, "warning", step=0)
+    features = cached_pass(one_pass, model, model.config, folder, limit_bytes=limit, note=lambda text: warn(text=text))
 
     lines: list[Line] = []
     for one in sets:
         (train, _), (test, was_read) = (features(source) for source in (one.train, one.test))
         journal.write("features", step=0, data_set=one.name, read=was_read, folder=str(folder))
         if runtime.is_main and train is not None and test is not None:
-            lines += _score(recipe, one, (train, test))
-    runtime.wait()
+            lines += _score(recipe, one, (train, test), stop)
+        agree(runtime, stop)
     metrics: dict[str, Any] = {}
     if runtime.is_main:
         metrics = _table(recipe, sets, lines)
@@ -102,13 +106,15 @@ def _grid(recipe: Fewshot) -> tuple[float, ...]:
     return (recipe.fewshot.l2,) if recipe.fewshot.choose_l2 == "fixed" else L2_GRID
 
 
-def _score(recipe: Fewshot, one: FewshotSet, features: tuple[Tensor, Tensor]) -> list[Line]:
+def _score(recipe: Fewshot, one: FewshotSet, features: tuple[Tensor, Tensor], stop: StopFlag) -> list[Line]:
+    """The lines of a data set; after a signal only some of them."""
     dtype = torch.float64 if recipe.fewshot.float64 else torch.float32
     total = len(one.test)
     return [
         Line(one.name, shots, seed, l2, correct / total, correct, total)
         for shots in recipe.fewshot.shots
         for seed in recipe.fewshot.seeds
+        if not stop.raised
         for l2, correct in zip(
             _grid(recipe),
             score_draw(one, features, shots=shots, seed=seed, l2s=_grid(recipe), dtype=dtype),

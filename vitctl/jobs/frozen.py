@@ -62,7 +62,13 @@ class FeaturePass:
 
 
 def cached_pass(
-    one: FeaturePass, model: nn.Module, config: Any, folder: Path, *, limit_bytes: int
+    one: FeaturePass,
+    model: nn.Module,
+    config: Any,
+    folder: Path,
+    *,
+    limit_bytes: int,
+    note: Callable[[str], None] = lambda _: None,
 ) -> Callable[[Source], tuple[Tensor | None, bool]]:
     """A pass that leaves its representations in a folder and reads them back: see `cached_features`."""
     digest = weights_digest(model.state_dict())
@@ -75,6 +81,7 @@ def cached_pass(
             lambda: one(model, source),
             num_images=len(source),
             limit_bytes=limit_bytes,
+            note=note,
         )
 
     return features

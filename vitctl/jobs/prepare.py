@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from vitctl.data.catalog import find_data_set, read_community, read_originals
+from vitctl.data.catalog import find_data_set, make_set, read_community, read_originals
 from vitctl.data.datasets.parquet import read_parquet
 from vitctl.data.downloads import DOWNLOADS, Archive, originals_folder
 from vitctl.data.index import find_splits, read_index
@@ -59,8 +59,7 @@ def prepare(
     row = find_data_set(name)
     out = root / row.name
     if row.make is not None:
-        if not find_splits(out):
-            row.make(out)
+        make_set(row, out)
         return _sizes(out)
     folder = source or root / ORIGINALS / originals_folder(row.name)
     if source is None and download and not _is_complete(row, out):

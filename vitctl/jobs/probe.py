@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from vitctl.data.transforms import EvalTransform
+from vitctl.engine.evaluation import agree
 from vitctl.engine.preemption import StopFlag
 from vitctl.engine.runtime import Runtime
 from vitctl.jobs.fewshot_sets import FewshotSet, open_sets, score_draw
@@ -59,9 +60,10 @@ def make_probe(recipe: Pretrain, one: FewshotSet, runtime: Runtime, stop: StopFl
             draws = [
                 score_draw(one, features, shots=shots, seed=seed, l2s=(p.l2,), dtype=torch.float32)[0]
                 for seed in p.seeds
+                if not stop.raised
             ]
             scores[shots] = [correct / len(one.test) for correct in draws]
-        runtime.wait()
+        agree(runtime, stop)
         return scores
 
     return probe

@@ -1,0 +1,308 @@
+"""A signal at any moment of any command: code 3 and one line, and what was begun goes on as if nothing had been.
+
+Signals come from within, right before the n-th call of a function, so that they hit the same moment every time. That they come
+from outside, to one process or to several, is held by test_faults.py, test_golden.py, test_launch.py and benchmarks/soak.py.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from tests.conftest import TINY, checkpoint, sample_keys, train_records
+from tests.jobs.conftest import pretrained  # noqa: F401
+from vitctl.cli.app import main
+from vitctl.data import dedup, exclusion, shards, verify
+from vitctl.data.datasets import shapes
+from vitctl.engine import checkpoint as checkpoints
+from vitctl.engine import evaluation, loop, training
+from vitctl.engine.preemption import SIGNALS
+from vitctl.jobs import export, fewshot, frozen, pretrain, probe, setup, vtab_light
+
+CPU = ("--set", "machine.device=cpu", "--set", "machine.workers=0", "--set", "machine.precision=float64")
+FEW = ("--set", "schedule.warmup_steps=1", "--set", "schedule.batch_size=8")
+TERM, USR1, INT = signal.SIGTERM, signal.SIGUSR1, signal.SIGINT
+
+Vitctl = Callable[..., tuple[int, str]]
+Hit = Callable[[ModuleType | type, str, int, signal.Signals], None]
+Moment = tuple[ModuleType | type, str, int]
+
+
+@pytest.fixture
+def vitctl(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Vitctl]:
+    """vitctl("pretrain", ...) in this process: its exit code, and what it said on standard error."""
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+
+    def run(*arguments: object) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["vitctl", *map(str, arguments)])
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as caught:
+            main()
+        assert isinstance(caught.value.code, int)
+        return caught.value.code, capfd.readouterr().err
+
+    yield run
+    assert {number: signal.getsignal(number) for number in SIGNALS} == before
+
+
+@pytest.fixture
+def hit() -> Iterator[Hit]:
+    """hit(module, "function", 2, SIGTERM): the signal comes right before the second call from now on, and only then."""
+    armed: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+
+        def arm(owner: ModuleType | type, name: str, call: int, number: signal.Signals) -> None:
+            real, calls = getattr(owner, name), count(1)
+            armed.append(name)
+
+            def called(*given: Any, **named: Any) -> Any:
+                if next(calls) == call:
+                    armed.remove(name)
+                    os.kill(os.getpid(), number)
+                return real(*given, **named)
+
+            patch.setattr(owner, name, called)
+
+        yield arm
+    assert not armed, "the moment never came"
+
+
+def heard(number: signal.Signals) -> str:
+    return f"vitctl: {number.name}: stopping after what is under way; a second signal leaves at once\n"
+
+
+def status(folder: Path) -> str:
+    return str(json.loads((folder / "result.json").read_text())["status"])
+
+
+def told(folder: Path) -> dict[str, list[tuple[Any, ...]]]:
+    """What a run says of its steps: the numbers of each, its scores and its few-shot accuracies."""
+    lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    return {
+        "train": [(r["step"], r["loss"], r["lr"], r["grad_norm"]) for r in train_records(folder)],
+        "evaluate": [(r["step"], r["correct"], r["total"]) for r in lines if r["kind"] == "evaluate"],
+        "fewshot": [(r["step"], r["shots"], *r["seeds"]) for r in lines if r["kind"] == "fewshot"],
+    }
+
+
+def pretraining(data: Path) -> tuple[object, ...]:
+    """A pre-training with all that one can have: a warm-up, evaluations, a few-shot probe, averages."""
+    sets = {
+        "machine.compile": "true",
+        "schedule.total_steps": 9,
+        "evaluation.every_steps": 4,
+        "checkpoint.every_steps": 3,
+        "fewshot_probe.path": data,
+        "fewshot_probe.every_steps": 5,
+        "fewshot_probe.shots": "[1,2]",
+        "fewshot_probe.seeds": "[0,1]",
+    }
+    given = [part for key, value in sets.items() for part in ("--set", f"{key}={value}")]
+    return ("pretrain", "--recipe", TINY, "--data", data, *given)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What machine.compile does around the compiler stays; the compiler itself is slow, see test_killed.py."""
+    monkeypatch.setattr(setup, "compile_blocks", lambda _: 0)
+
+
+@pytest.fixture(scope="module")
+def straight(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The pre-training that nothing came between."""
+    folder = tmp_path_factory.mktemp("straight") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(setup, "compile_blocks", lambda _: 0)
+        patch.setattr(sys, "argv", ["vitctl", *map(str, pretraining(tiny_data)), "--out", str(folder)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+    assert ended.value.code == 0
+    return folder
+
+
+MOMENTS: dict[str, tuple[Moment, signal.Signals]] = {
+    "start-up, data": ((pretrain, "open_training_images", 1), TERM),
+    "start-up, model": ((pretrain, "build", 1), INT),
+    "start-up, folder": ((training, "newest_checkpoint", 1), USR1),
+    "compile": ((loop.Trainer, "warm_up", 1), USR1),
+    "compiled": ((training, "Hooks", 1), TERM),
+    "training, SIGTERM": ((loop.Trainer, "_step", 5), TERM),
+    "training, SIGUSR1": ((loop.Trainer, "_step", 5), USR1),
+    "training, SIGINT": ((loop.Trainer, "_step", 5), INT),
+    "the last step": ((loop.Trainer, "_step", 9), INT),
+    "log": ((training.Run, "_log_samples", 2), TERM),
+    "evaluation": ((evaluation, "judge", 2), TERM),
+    "the last evaluation": ((evaluation, "judge", 8), USR1),
+    "few-shot features": ((frozen, "representations", 2), INT),
+    "few-shot solve": ((probe, "score_draw", 2), TERM),
+    "the last few-shot": ((probe, "score_draw", 6), USR1),
+    "saving, copy": ((training, "parts", 2), INT),
+    "saving, weights": ((checkpoints, "save_weights", 3), TERM),
+    "saving, optimizer": ((checkpoints, "save_file", 2), USR1),
+    "saving, state": ((checkpoints, "write_json", 2), INT),
+    "saving, deleting old ones": ((checkpoints, "_remove", 5), TERM),
+}
+
+
+@pytest.mark.parametrize(("moment", "number"), MOMENTS.values(), ids=MOMENTS)
+def test_pretrain__goes_on_bit_for_bit(
+    vitctl: Vitctl,
+    hit: Hit,
+    straight: Path,
+    tiny_data: Path,
+    tmp_path: Path,
+    moment: Moment,
+    number: signal.Signals,
+) -> None:
+    folder = tmp_path / "a"
+    hit(*moment, number)
+    code, said = vitctl(*pretraining(tiny_data), "--out", folder)
+    assert (code, said) == (3, f"{heard(number)}stopped and saved in {folder}; go on with: vitctl resume {folder}\n")
+    assert status(folder) == "stopped"
+    saved, problems = checkpoints.newest_checkpoint(folder / "checkpoints")
+    assert saved is not None and problems == []
+    steps = [step for step, *_ in told(folder)["train"]]
+    assert steps == list(range(1, saved.step + 1))  # nothing that was done is lost
+
+    hit(training, "load_full_state", 1, TERM)  # and once more while it starts again
+    assert vitctl("resume", folder)[0] == 3
+    assert vitctl("resume", folder)[0] == 0
+    assert told(folder) == told(straight)
+    assert sample_keys(folder) == sample_keys(straight)
+    assert checkpoint(folder, 9) == checkpoint(straight, 9)
+    assert set(checkpoint(folder, 9)) == {"model.safetensors", "ema.safetensors", "optimizer.safetensors"}
+
+
+# A table of VTAB that is stopped in its trainings: tests/jobs/test_vtab_resume.py.
+JOBS: dict[str, tuple[tuple[str, ...], Moment, signal.Signals]] = {
+    "evaluate": (("evaluate", "--set", "evaluation.batch_size=5"), (evaluation, "agree", 3), INT),
+    "fewshot, features": (("fewshot", "--shots", "1,2"), (frozen, "representations", 2), TERM),
+    "fewshot, solve": (("fewshot", "--shots", "1,2"), (fewshot, "score_draw", 2), USR1),
+    "vtab, light": (
+        ("vtab", "--suite", "mini", "--task", "digits", "--light"),
+        (vtab_light, "representations", 3),
+        TERM,
+    ),
+    "finetune": (("finetune", "--steps", "4", *FEW), (loop.Trainer, "_step", 3), INT),
+}
+
+
+@pytest.mark.parametrize(("job", "moment", "number"), JOBS.values(), ids=JOBS)
+def test_job__ends_as_if_nothing_had_been(
+    vitctl: Vitctl,
+    hit: Hit,
+    pretrained: Path,  # noqa: F811
+    tiny_data: Path,
+    tmp_path: Path,
+    job: tuple[str, ...],
+    moment: Moment,
+    number: signal.Signals,
+) -> None:
+    data = () if job[0] == "vtab" else ("--data", tiny_data)
+    line = (*job, *CPU, "--from", pretrained, *data)
+    straight, folder = tmp_path / "straight", tmp_path / "there" / "a"  # features that are kept are not shared
+    assert vitctl(*line, "--out", straight)[0] == 0
+    hit(*moment, number)
+    code, said = vitctl(*line, "--out", folder)
+    assert (code, said) == (3, f"{heard(number)}stopped and saved in {folder}; go on with: vitctl resume {folder}\n")
+    assert status(folder) == "stopped"
+    assert vitctl("resume", folder)[0] == 0
+    metrics = [json.loads((path / "result.json").read_text())["metrics"] for path in (folder, straight)]
+    assert metrics[0] == metrics[1]
+
+
+def test_export__keeps_what_is_verified(
+    vitctl: Vitctl,
+    hit: Hit,
+    pretrained: Path,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "a"
+    hit(export, "_agree", 1, TERM)
+    code, said = vitctl("export", "--from", pretrained, "--to", "google", "--to", "safetensors", "--out", folder)
+    assert (code, said[: len(heard(TERM))]) == (3, heard(TERM))
+    weights = folder / "google" / "model.npz", folder / "model.safetensors"
+    assert [path.exists() for path in weights] == [True, False]
+    assert vitctl("resume", folder)[0] == 0
+    assert [path.exists() for path in weights] == [True, True]
+    assert not [path for path in folder.iterdir() if "partial" in path.name]
+
+
+SHARDS: tuple[tuple[str, ...], Moment] = (("shards", "photos", "out", "--workers", "0"), (shards, "label_text", 30))
+DEDUP = ("dedup", "own", "--against", "other", "--apply", "--workers", "0")
+DATA: dict[str, tuple[tuple[str, ...], Moment, signal.Signals]] = {
+    "shards, SIGTERM": (*SHARDS, TERM),
+    "shards, SIGUSR1": (*SHARDS, USR1),
+    "shards, SIGINT": (*SHARDS, INT),
+    "check": (("check", "own"), (verify, "_image_problems", 3), TERM),
+    "dedup": (DEDUP, (dedup, "find_matches", 1), USR1),
+    "dedup, pictures": (DEDUP, (dedup, "_pair", 2), INT),
+    "dedup, list": (DEDUP, (exclusion.json, "dumps", 1), TERM),
+}
+
+
+@pytest.mark.parametrize(("line", "moment", "number"), DATA.values(), ids=DATA)
+def test_data__ends_at_once_and_what_is_there_is_whole(
+    vitctl: Vitctl,
+    hit: Hit,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    line: tuple[str, ...],
+    moment: Moment,
+    number: signal.Signals,
+) -> None:
+    straight, folder = pictures(tmp_path / "straight"), pictures(tmp_path / "a")
+    monkeypatch.chdir(straight)
+    assert vitctl("data", *line)[0] == 0
+    monkeypatch.chdir(folder)
+    before = visible(folder)
+    hit(*moment, number)
+    assert vitctl("data", *line) == (3, "vitctl: stopped\n")
+    assert before.items() <= visible(folder).items() <= visible(straight).items()
+    assert not list(folder.rglob(exclusion.FILE))
+    assert vitctl("data", *line) == (0, "")
+    assert visible(folder) == visible(straight)
+
+
+def pictures(root: Path) -> Path:
+    """Forty pictures in class folders, and shards of twenty, five of which are in those of a test set, too."""
+    items = shapes.items("shape", "train", 40, seed=0, image_size=16)
+    for item in items:
+        path = root / "photos" / "train" / shapes.SHAPES[item.label] / f"{item.key}.png"  # type: ignore[index]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(item.read())
+    for name, chosen in (("own/train", items[:20]), ("other/test", items[15:30])):
+        shards.write_split(chosen, root / name, shapes.SHAPES, seed=0, source_text="test")
+    return root
+
+
+def visible(root: Path) -> dict[Path, bytes]:
+    """The files that a person sees, by their names."""
+    paths = {path: path.relative_to(root) for path in root.rglob("*") if path.is_file()}
+    return {name: path.read_bytes() for path, name in paths.items() if not any(p.startswith(".") for p in name.parts)}
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_command__is_stopped_while_it_is_still_being_imported(number: signal.Signals) -> None:
+    code = (
+        "import sys, time\nfrom vitctl.__main__ import main\n"
+        "class Slow:\n    def find_spec(self, name, *_):\n"
+        "        if name == 'vitctl.cli.app':\n            print('importing', flush=True)\n            time.sleep(600)\n"
+        "sys.meta_path.insert(0, Slow())\nmain()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "importing\n"
+        process.send_signal(number)
+        _, said = process.communicate(timeout=60)
+    assert (process.returncode, said) == (3, "vitctl: stopped\n")
