@@ -48,6 +48,28 @@ def test_screen__on_a_terminal_is_a_bar_and_elsewhere_lines() -> None:
         assert "data-wait 25%" in out.getvalue()
 
 
+PROGRESS = {"kind": "progress", "step": 0, "what": "scoring", "done": 1280, "total": 50000}
+
+
+def test_line__of_a_pass_over_images() -> None:
+    assert _line(PROGRESS) == "scoring: 1,280 of 50,000 images"
+
+
+def test_screen__a_pass_has_a_bar_until_its_result_comes() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=160, highlight=False)
+    with Screen(Path("runs/a"), console) as screen:
+        assert screen.progress is not None
+        screen.report(TRAIN)
+        screen.report(PROGRESS)
+        screen.report({**PROGRESS, "done": 2560})
+        assert [(task.description, task.completed) for task in screen.progress.tasks] == [
+            ("training", 5),
+            ("scoring", 2560),
+        ]
+        screen.report({"kind": "evaluate", "step": 5, "accuracy": 0.5, "correct": 1, "total": 2})
+        assert [task.description for task in screen.progress.tasks] == ["training"]
+
+
 def test_bytes_text() -> None:
     assert [bytes_text(n) for n in (0, 1023, 1536, 3 * 2**30, 5 * 2**40)] == [
         "0 B",

@@ -99,3 +99,15 @@ def test_journal__goes_on_without_a_log_and_counts_what_is_lost(tmp_path: Path) 
     writer.write("train", step=4)
     assert [(r["kind"], r["step"]) for r in read_lines(folder / "log.jsonl")] == [("train", 4), ("warning", 4)]
     assert "2 records before this one could not be written" in read_lines(folder / "log.jsonl")[1]["text"]
+
+
+def test_watch__hands_everything_on_and_tells_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 4.0, 6.0, 6.0, 7.0, 20.0])
+    monkeypatch.setattr(journal.time, "monotonic", lambda: next(clock))
+    batches = [[1, 2], [3, 4], [5, 6], [7, 8]]
+    writer = Journal(tmp_path / "log.jsonl")
+    assert list(writer.watch(batches, "scoring", 15, 2)) == batches
+    [told] = read_lines(
+        tmp_path / "log.jsonl"
+    )  # after 4 images too soon, after 8 due, after 12 too soon, after 16 all are through
+    assert (told["kind"], told["what"], told["done"], told["total"]) == ("progress", "scoring", 8, 15)

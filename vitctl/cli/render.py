@@ -28,6 +28,7 @@ class Screen:
         self.console = console
         self.progress: Progress | None = None
         self.bars: dict[str, TaskID] = {}
+        self.passing = ""  # what is done in a pass over images; the next record of another kind is its result
         if console.is_terminal:
             columns = (
                 TextColumn("{task.description}"),
@@ -55,15 +56,28 @@ class Screen:
     def report(self, record: Mapping[str, Any]) -> None:
         """Show one log record."""
         name = str(record.get("task", "training"))
+        if record["kind"] == "progress" and self.progress is not None:
+            self.passing = str(record["what"])
+            self._show(self.passing, record["done"], record["total"], "")
+            return
+        self._remove(self.passing)
         if record["kind"] == "train" and self.progress is not None:
-            bar = self.bars.setdefault(name, self.progress.add_task(name, total=record["total_steps"], numbers="")) \
-                if name not in self.bars else self.bars[name]  # fmt: skip
-            self.progress.update(bar, completed=record["step"], numbers=_numbers(record))
+            self._show(name, record["step"], record["total_steps"], _numbers(record))
             if record["step"] == record["total_steps"]:
-                self.progress.remove_task(self.bars.pop(name))
+                self._remove(name)
         elif text := _line(record):
             prefix = f"{name}: " if "task" in record and record["kind"] != "task" else ""
             self.console.print(escape(prefix + text), soft_wrap=True)
+
+    def _show(self, name: str, done: int, total: int, numbers: str) -> None:
+        assert self.progress is not None
+        if name not in self.bars:
+            self.bars[name] = self.progress.add_task(name, total=total, numbers="")
+        self.progress.update(self.bars[name], completed=done, total=total, numbers=numbers)
+
+    def _remove(self, name: str) -> None:
+        if self.progress is not None and name in self.bars:
+            self.progress.remove_task(self.bars.pop(name))
 
 
 _SHORT_NAME = 22
@@ -91,6 +105,8 @@ def _line(record: Mapping[str, Any]) -> str:
             return f"{record['labels']} labels: {_hits(record)}"
         case "evaluate":
             return f"step {record['step']}  accuracy {record['accuracy']:.2%} ({record['correct']:,} of {record['total']:,})"
+        case "progress":
+            return f"{record['what']}: {record['done']:,} of {record['total']:,} images"
         case "weights":
             return f"weights: {record['path']} ({record['text']})"
         case "resume":

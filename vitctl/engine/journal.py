@@ -4,14 +4,16 @@ import errno
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sized
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 LOG = "log.jsonl"
+WATCH_SECONDS = 5.0
 
 Record = dict[str, Any]
 Report = Callable[[Record], None]
+B = TypeVar("B", bound=Sized)
 
 
 def silent(_record: Record) -> None:
@@ -100,6 +102,23 @@ class Journal:
             record = _stamped(kind, values)
             self.append(self.path, record)
             self.report(record)
+
+    def watch(self, batches: Iterable[B], what: str, num_images: int, num_processes: int) -> Iterator[B]:
+        """The same batches; every few seconds it is written down how far they have come.
+
+        Args:
+            batches: of this process, all of one length.
+            what: is done with them, in a word.
+            num_images: of all processes together.
+            num_processes: that work on as many batches each.
+        """
+        done, told = 0, time.monotonic()
+        for batch in batches:
+            yield batch
+            done += len(batch) * num_processes
+            if time.monotonic() - told > WATCH_SECONDS and done < num_images:
+                told = time.monotonic()
+                self.write("progress", step=0, what=what, done=done, total=num_images)
 
     def append(self, path: Path, record: Record) -> None:
         """Append to the log, or to a file beside it, making the folder that somebody removed."""

@@ -10,7 +10,7 @@ from vitctl.data.loader import eval_batches
 from vitctl.data.read import Source
 from vitctl.data.transforms import EvalTransform
 from vitctl.engine.evaluation import best_answers
-from vitctl.engine.journal import Report, silent
+from vitctl.engine.journal import Journal, Report, silent
 from vitctl.engine.judging import count_hits
 from vitctl.engine.preemption import StopFlag
 from vitctl.engine.runtime import Runtime
@@ -57,7 +57,7 @@ def evaluate(recipe: Evaluate, run_dir: Path, report: Report = silent, stop: Sto
     meta = found.weights.meta
     resize = meta["eval_resize"] if image_size == meta["image_size"] else 0
     transform = EvalTransform(image_size, method=meta["eval_method"], resize=resize, resample=meta["resample"])
-    best = _answers(recipe, runtime, on_device(model, runtime), source, transform, found, judge, stop)
+    best = _answers(recipe, runtime, journal, on_device(model, runtime), source, transform, found, judge, stop)
     metrics = {}
     for name, labels in judge.labels.items():
         hits = count_hits(best, labels)
@@ -92,6 +92,7 @@ def _averaged(found: Found) -> str:
 def _answers(
     recipe: Evaluate,
     runtime: Runtime,
+    journal: Journal,
     model: nn.Module,
     source: Source,
     transform: EvalTransform,
@@ -112,7 +113,7 @@ def _answers(
     return best_answers(
         runtime,
         model,
-        batches,
+        journal.watch(batches, "scoring", len(source), runtime.num_processes),
         num_images=len(source),
         normalise=partial(runtime.images, mean=tuple(meta["mean"]), std=tuple(meta["std"])),
         stop=stop,

@@ -68,7 +68,7 @@ def fewshot(recipe: Fewshot, run_dir: Path, report: Report = silent, stop: StopF
     journal.write("weights", step=0, path=found.path, text=f"frozen, images of {transform.image_size} pixels")
     mean, std = tuple(found.weights.meta["mean"]), tuple(found.weights.meta["std"])
     workers = num_workers(recipe.machine, runtime)
-    one_pass = FeaturePass(runtime, transform, mean, std, recipe.evaluation.batch_size, workers, stop)
+    one_pass = FeaturePass(runtime, journal, transform, mean, std, recipe.evaluation.batch_size, workers, stop)
     folder = Path(recipe.fewshot.cache) if recipe.fewshot.cache else run_dir.parent / CACHE
     limit = int(recipe.fewshot.cache_gib * 2**30)
     warn = partial(journal.write, "warning", step=0)

@@ -13,6 +13,7 @@ from vitctl.data.read import Source
 from vitctl.data.transforms import EvalTransform
 from vitctl.engine.evaluation import representations
 from vitctl.engine.features import cached_features
+from vitctl.engine.journal import Journal
 from vitctl.engine.preemption import StopFlag
 from vitctl.engine.runtime import Runtime
 from vitctl.models.weights.load import weights_digest
@@ -25,6 +26,7 @@ class FeaturePass:
     """How images become representations. `mean` and `std` are of the weights; `batch_size` is of one process."""
 
     runtime: Runtime
+    journal: Journal
     transform: EvalTransform
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -43,6 +45,7 @@ class FeaturePass:
             num_processes=runtime.num_processes,
             num_workers=self.workers,
         )
+        batches = self.journal.watch(batches, "features", len(source), runtime.num_processes)
         normalise = partial(runtime.images, mean=self.mean, std=self.std)
         return representations(runtime, model, batches, num_images=len(source), normalise=normalise, stop=self.stop)
 

@@ -67,7 +67,9 @@ def pretrain(recipe: Pretrain, run_dir: Path, report: Report = silent, stop: Sto
         score_on=(score_on, eval_transform(recipe.data)) if score_on is not None else None,
         objective=objective,
         mixing=mixing(recipe.data),
-        probe=(make_probe(recipe, probed, runtime, stop), recipe.fewshot_probe.every_steps) if probed else None,
+        probe=(make_probe(recipe, probed, runtime, journal, stop), recipe.fewshot_probe.every_steps)
+        if probed
+        else None,
         max_bad_fraction=recipe.data.max_bad_fraction,
         order=training_order(recipe.data, train_on, recipe.seed) if not recipe.data.synthetic else None,
     )

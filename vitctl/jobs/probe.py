@@ -8,6 +8,7 @@ from torch import nn
 
 from vitctl.data.transforms import EvalTransform
 from vitctl.engine.evaluation import agree
+from vitctl.engine.journal import Journal
 from vitctl.engine.preemption import StopFlag
 from vitctl.engine.runtime import Runtime
 from vitctl.jobs.fewshot_sets import FewshotSet, open_sets, score_draw
@@ -34,7 +35,9 @@ def open_probe(recipe: Pretrain, run_dir: Path) -> FewshotSet | None:
     return open_sets(data, p.shots, run_dir)[0]
 
 
-def make_probe(recipe: Pretrain, one: FewshotSet, runtime: Runtime, stop: StopFlag) -> Callable[[nn.Module], Scores]:
+def make_probe(
+    recipe: Pretrain, one: FewshotSet, runtime: Runtime, journal: Journal, stop: StopFlag
+) -> Callable[[nn.Module], Scores]:
     """A function from the network to shots -> accuracy of each seed, on the main process; empty on the others.
 
     It draws nothing from the generators of training, and leaves the network as it is.
@@ -42,7 +45,7 @@ def make_probe(recipe: Pretrain, one: FewshotSet, runtime: Runtime, stop: StopFl
     Args:
         recipe: of the pre-training, whose pre-processing it shares.
         one: the data set.
-        runtime, stop: of the job.
+        runtime, journal, stop: of the job.
 
     Paper: Section 4.1: few-shot accuracies for fast on-the-fly evaluation
     """
@@ -51,7 +54,7 @@ def make_probe(recipe: Pretrain, one: FewshotSet, runtime: Runtime, stop: StopFl
         d.image_size, method="square", resize=round(d.image_size * 256 / 224), resample=d.resample
     )
     workers = num_workers(recipe.machine, runtime)
-    look = FeaturePass(runtime, transform, d.mean, d.std, recipe.evaluation.batch_size, workers, stop)
+    look = FeaturePass(runtime, journal, transform, d.mean, d.std, recipe.evaluation.batch_size, workers, stop)
 
     def probe(model: nn.Module) -> Scores:
         features = look(model, one.train), look(model, one.test)

@@ -135,7 +135,7 @@ def train(
 
     def score(scored: nn.Module) -> Score:
         assert score_on is not None
-        return score_images(runtime, scored, *score_on, normalise, recipe.evaluation.batch_size, workers, stop)
+        return score_images(runtime, journal, scored, *score_on, normalise, recipe.evaluation.batch_size, workers, stop)
 
     choose_kernels(recipe.machine, runtime, run_dir, model, _most(recipe.machine.micro_batch, share))
     if isinstance(recipe.machine, ShardedMachine) and recipe.machine.sharding == "fsdp":
@@ -288,6 +288,7 @@ def _settings(recipe: TrainRecipe, steps: int, max_bad_fraction: float, probe: P
 
 def score_images(
     runtime: Runtime,
+    journal: Journal,
     model: nn.Module,
     source: Source,
     transform: EvalTransform,
@@ -305,6 +306,7 @@ def score_images(
         num_processes=runtime.num_processes,
         num_workers=workers,
     )
+    batches = journal.watch(batches, "scoring", len(source), runtime.num_processes)
     return evaluate(runtime, model, batches, num_images=len(source), normalise=normalise, stop=stop)
 
 

@@ -6,14 +6,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitctl.data.loader import eval_batches
 from vitctl.data.read import Source
 from vitctl.data.transforms import EvalTransform
 from vitctl.data.vtab_data import TaskData
-from vitctl.engine.evaluation import Score, representations
+from vitctl.engine.evaluation import Score
 from vitctl.engine.ridge import fit_and_score
+from vitctl.jobs.frozen import FeaturePass
 from vitctl.jobs.inputs import loaded_model
-from vitctl.jobs.setup import num_workers, on_device
+from vitctl.jobs.setup import num_workers, on_device, open_journal
 from vitctl.jobs.vtab_runs import Bench, belongs_to, finished_or
 from vitctl.models.build import build
 
@@ -61,14 +61,14 @@ def _frozen(bench: Bench) -> nn.Module:
 def _features(bench: Bench, model: nn.Module, source: Source) -> Tensor:
     """Representations [N, R] in float64: a thousand images cost nothing, and the choice of l2 should not hang on rounding."""
     recipe, runtime, meta = bench.recipe, bench.runtime, bench.found.weights.meta
-    batches = eval_batches(
-        source,
+    look = FeaturePass(
+        runtime,
+        open_journal(runtime, bench.run_dir, bench.report),
         EvalTransform(bench.image_size, method="square", resize=0, resample=recipe.data.resample),
-        batch_size=recipe.evaluation.batch_size,
-        rank=runtime.rank,
-        num_processes=runtime.num_processes,
-        num_workers=num_workers(recipe.machine, runtime),
+        tuple(meta["mean"]),
+        tuple(meta["std"]),
+        recipe.evaluation.batch_size,
+        num_workers(recipe.machine, runtime),
+        bench.stop,
     )
-    normalise = partial(runtime.images, mean=tuple(meta["mean"]), std=tuple(meta["std"]))
-    rows = representations(runtime, model, batches, num_images=len(source), normalise=normalise, stop=bench.stop)
-    return rows.double()
+    return look(model, source).double()
