@@ -21,7 +21,11 @@ from vitctl.jobs.sweep import Tried, best
 
 LRS = (0.003, 0.1, 1e-6)
 SWEEP = {"sweep.lrs": LRS, "sweep.train_split": "train[:50]", "sweep.eval_split": "train[50:]", "log.every_steps": 1}
-KILLED = {**SWEEP, "checkpoint.every_steps": 2, "checkpoint.background": False}  # what was saved before the kill is there
+KILLED = {
+    **SWEEP,
+    "checkpoint.every_steps": 2,
+    "checkpoint.background": False,
+}  # what was saved before the kill is there
 
 
 def test_best__most_correct_and_the_first_of_equals() -> None:

@@ -77,13 +77,33 @@ def _leave_at_the_second(read: int, echo_seconds: float) -> None:
     os.close(read)
 
 
-def leave_on_signals() -> None:
-    """From here on a signal ends the process with code 3: while it starts there is nothing to save."""
+def leave_on_signals(*, while_waiting: bool = False) -> None:
+    """From here on a signal ends the process with code 3: while it starts there is nothing to save.
+
+    Args:
+        while_waiting: also from within a library that lets no Python run in the main thread, as one does that waits for
+            the other processes.
+    """
+    if while_waiting:
+        read, write = os.pipe()
+        os.set_blocking(write, False)
+        signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+        threading.Thread(target=_leave_at_the_first, args=(read,), daemon=True).start()
     for number in SIGNALS:
-        signal.signal(number, _leave)
+        signal.signal(number, _heard if while_waiting else _leave)
 
 
-def _leave(_number: int, _frame: FrameType | None) -> None:
+def _leave_at_the_first(read: int) -> None:
+    while number := os.read(read, 1):
+        if number[0] in SIGNALS:
+            _leave()
+
+
+def _heard(_number: int, _frame: FrameType | None) -> None:
+    """Keeps the signal from ending the process in its own way."""
+
+
+def _leave(*_: object) -> None:
     os.write(2, b"vitctl: stopped\n")
     os._exit(RESUMABLE)
 
