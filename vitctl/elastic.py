@@ -228,12 +228,10 @@ class _Machine:
             self.had_workers |= bool(workers)
             self._pass_on(workers)
             through = not workers and (self.stopping or read_status(self.run_dir) in ("done", "stopped"))
-            error = first_error(self.run_dir)
-            beyond_restart = error is not None and error["mendable"] and not error["lost_peer"]
             if (
                 (self.stopping and not self.had_workers)
                 or self._lasts("through", through, LINGER_SECONDS)
-                or self._lasts("failed", beyond_restart, GRACE_SECONDS)
+                or self._lasts("failed", _is_final(first_error(self.run_dir)), GRACE_SECONDS)
             ):
                 return
             time.sleep(POLL_SECONDS)
@@ -313,8 +311,12 @@ def exit_code(code: int, env: Mapping[str, str] = os.environ) -> int:
     if ELASTIC_RUN not in env or code not in (2, 3):
         return code
     error = first_error(Path(env[ELASTIC_RUN]))
-    told = error is not None and error["mendable"] and not error["lost_peer"]
-    return 0 if code == 3 or told else code
+    return 0 if code == 3 or _is_final(error) else code
+
+
+def _is_final(error: Mapping[str, Any] | None) -> bool:
+    """Whether what failed first would fail again."""
+    return error is not None and error["mendable"] and not error["lost_peer"] and "killed" not in error
 
 
 def main() -> None:

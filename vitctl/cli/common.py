@@ -204,9 +204,10 @@ def go_elastic(nodes: str | None, restarts: int, recipe: "Recipe", run_dir: Path
 
     meeting = parse_nodes(nodes or "1")
     check_spread(meeting, recipe.machine.processes, restarts)
+    here = recipe.machine.processes // meeting.nodes
     if meeting.nodes > 1:
         print(
-            f"{recipe.machine.processes // meeting.nodes} processes here; {meeting.nodes} machines meet at {meeting.host}:"
+            f"{here} process{'es' * (here > 1)} here; {meeting.nodes} machines meet at {meeting.host}:"
             f"{meeting.port}; progress is shown where process 0 runs, and in {run_dir / 'log.jsonl'}",
             file=sys.stderr,
         )
@@ -217,7 +218,9 @@ def go_elastic(nodes: str | None, restarts: int, recipe: "Recipe", run_dir: Path
 def end(result: Mapping[str, Any], run_dir: Path) -> None:
     """Exit with code 3 where a run was stopped."""
     if result["status"] == "stopped":
-        print(f"stopped and saved in {run_dir}; go on with: vitctl resume {run_dir}", file=sys.stderr)
+        began = (run_dir / "recipe.toml").exists()
+        saved = f"stopped and saved in {run_dir}; go on with: vitctl resume {run_dir}"
+        print(saved if began else "vitctl: stopped", file=sys.stderr)
         raise typer.Exit(3)
 
 
