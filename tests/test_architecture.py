@@ -48,6 +48,7 @@ NEIGHBOURS = {
     ("launch", "worker"),
     ("launch", "cluster"),
     ("launch", "ranks"),
+    ("worker", "cluster"),
     ("worker", "ranks"),
     ("elastic", "cluster"),
     ("elastic", "launch"),

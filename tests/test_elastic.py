@@ -169,6 +169,7 @@ def test_two_machines__one_is_told_to_stop_both_save_and_go_on_to_the_result_of_
         )
     assert_gone(family)
     assert json.loads((folder / "result.json").read_text())["status"] == "stopped"
+    assert "exitcode" not in next((folder / LOGS).glob("launcher_*.txt")).read_text()
     again = ended(machines(folder, tiny_data, **two))
     assert [code for code, _, _ in again] == [0, 0], again
     shown = sorted((out.count("step 20/20"), "going on from step" in out, "0 to 1" in out) for _, out, _ in again)

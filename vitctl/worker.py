@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from vitctl.cluster import ELASTIC_RUN
 from vitctl.engine.journal import LOG, Journal, Report, silent, write_json
 from vitctl.engine.preemption import ECHO_SECONDS, Stopped, die_with, leave_on_signals, stop_on_signals
 from vitctl.errors import LaunchError, VitctlError
@@ -46,7 +47,8 @@ def work(run_dir: Path, report: Report = silent) -> dict[str, Any]:
     recipe = load_recipe(str(run_dir / "recipe.toml")).recipe
     is_main = int(os.environ.get("RANK", "0")) == 0
     try:
-        with stop_on_signals(ECHO_SECONDS if "RANK" in os.environ else 0.0) as stop:
+        echo = ECHO_SECONDS if "RANK" in os.environ else 0.0
+        with stop_on_signals(echo, deaf_afterwards=ELASTIC_RUN in os.environ) as stop:
             try:
                 _meet(run_dir, recipe, report)
                 result = _job(recipe.job)(recipe, run_dir, report, stop)

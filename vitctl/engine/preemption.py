@@ -39,7 +39,7 @@ class StopFlag:
 
 
 @contextmanager
-def stop_on_signals(echo_seconds: float = 0.0) -> Iterator[StopFlag]:
+def stop_on_signals(echo_seconds: float = 0.0, *, deaf_afterwards: bool = False) -> Iterator[StopFlag]:
     """Within the block SIGTERM, SIGUSR1 and SIGINT raise the flag instead of ending the process.
 
     A second signal of any kind ends the process at once with code 3, also from within a library that lets no Python run in
@@ -47,6 +47,8 @@ def stop_on_signals(echo_seconds: float = 0.0) -> Iterator[StopFlag]:
 
     Args:
         echo_seconds: after the first signal, in which others are taken for its echo.
+        deaf_afterwards: ignore signals after the block, where nothing is left but to end: one that is late must not make
+            a failure of it.
     """
     flag = StopFlag()
     read, write = os.pipe()
@@ -58,10 +60,10 @@ def stop_on_signals(echo_seconds: float = 0.0) -> Iterator[StopFlag]:
     try:
         yield flag
     finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_IGN if deaf_afterwards else handler)
         signal.set_wakeup_fd(waker)
         os.close(write)
-        for number, handler in before.items():
-            signal.signal(number, handler)
         watcher.join()
 
 
