@@ -3,10 +3,12 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -226,6 +228,56 @@ def test_restarts__used_up_are_one_line_on_every_machine(tiny_data: Path, tmp_pa
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("lost", ["other", "meeting"])
+def test_a_whole_machine__is_replaced(run: Run, tiny_data: Path, tmp_path: Path, lost: str) -> None:
+    """All of it is gone at once. The same command on a new one, and the run goes on; where the machine was lost at whose
+    address they meet, the one that is left ends, and is started again too."""
+    folder, port = tmp_path / "run", free_port()
+    values = {**EXACT, "machine.processes": 2}
+    flags = ("--nodes", f"2@127.0.0.1:{port}", "--restarts", "1")
+    host = machine(folder, tiny_data, *flags, **values)
+    wait_for(lambda: is_open(port), [host])
+    pair = [host, machine(folder, tiny_data, *flags, **values)]
+    wait_for(logged(folder, 5), pair)
+    left, gone = pair if lost == "other" else pair[::-1]
+    family = family_of([gone])
+    gone.kill()
+    assert_gone(family)
+    ended([gone])
+    if lost == "other":
+        wait_for(says(left, "where one is missing, type the same command there, or on another"), [left])
+    else:
+        [(code, _, said)] = ended([left])
+        assert code == 2, said
+        assert len(said.splitlines()) == 2
+        assert said.endswith(f"go on with: vitctl resume {folder}\n")
+        left = machine(folder, tiny_data, *flags, **values)
+    said = ended([left, machine(folder, tiny_data, *flags, **values)])
+    assert [code for code, _, _ in said] == [0, 0], said
+    assert sum("going on from step" in out for _, out, _ in said) == 1
+    assert checkpoint(folder, 20) == checkpoint(run("straight", **EXACT), 20)
+
+
+def says(process: "subprocess.Popen[str]", text: str) -> Callable[[], bool]:
+    """Whether it has said so by now on its standard error."""
+    assert process.stderr is not None
+    pipe, so_far = process.stderr.fileno(), bytearray()
+    os.set_blocking(pipe, False)
+
+    def look() -> bool:
+        with suppress(BlockingIOError):
+            so_far.extend(os.read(pipe, 10_000))
+        return text.encode() in so_far
+
+    return look
+
+
+def is_open(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+@pytest.mark.slow
 def test_restarts__are_not_spent_on_what_a_person_has_to_mend(tiny_data: Path, tmp_path: Path) -> None:
     """A split that is not there is found by the first process; an unreadable image by one in the midst of its work."""
     from tests.engine.test_training import damaged
@@ -279,6 +331,41 @@ def test_signal__while_a_machine_waits_for_the_others(tiny_data: Path, tmp_path:
     [(code, _, said)] = ended([one])
     assert (code, said.splitlines()[-1]) == (3, "vitctl: stopped")
     assert_gone(family)
+
+
+@pytest.mark.slow
+def test_resume_and_finetune__with_restarts(run: Run, tiny_data: Path, tmp_path: Path) -> None:
+    folder, tuned = run("run"), tmp_path / "tuned"
+    for file in (folder / "checkpoints" / "step_00000020").iterdir():
+        file.unlink()
+    vitctl = [sys.executable, "-m", "vitctl"]
+    again = [*vitctl, "resume", str(folder), "--processes", "2", "--nodes=1", "--restarts=1"]
+    done = subprocess.run(again, capture_output=True, text=True, timeout=240)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "going on from step 18 of 20" in done.stdout
+    assert_golden(folder)
+    line = (folder / "launch.txt").read_text()
+    assert line.endswith(f"--max-restarts 1 -m vitctl resume {folder} --processes 2\n")
+    own = [
+        "--from",
+        str(folder),
+        "--data",
+        str(tiny_data),
+        "--out",
+        str(tuned),
+        "--lr",
+        "0.01",
+        "--steps",
+        "4",
+        "-n",
+        "2",
+    ]
+    small = ["--set", "schedule.batch_size=8", "--set", "schedule.warmup_steps=1", "--res", "16"]
+    line = [*vitctl, "finetune", *own, *small, "--restarts", "1"]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=240)
+    assert (done.returncode, done.stderr) == (0, "")
+    result = json.loads((tuned / "result.json").read_text())
+    assert (result["status"], result["metrics"]["total"]) == ("done", 23)
 
 
 @pytest.mark.slow

@@ -35,6 +35,7 @@ from vitctl.worker import LOGS, first_error, forget_errors, note_lost, write_fai
 FLAGS = ("--nodes", "--restarts")
 PORT = 29_400
 LINGER_SECONDS = 20.0  # for the other machines, once the processes of this one are through
+WAIT_SECONDS = 5.0  # without processes, before that is said
 NOTES_SECONDS = 5.0  # for what another machine says of a lost process to be seen here
 STOP = ".stop"  # in the run folder: a machine was told to stop, so all do
 _EXAMPLE = "for example --nodes 2@gpu01:29400"
@@ -218,49 +219,57 @@ class _Machine:
     def __init__(self, agent: "subprocess.Popen[bytes]", run_dir: Path, signals: Sequence[int]) -> None:
         self.agent, self.run_dir, self.signals = agent, run_dir, signals
         self.told: set[int] = set()
-        self.stopping = self.had_workers = False
+        self.stopping = self.had_workers = self.said = False
         self.clocks: dict[str, float] = {}
 
     def watch(self) -> None:
         """Until torchrun has ended: pass a signal on, and wait for nothing that will not come."""
         while self.agent.poll() is None:
-            workers = self._workers()
-            self.had_workers |= bool(workers)
-            self._pass_on(workers)
-            through = not workers and (self.stopping or read_status(self.run_dir) in ("done", "stopped"))
-            if (
-                (self.stopping and not self.had_workers)
-                or self._lasts("through", through, LINGER_SECONDS)
-                or self._lasts("failed", _is_final(first_error(self.run_dir)), GRACE_SECONDS)
-            ):
-                return
+            with suppress(OSError):  # a disk that fails for a moment must not end the run
+                if self._is_over():
+                    return
             time.sleep(POLL_SECONDS)
 
     def kill(self) -> None:
         """End torchrun first, which starts nothing again then, and what it has started."""
         family: list[psutil.Process] = []
-        with suppress(psutil.NoSuchProcess):
-            family = psutil.Process(self.agent.pid).children(recursive=True)
         if self.agent.poll() is None:
+            family = psutil.Process(self.agent.pid).children(recursive=True)
             self.agent.kill()
-        self.agent.wait()
+            self.agent.wait()
         for process in family:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
         psutil.wait_procs(family, timeout=GRACE_SECONDS)
 
-    def _workers(self) -> list[psutil.Process]:
-        try:
-            return psutil.Process(self.agent.pid).children()
-        except psutil.NoSuchProcess:
-            return []
+    def _is_over(self) -> bool:
+        """Whether torchrun waits for what will not come; signals are passed on, and what it does wait for is said."""
+        workers = psutil.Process(self.agent.pid).children()
+        self.had_workers |= bool(workers)
+        self._pass_on(workers)
+        through = not workers and (self.stopping or read_status(self.run_dir) in ("done", "stopped"))
+        failed = _is_final(first_error(self.run_dir))
+        waiting = self.had_workers and not (workers or through or failed or self.said)
+        if self._lasts("waiting", waiting, WAIT_SECONDS):
+            self.said = True
+            print(
+                "vitctl: the processes ended with one that was lost, and start again when all machines meet; where one is "
+                "missing, type the same command there, or on another",
+                file=sys.stderr,
+            )
+        return (
+            (self.stopping and not self.had_workers)
+            or self._lasts("through", through, LINGER_SECONDS)
+            or self._lasts("failed", failed, GRACE_SECONDS)
+        )
 
     def _pass_on(self, workers: Sequence[psutil.Process]) -> None:
         """Each process is told to stop once: a second signal would end it before it has saved."""
         marker = self.run_dir / STOP
         if self.signals and not self.stopping:
-            marker.touch()
-        self.stopping = self.stopping or marker.exists()
+            with suppress(OSError):
+                marker.touch()
+        self.stopping = self.stopping or bool(self.signals) or marker.exists()
         for worker in workers if self.stopping else ():
             if worker.pid not in self.told:
                 self.told.add(worker.pid)
