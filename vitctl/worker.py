@@ -15,7 +15,7 @@ from vitctl.cluster import ELASTIC_RUN
 from vitctl.engine.journal import LOG, Journal, Report, silent, write_json
 from vitctl.engine.preemption import ECHO_SECONDS, Stopped, die_with, leave_on_signals, stop_on_signals
 from vitctl.errors import LaunchError, VitctlError
-from vitctl.ranks import LAUNCHER
+from vitctl.ranks import LAUNCHER, environment_kept
 from vitctl.recipe.load import load_recipe
 
 LOGS = "logs"
@@ -45,6 +45,8 @@ def work(run_dir: Path, report: Report = silent) -> dict[str, Any]:
     from vitctl.jobs.result import RunResult, with_recipe, write_result
 
     recipe = load_recipe(str(run_dir / "recipe.toml")).recipe
+    for name in set(os.environ) - set(environment_kept(os.environ)):
+        del os.environ[name]
     is_main = int(os.environ.get("RANK", "0")) == 0
     try:
         echo = ECHO_SECONDS if "RANK" in os.environ else 0.0
