@@ -216,15 +216,15 @@ def test_restarts__used_up_are_one_line_on_every_machine(tiny_data: Path, tmp_pa
     pair = machines(folder, tiny_data, **{**LONG, "machine.processes": 2})
     wait_for(logged(folder, 5), pair)
     family = family_of(pair)
-    kill_rank(1, pair)
+    kill_rank(0, pair)
     for code, _, said in ended(pair):
         assert code == 2, said
         assert said.splitlines()[1:] == [
-            "vitctl: process 1 of 2 was killed (SIGKILL), most often for want of memory; "
-            f"{folder / 'logs' / 'rank_01.txt'} has its output; go on with: vitctl resume {folder}"
+            "vitctl: process 0 of 2 was killed (SIGKILL), most often for want of memory; "
+            f"{folder / 'logs' / 'rank_00.txt'} has its output; go on with: vitctl resume {folder}"
         ]
     assert_gone(family)
-    assert json.loads((folder / "result.json").read_text())["error"].startswith("process 1 of 2 was killed (SIGKILL)")
+    assert json.loads((folder / "result.json").read_text())["error"].startswith("process 0 of 2 was killed (SIGKILL)")
 
 
 @pytest.mark.slow
@@ -331,6 +331,19 @@ def test_signal__while_a_machine_waits_for_the_others(tiny_data: Path, tmp_path:
     [(code, _, said)] = ended([one])
     assert (code, said.splitlines()[-1]) == (3, "vitctl: stopped")
     assert_gone(family)
+
+
+@pytest.mark.slow
+def test_torchrun__that_ends_without_a_process_is_one_line(tiny_data: Path, tmp_path: Path) -> None:
+    """As after ten minutes in which the others did not come."""
+    place = f"127.0.0.1:{free_port()}"
+    one = machine(tmp_path / "run", tiny_data, "--nodes", f"2@{place}", **{"machine.processes": 2})
+    [agent] = wait_for(lambda: family_of([one]), [one])
+    agent.kill()
+    [(code, _, said)] = ended([one])
+    assert code == 2
+    assert len(said.splitlines()) == 2
+    assert f"torchrun ended before the processes had met at {place}: all of them have to run this command; " in said
 
 
 @pytest.mark.slow

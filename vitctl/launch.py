@@ -321,6 +321,8 @@ def raise_first_error(run_dir: Path, recipe: Recipe) -> None:
         return
     rank, resume = error["rank"], f"go on with: vitctl resume {run_dir}"
     log = log_of(run_dir, rank)
+    if not log.exists():  # it had no time to begin one
+        log = log.parent
     if "killed" in error:
         raise LaunchError(
             f"process {rank} of {recipe.machine.processes} was killed ({error['killed']}), most often for want of memory; "

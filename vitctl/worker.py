@@ -6,7 +6,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -150,13 +150,13 @@ def main() -> None:
     leave_group()
 
 
-def be_quiet(run_dir: Path) -> None:
-    """From here on all that this process prints goes to its log."""
+def be_quiet(run_dir: Path, streams: Sequence[int] = (1, 2)) -> None:
+    """From here on all that this process prints goes to its log; or only its errors, stream 2."""
     log = _log(run_dir)
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("a", encoding="utf-8") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
+        for stream in streams:
+            os.dup2(file.fileno(), stream)
 
 
 def _log(run_dir: Path) -> Path:

@@ -200,6 +200,7 @@ def go_elastic(nodes: str | None, restarts: int, recipe: "Recipe", run_dir: Path
         run_dir: of all machines.
         given: the command that was typed names the run folder.
     """
+    from vitctl.cli.render import CONSOLE
     from vitctl.elastic import check_spread, own_command, parse_nodes, run_elastic
 
     meeting = parse_nodes(nodes or "1")
@@ -212,7 +213,11 @@ def go_elastic(nodes: str | None, restarts: int, recipe: "Recipe", run_dir: Path
             file=sys.stderr,
         )
     command = own_command(sys.argv[1:], None if given else run_dir)
-    end(run_elastic(meeting, recipe, restarts, run_dir, command), run_dir)
+    try:
+        result = run_elastic(meeting, recipe, restarts, run_dir, command)
+    finally:
+        CONSOLE.show_cursor()  # which a killed process has hidden
+    end(result, run_dir)
 
 
 def end(result: Mapping[str, Any], run_dir: Path) -> None:
@@ -227,12 +232,14 @@ def end(result: Mapping[str, Any], run_dir: Path) -> None:
 def go(run_dir: Path, member: "Member | None" = None) -> None:
     """Run a prepared folder with progress on the screen, print its result, and exit with its code."""
     from vitctl.cli.render import Screen, show_result
+    from vitctl.cluster import ELASTIC_RUN
     from vitctl.launch import launch
 
-    if member is not None and member.rank > 0:
+    shown_elsewhere = ELASTIC_RUN in os.environ  # by the vitctl that started torchrun
+    if member is not None and (member.rank > 0 or shown_elsewhere):
         from vitctl.worker import be_quiet
 
-        be_quiet(run_dir)
+        be_quiet(run_dir, (1, 2) if member.rank > 0 else (2,))
     with Screen(run_dir) as screen:
         result = launch(run_dir, screen.report)
     end(result, run_dir)
