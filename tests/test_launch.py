@@ -165,6 +165,17 @@ def test_first_error__is_the_earliest(tmp_path: Path) -> None:
     assert first_error(tmp_path) == {"rank": 1, "time": 5.0}
 
 
+def test_one_process__whatever_the_environment_says_of_accelerate(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after `accelerate launch` with a configuration file that somebody made for something else."""
+    monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "7")
+    monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "INDUCTOR")
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp16")
+    folder = run("run")
+    assert_golden(folder)
+    monkeypatch.undo()
+    assert checkpoint(folder, 20) == checkpoint(run("quiet"), 20)
+
+
 def test_two_processes__whatever_the_environment_says_of_accelerate(tiny_data: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     hostile = {

@@ -6,9 +6,11 @@ Accumulation over 1, 2 and 4 micro-batches, and two processes of DDP, are held b
 import importlib.util
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -77,6 +79,67 @@ def test_torchrun__sharded_and_accumulated(tiny_data: Path, tmp_path: Path) -> N
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("step 20/20") == 1
     assert_golden(folder)
+
+
+@pytest.mark.slow
+def test_srun__signalled_tasks_save_and_go_on(run: Run, tiny_data: Path, tmp_path: Path) -> None:
+    """As Slurm's --signal does before the time is over: every task gets it."""
+    folder, port = tmp_path / "run", free_port()
+    tasks = [srun(command(folder, tiny_data), rank, port) for rank in range(4)]
+    until = time.monotonic() + 240
+    while not (folder / "log.jsonl").exists() or '"step": 2,' not in (folder / "log.jsonl").read_text():
+        assert time.monotonic() < until and [task.poll() for task in tasks] == [None] * 4
+        time.sleep(0.02)
+    for task in tasks:
+        task.send_signal(signal.SIGUSR1)
+    said = [task.communicate(timeout=240) for task in tasks]
+    assert [task.returncode for task in tasks] == [3] * 4, said
+    assert said[0][1] == f"stopped and saved in {folder}; go on with: vitctl resume {folder}\n"
+    assert said[1:] == [("", "")] * 3
+    run("run")
+    assert_golden(folder)
+    assert sample_keys(folder) == sample_keys(run("one"))
+
+
+@pytest.mark.slow
+def test_srun__the_first_error_is_the_one_line_on_the_screen(tiny_data: Path, tmp_path: Path) -> None:
+    from tests.engine.test_training import damaged
+
+    folder, port = tmp_path / "run", free_port()
+    data = damaged(tiny_data, tmp_path / "data", "test", [20])
+    line = command(folder, data, **{"schedule.total_steps": 6, "evaluation.every_steps": 0})
+    tasks = [srun(line, rank, port) for rank in range(4)]
+    said = [task.communicate(timeout=240) for task in tasks]
+    assert [task.returncode for task in tasks] == [2] * 4, said
+    [words] = said[0][1].splitlines()
+    assert words.startswith("vitctl: ")
+    assert "cannot be evaluated" in words
+    log = Path(words.rpartition("; ")[2].rstrip(")"))
+    assert "Traceback" in log.read_text()
+    assert said[1:] == [("", "")] * 3
+
+
+@pytest.mark.slow
+def test_accelerate_launch__its_settings_are_not_those_of_the_run(run: Run, tiny_data: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    start = [
+        sys.executable,
+        "-m",
+        "accelerate.commands.accelerate_cli",
+        "launch",
+        "--multi_gpu",
+        "--num_processes",
+        "2",
+    ]
+    start += ["--num_machines", "1", "--mixed_precision", "fp16", "--dynamo_backend", "inductor", "-m"]
+    env = {**os.environ, "ACCELERATE_USE_CPU": "true", "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "7"}
+    line = [*start, *command(folder, tiny_data)[2:]]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=240, env=env)
+    assert done.returncode == 0, done.stderr
+    assert "processes 0 to 1, CPU" in done.stdout
+    assert_golden(folder)
+    assert sample_keys(folder) == sample_keys(run("one"))
+    assert checkpoint(folder, 20).keys() == checkpoint(tmp_path / "one", 20).keys()
 
 
 def test_fsdp__equals_ddp_in_float32(tiny_data: Path, tmp_path: Path) -> None:

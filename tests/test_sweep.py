@@ -1,6 +1,7 @@
 """Sweeps through the command line, in this process: run, stopped, gone on with, failed, printed."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,34 @@ def test_sweep__print_makes_folders_and_a_line_for_each(tmp_path: Path, tiny_dat
     assert done.stdout.splitlines() == [f"vitctl resume '{out / name}'" for name in ("depth_1", "depth_2")]
     assert (out / "depth_2" / "recipe.toml").exists()
     assert not (out / "depth_2" / "log.jsonl").exists()
+
+
+def test_sweep__slurm_writes_a_job_for_each_run_and_submits_it(
+    tmp_path: Path, tiny_data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sbatch here does at once what Slurm would do some day."""
+    out, bin_ = tmp_path / "my sweep", tmp_path / "bin"
+    bin_.mkdir()
+    (bin_ / "sbatch").write_text('#!/bin/sh\nPATH="$REAL_PATH" sh "$1" >&2 || exit 1\necho "Submitted $1"\n')
+    (bin_ / "srun").write_text('#!/bin/sh\nwhile [ "${1#--}" != "$1" ]; do shift; done\nexec "$@"\n')
+    for path in bin_.iterdir():
+        path.chmod(0o755)
+    monkeypatch.setenv("REAL_PATH", f"{bin_}:{os.environ['PATH']}")
+    axes = ("--grid", "seed=0,1", "--data", str(tiny_data))
+    done = sweep(out, *axes, "--slurm", "tasks=1,time=10")
+    assert done.exit_code == 0, done.output
+    jobs = [out / f"seed_{seed}" / "job.sbatch" for seed in (0, 1)]
+    assert done.stdout.splitlines() == [f"wrote {job}; submit it with: sbatch {job}" for job in jobs]
+    assert "#SBATCH --job-name=seed_1\n" in jobs[1].read_text()
+    assert not list(out.glob("seed_*/result.json"))
+    monkeypatch.setenv("PATH", f"{bin_}:{os.environ['PATH']}")
+    (out / "seed_0" / "result.json").write_text(json.dumps({"job": "pretrain", "status": "done"}))
+    done = sweep(out, *axes, "--slurm", "tasks=1,time=10,submit")
+    assert done.stdout.splitlines() == [f"Submitted {jobs[1]}"], done.output
+    assert f"when they are done: the same command with --out {out}, without --slurm, makes the table" in done.stderr
+    (out / "seed_0" / "result.json").unlink()
+    assert sweep(out, *axes).exit_code == 0
+    assert [row["status"] for row in runs(out)] == ["done", "done"]
 
 
 def test_sweep__every_bad_run_is_named_before_the_first_starts(tmp_path: Path, tiny_data: Path) -> None:

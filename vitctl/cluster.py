@@ -9,6 +9,8 @@ from pathlib import Path
 from vitctl.errors import LaunchError
 
 Environment = MutableMapping[str, str]
+# Set for what vitctl's own torchrun starts (elastic.py): the run folder, and the line for a shell that starts it all.
+ELASTIC_RUN, ELASTIC_LINE = "VITCTL_ELASTIC_RUN", "VITCTL_ELASTIC_LINE"
 FIRST_PORT, NUM_PORTS = 20_000, 20_000
 
 

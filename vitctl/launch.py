@@ -14,12 +14,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from vitctl.cluster import Member, find_member
+from vitctl.cluster import ELASTIC_LINE, ELASTIC_RUN, Member, find_member
 from vitctl.engine.journal import LOG, Journal, Report, parse_lines, write_json
 from vitctl.errors import LaunchError, RecipeError, VitctlError
-from vitctl.ranks import Ended, run_ranks
+from vitctl.ranks import run_ranks
 from vitctl.recipe.load import Loaded, load_recipe
 from vitctl.recipe.schema import Recipe
 from vitctl.recipe.write import differences, to_toml, toml_value
@@ -49,6 +49,7 @@ PACKAGES = (
     "onnx",
     "onnxruntime",
 )
+LOCK = ".lock"
 NOTES_SECONDS = 1.0  # for the notes of processes on other nodes to be seen here
 
 
@@ -78,8 +79,19 @@ def prepare(loaded: Loaded, run_dir: Path, allow: Sequence[str] = ()) -> None:
     if member is None:
         _prepare(loaded, run_dir, allow)
         return
+    from vitctl.worker import note_error
+
+    try:
+        _prepare_together(loaded, run_dir, allow, member)
+    except VitctlError as error:
+        if ELASTIC_RUN in os.environ:  # the one who shows it is another process
+            note_error(run_dir, error)
+        raise
+
+
+def _prepare_together(loaded: Loaded, run_dir: Path, allow: Sequence[str], member: Member) -> None:
     from vitctl.engine.together import first_text, join
-    from vitctl.worker import on_cpu
+    from vitctl.worker import forget_errors, on_cpu
 
     if member.num_processes > 1:
         join(cpu=on_cpu(loaded.recipe))
@@ -112,7 +124,8 @@ def _prepare(loaded: Loaded, run_dir: Path, allow: Sequence[str]) -> None:
             aside.replace(file)
         if changed:
             Journal(run_dir / LOG).write("warning", step=0, text=f"the recipe was changed on purpose: {changed}")
-        (run_dir / "launch.txt").write_text(launch_line(run_dir, loaded.recipe) + "\n", encoding="utf-8")
+        line = os.environ.get(ELASTIC_LINE) or launch_line(run_dir, loaded.recipe)
+        (run_dir / "launch.txt").write_text(line + "\n", encoding="utf-8")
         write_json(run_dir / "env.json", environment())
     except OSError as error:
         raise LaunchError(
@@ -168,9 +181,10 @@ def launch(run_dir: Path, report: Report) -> dict[str, Any]:
     recipe = load_recipe(str(run_dir / "recipe.toml")).recipe
     member = find_member()
     with _locked(run_dir, member):
+        if member is None or member.rank == 0:
+            (run_dir / "result.json").unlink(missing_ok=True)
         if member is not None:
             return _work_as_member(run_dir, recipe, report)
-        (run_dir / "result.json").unlink(missing_ok=True)
         if recipe.machine.processes == 1:
             from vitctl.worker import work
 
@@ -189,7 +203,7 @@ def _work_as_member(run_dir: Path, recipe: Recipe, report: Report) -> dict[str, 
     except Exception as error:
         note_error(run_dir, error)
         time.sleep(NOTES_SECONDS)
-        _raise_first_error(run_dir, recipe)
+        raise_first_error(run_dir, recipe)
         raise
     leave_group()
     return result
@@ -238,18 +252,28 @@ def _locked(run_dir: Path, member: Member | None) -> Iterator[None]:
     if member is not None and member.rank > 0:
         yield
         return
-    with (run_dir / ".lock").open("w") as file:
-        try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise LaunchError(
-                f"{run_dir}: another vitctl is running in this folder; wait for it, or choose another --out"
-            ) from None
+    with (run_dir / LOCK).open("w") as file:
+        _lock(file, fcntl.LOCK_EX, run_dir)
         yield
 
 
+def not_locked(run_dir: Path) -> None:
+    """Raise LaunchError where a run is under way in this folder."""
+    with (run_dir / LOCK).open("a+") as file:
+        _lock(file, fcntl.LOCK_SH, run_dir)  # several machines may ask at once
+
+
+def _lock(file: IO[str], kind: int, run_dir: Path) -> None:
+    try:
+        fcntl.lockf(file, kind | fcntl.LOCK_NB)
+    except OSError:
+        raise LaunchError(
+            f"{run_dir}: another vitctl is running in this folder; wait for it, or choose another --out"
+        ) from None
+
+
 def _launch_processes(run_dir: Path, recipe: Recipe, report: Report) -> None:
-    from vitctl.worker import LOGS, first_error, write_failure
+    from vitctl.worker import LOGS, first_error, forget_errors, note_lost, write_failure
 
     logs = run_dir / LOGS
     logs.mkdir(exist_ok=True)
@@ -257,51 +281,61 @@ def _launch_processes(run_dir: Path, recipe: Recipe, report: Report) -> None:
     follower = _Follower(run_dir / LOG, report)
     command = [sys.executable, "-m", "vitctl.worker", str(run_dir)]
     ended = run_ranks(command, recipe.machine.processes, logs / "launcher.txt", follower.poll)
-    status = _status(run_dir)
-    if status in ("done", "stopped"):
+    if read_status(run_dir) in ("done", "stopped"):
         return
     error = first_error(run_dir)
     if ended.stopped and ended.lost is None and (error is None or error["lost_peer"]):
         write_json(run_dir / "result.json", {"job": recipe.job, "status": "stopped"})
         return
+    if ended.lost is not None and (error is None or error["lost_peer"]):
+        note_lost(run_dir, *ended.lost)
     try:
-        _raise_first_error(run_dir, recipe, ended)
+        raise_first_error(run_dir, recipe)
+        raise RuntimeError(
+            f"the processes ended with codes {ended.codes} and no word; {run_dir / LOGS} has their output"
+        )
     except Exception as error:
         write_failure(run_dir, recipe.job, str(error))
         raise
 
 
-def forget_errors(run_dir: Path) -> None:
-    """Remove the notes of processes that failed in an earlier launch."""
-    from vitctl.worker import LOGS
-
-    for old in (run_dir / LOGS).glob("error_*.json"):
-        old.unlink(missing_ok=True)
-
-
-def _status(run_dir: Path) -> str | None:
-    file = run_dir / "result.json"
-    return str(json.loads(file.read_text(encoding="utf-8"))["status"]) if file.exists() else None
+def read_status(run_dir: Path) -> str | None:
+    """The status in RUN/result.json; None before there is one."""
+    try:
+        return str(json.loads((run_dir / "result.json").read_text(encoding="utf-8"))["status"])
+    except FileNotFoundError:
+        return None
 
 
-def _raise_first_error(run_dir: Path, recipe: Recipe, ended: Ended | None = None) -> None:
-    from vitctl.worker import LOGS, first_error
+def raise_first_error(run_dir: Path, recipe: Recipe) -> None:
+    """Raise what the process that failed first in the last launch says, or what became of it; nothing when none failed.
 
-    error, lost = first_error(run_dir), ended.lost if ended else None
-    if lost is not None and (error is None or error["lost_peer"]):
-        rank, name = lost
+    Raises:
+        VitctlError: the user can mend it, or a process was killed or went away.
+        RuntimeError: a bug.
+    """
+    from vitctl.worker import first_error, log_of
+
+    error = first_error(run_dir)
+    if error is None:
+        return
+    rank, resume = error["rank"], f"go on with: vitctl resume {run_dir}"
+    log = log_of(run_dir, rank)
+    if not log.exists():  # it had no time to begin one
+        log = log.parent
+    if "killed" in error:
         raise LaunchError(
-            f"process {rank} of {recipe.machine.processes} was killed ({name}), most often for want of memory; "
-            f"{run_dir / LOGS / f'rank_{rank:02d}.txt'} has its output; go on with: vitctl resume {run_dir}"
+            f"process {rank} of {recipe.machine.processes} was killed ({error['killed']}), most often for want of memory; "
+            f"{log} has its output; {resume}"
         )
-    if error is not None and error["mendable"]:
-        raise VitctlError(f"{error['text']} (process {error['rank']}; {error['log']})")
-    if error is not None:
-        raise RuntimeError(f"process {error['rank']} failed: {error['text']}; {error['log']} has the traceback")
-    if ended is not None:
-        raise RuntimeError(
-            f"the processes ended with codes {ended.codes} and no word; {run_dir / LOGS} has their output"
+    if error["mendable"]:
+        raise VitctlError(f"{error['text']} (process {rank}; {log})")
+    if error["lost_peer"]:
+        raise LaunchError(
+            f"process {rank} lost the connection to another, which left no word ({error['text'].splitlines()[0]}); {log} "
+            f"has more; {resume}"
         )
+    raise RuntimeError(f"process {rank} failed: {error['text']}; {log} has the traceback")
 
 
 class _Follower:

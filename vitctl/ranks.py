@@ -35,13 +35,17 @@ class Ended:
         return None
 
 
+def environment_kept(env: Mapping[str, str]) -> dict[str, str]:
+    """What processes inherit: all but settings of accelerate's, which nobody chose for this run."""
+    return {name: value for name, value in env.items() if not name.startswith(("ACCELERATE_", "FSDP_"))}
+
+
 def rank_environment(env: Mapping[str, str], rank: int, num_processes: int, port: int) -> dict[str, str]:
-    """What torch reads in one of several processes of this machine; settings of accelerate's that nobody chose are left out."""
-    kept = {name: value for name, value in env.items() if not name.startswith(("ACCELERATE_", "FSDP_"))}
+    """What torch reads in one of several processes of this machine."""
     threads = str(max(1, (os.cpu_count() or 1) // num_processes))
     return {
         "OMP_NUM_THREADS": threads,
-        **kept,
+        **environment_kept(env),
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(num_processes),

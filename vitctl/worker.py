@@ -6,14 +6,16 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from vitctl.cluster import ELASTIC_RUN
 from vitctl.engine.journal import LOG, Journal, Report, silent, write_json
 from vitctl.engine.preemption import ECHO_SECONDS, Stopped, die_with, leave_on_signals, stop_on_signals
 from vitctl.errors import LaunchError, VitctlError
-from vitctl.ranks import LAUNCHER
+from vitctl.ranks import LAUNCHER, environment_kept
 
 LOGS = "logs"
 # What the machine has run out of or does not allow, which no code of ours can mend.
@@ -45,9 +47,12 @@ def work(run_dir: Path, report: Report = silent) -> dict[str, Any]:
     from vitctl.recipe.load import load_recipe
 
     recipe = load_recipe(str(run_dir / "recipe.toml")).recipe
+    for name in set(os.environ) - set(environment_kept(os.environ)):
+        del os.environ[name]
     is_main = int(os.environ.get("RANK", "0")) == 0
     try:
-        with stop_on_signals(ECHO_SECONDS if "RANK" in os.environ else 0.0) as stop:
+        echo = ECHO_SECONDS if "RANK" in os.environ else 0.0
+        with stop_on_signals(echo, deaf_afterwards=ELASTIC_RUN in os.environ) as stop:
             try:
                 _meet(run_dir, recipe, report)
                 result = _job(recipe.job)(recipe, run_dir, report, stop)
@@ -86,6 +91,10 @@ def _job(name: str) -> Callable[..., Any]:
 
 def _meet(run_dir: Path, recipe: Any, report: Report) -> None:
     """Find the other processes, and write a line for each node."""
+    restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    journal = Journal(run_dir / LOG if os.environ.get("RANK", "0") == "0" else None, report)
+    if restarts:
+        journal.write("warning", step=0, text=f"a process was lost, all were started again (restart {restarts})")
     if int(os.environ.get("WORLD_SIZE", "1")) < 2:
         return
     from vitctl.engine.together import check_sum, join, node_lines
@@ -94,7 +103,6 @@ def _meet(run_dir: Path, recipe: Any, report: Report) -> None:
     join(cpu=cpu)
     check_sum(cpu=cpu)
     lines = node_lines(cpu=cpu)
-    journal = Journal(run_dir / LOG if os.environ["RANK"] == "0" else None, report)
     for line in lines:
         journal.write("node", step=0, text=line)
 
@@ -130,7 +138,7 @@ def _as_mendable(error: Exception, run_dir: Path) -> VitctlError | None:
 
 def main() -> None:
     """One of several processes: quiet, its output and its error go to RUN/logs."""
-    leave_on_signals()
+    leave_on_signals(while_waiting=True)
     if LAUNCHER in os.environ:
         die_with(int(os.environ[LAUNCHER]))
     run_dir = Path(sys.argv[1])
@@ -139,32 +147,53 @@ def main() -> None:
         work(run_dir)
     except Exception as error:
         note_error(run_dir, error)
+        sys.stderr.flush()
         os._exit(1)
     leave_group()
 
 
-def be_quiet(run_dir: Path) -> None:
-    """From here on all that this process prints goes to its log."""
+def be_quiet(run_dir: Path, streams: Sequence[int] = (1, 2)) -> None:
+    """From here on all that this process prints goes to its log; or only its errors, stream 2."""
     log = _log(run_dir)
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("a", encoding="utf-8") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
+        for stream in streams:
+            os.dup2(file.fileno(), stream)
 
 
 def _log(run_dir: Path) -> Path:
-    return run_dir / LOGS / f"rank_{int(os.environ.get('RANK', '0')):02d}.txt"
+    return log_of(run_dir, int(os.environ.get("RANK", "0")))
+
+
+def log_of(run_dir: Path, rank: int) -> Path:
+    """Where the output of a process goes."""
+    return run_dir / LOGS / f"rank_{rank:02d}.txt"
 
 
 def note_error(run_dir: Path, error: Exception) -> None:
-    """Write down what ended this process, so that the one that failed first can be told."""
-    traceback.print_exc()
-    sys.stderr.flush()
+    """Write down what ended this process, so that the one that failed first can be told; where it was is for its log alone."""
+    log = _log(run_dir)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("a", encoding="utf-8") as file:
+        traceback.print_exception(error, file=file)
     rank, mendable = int(os.environ.get("RANK", "0")), isinstance(error, VitctlError)
     text = str(error) if mendable else f"{type(error).__name__}: {error}"
-    note = {"rank": rank, "time": time.time(), "mendable": mendable, "text": text, "log": str(_log(run_dir))}
-    lost_peer = not mendable and any(sign in text.lower() for sign in _LOST_PEER)
+    note = {"rank": rank, "time": time.time(), "mendable": mendable, "text": text, "log": str(log)}
+    own_fault = mendable and not isinstance(error, LaunchError)
+    lost_peer = not own_fault and any(sign in text.lower() for sign in _LOST_PEER)
     write_json(run_dir / LOGS / f"error_{rank:02d}.json", note | {"lost_peer": lost_peer})
+
+
+def note_lost(run_dir: Path, rank: int, signal_name: str) -> None:
+    """Write down for a process that was killed what it could not write itself."""
+    note = {"rank": rank, "time": time.time(), "mendable": True, "killed": signal_name, "lost_peer": False}
+    write_json(run_dir / LOGS / f"error_{rank:02d}.json", note)
+
+
+def forget_errors(run_dir: Path) -> None:
+    """Remove the notes of processes that failed in an earlier launch."""
+    for old in (run_dir / LOGS).glob("error_*.json"):
+        old.unlink(missing_ok=True)
 
 
 def leave_group() -> None:
@@ -180,7 +209,10 @@ def first_error(run_dir: Path) -> dict[str, Any] | None:
 
     A process that only lost its connection to another is not the first, whatever the clocks of the nodes say.
     """
-    notes = [json.loads(path.read_text(encoding="utf-8")) for path in (run_dir / LOGS).glob("error_*.json")]
+    notes = []
+    for path in (run_dir / LOGS).glob("error_*.json"):
+        with suppress(FileNotFoundError):  # a new launch may be forgetting them
+            notes.append(json.loads(path.read_text(encoding="utf-8")))
     return min(notes, key=lambda note: (note.get("lost_peer", False), note["time"]), default=None)
 
 

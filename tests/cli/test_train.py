@@ -9,7 +9,10 @@ from PIL import Image
 
 from tests.cli.conftest import Vitctl
 from tests.conftest import TINY
+from vitctl.cli.common import check_start
+from vitctl.cluster import Member
 from vitctl.data import catalog
+from vitctl.errors import LaunchError
 
 SHORT = ("--set", "schedule.total_steps=6")
 
@@ -289,3 +292,37 @@ def test_slurm__writes_a_job_and_runs_nothing(vitctl: Vitctl, tiny_data: Path, t
     assert not (tmp_path / "run" / "log.jsonl").exists()
     said = vitctl(*line, "nodes=2")
     assert (said.code, said.err.count("\n")) == (2, 1)
+
+
+def test_slurm__of_the_other_jobs(vitctl: Vitctl, pretrained: Path, tiny_data: Path, tmp_path: Path) -> None:
+    asked = ("--slurm", "nodes=2,gpus=2,time=1:00:00")
+    for job, *own in (("finetune",), ("fewshot", "--shots", "5")):
+        said = vitctl(job, "--from", pretrained, "--data", tiny_data, "--out", job, *own, *asked)
+        assert (said.code, said.out.startswith("wrote "), said.err) == (0, True, ""), said
+        assert f"-m vitctl resume {tmp_path / job}\n" in (tmp_path / job / "job.sbatch").read_text()
+        assert "processes = 4" in (tmp_path / job / "recipe.toml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--nodes", "2@gpu01"), "--nodes 2@gpu01: give all machines the same run folder with --out"),
+        (("--nodes", "2", "--out", "run"), "--nodes 2: where they meet is missing, the address of one of them"),
+        (("--nodes", "2@gpu01", "--out", "run"), "--nodes 2: 1 process cannot be spread evenly over them"),
+        (("--restarts", "-1"), "--restarts -1: should be 0 or more"),
+        (("--restarts", "2", "--slurm", "time=10"), "--nodes and --restarts start the processes, and so does --slurm"),
+    ],
+)
+def test_nodes__what_is_wrong_is_one_line_and_starts_nothing(
+    vitctl: Vitctl, tiny_data: Path, tmp_path: Path, words: tuple[str, ...], said: str
+) -> None:
+    done = vitctl("pretrain", "--recipe", TINY, "--data", tiny_data, *words)
+    assert (done.code, done.err.count("\n")) == (2, 1), done
+    assert said in done.err
+    assert not (tmp_path / "run").exists()
+
+
+def test_nodes__are_not_for_processes_that_were_started() -> None:
+    words = "--nodes and --restarts start the processes, and so does torchrun: leave one of them out"
+    with pytest.raises(LaunchError, match=words):
+        check_start(Member("torchrun", 0, 2, ""), None, 1, None, None)

@@ -36,6 +36,33 @@ def test_stop_on_signals__raises_the_flag_and_restores_handlers(number: signal.S
     assert not any("_leave_at_the_second" in thread.name for thread in threading.enumerate())
 
 
+def test_stop_on_signals__a_late_signal_is_no_failure() -> None:
+    code = (
+        "import os, signal\nfrom vitctl.engine.preemption import SIGNALS, leave_on_signals, stop_on_signals\n"
+        "leave_on_signals(while_waiting=True)\nwith stop_on_signals(deaf_afterwards=True):\n    pass\n"
+        "[os.kill(os.getpid(), number) for number in SIGNALS]\nprint('through')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "through\n", "")
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_leave_on_signals__also_out_of_a_library_that_lets_no_python_run(number: signal.Signals) -> None:
+    """As one does that waits for the other processes."""
+    code = (
+        "import ctypes\nfrom vitctl.engine.preemption import leave_on_signals\nleave_on_signals(while_waiting=True)\n"
+        "print('ready', flush=True)\nfor _ in range(3): ctypes.CDLL(None).sleep(100)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(number)
+        _, said = process.communicate(timeout=60)
+    assert (process.returncode, said) == (3, "vitctl: stopped\n")
+
+
 def test_stop_on_signals__restores_handlers_after_an_error() -> None:
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(RuntimeError), stop_on_signals():

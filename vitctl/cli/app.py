@@ -1,5 +1,6 @@
 """The command line: Typer commands and their error boundary. Nothing here imports torch before it is needed."""
 
+import os
 import sys
 from typing import Any
 
@@ -78,4 +79,15 @@ def main() -> None:
     except BrokenPipeError:
         code = EXIT_BUG
         sys.stderr.close()
-    sys.exit(code if isinstance(code, int) else 0)
+    sys.exit(_for_torchrun(code) if isinstance(code, int) else 0)
+
+
+def _for_torchrun(code: int) -> int:
+    """A torchrun that vitctl started takes every other code for a reason to start the process again."""
+    from vitctl.cluster import ELASTIC_RUN
+
+    if ELASTIC_RUN not in os.environ:
+        return code
+    from vitctl.elastic import exit_code
+
+    return exit_code(code)

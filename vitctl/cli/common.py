@@ -11,6 +11,7 @@ import typer
 if TYPE_CHECKING:
     from vitctl.cluster import Member
     from vitctl.recipe.load import Override
+    from vitctl.recipe.schema import Recipe
 
 RecipeName = Annotated[str, typer.Option("--recipe", "-r", help="Name of a shipped recipe or path of a .toml file.")]
 From = Annotated[
@@ -33,12 +34,37 @@ Set = Annotated[
     list[str] | None, typer.Option("--set", "-s", help="Any value of the recipe: section.key=value. Repeatable.")
 ]
 Seed = Annotated[int | None, typer.Option("--seed", help="Of weights, order, augmentation and dropout.")]
-Processes = Annotated[int | None, typer.Option("--processes", "-n", help="Processes, one per GPU.")]
-Precision = Annotated[str | None, typer.Option("--precision", help="auto, bf16, float32 or float64.")]
+MACHINE = "Machine"  # the panel of what says where a job runs; the same options for all that train
+Processes = Annotated[
+    int | None,
+    typer.Option("--processes", "-n", help="Processes on all machines, one per GPU.", rich_help_panel=MACHINE),
+]
+Precision = Annotated[
+    str | None, typer.Option("--precision", help="auto, bf16, float32 or float64.", rich_help_panel=MACHINE)
+]
 Slurm = Annotated[
     str | None,
     typer.Option(
-        "--slurm", help="Write a Slurm job, run nothing: nodes=4,gpus=8,time=24:00:00; with ,submit hand it in."
+        "--slurm",
+        help="Write a Slurm job, run nothing: nodes=4,gpus=8,time=24:00:00; with ,submit hand it in.",
+        rich_help_panel=MACHINE,
+    ),
+]
+Nodes = Annotated[
+    str | None,
+    typer.Option(
+        "--nodes",
+        help="Machines, and the address of one, where they meet: 2@gpu01:29400. The same command on each, with --out on "
+        "a disk they share.",
+        rich_help_panel=MACHINE,
+    ),
+]
+Restarts = Annotated[
+    int,
+    typer.Option(
+        "--restarts",
+        help="How often the processes are started again, by torchrun, when one is lost.",
+        rich_help_panel=MACHINE,
     ),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be done, needing no GPU and no data.")]
@@ -53,6 +79,8 @@ def run_job(
     *,
     dry_run: bool = False,
     slurm: str | None = None,
+    nodes: str | None = None,
+    restarts: int = 0,
 ) -> None:
     """Resolve the recipe, then run it, print its plan, or write a Slurm job of it; ends with the command's exit code.
 
@@ -64,10 +92,13 @@ def run_job(
         out: run folder; None makes a new one.
         dry_run: only plan.
         slurm: what to ask of Slurm; it also says how many processes there are.
+        nodes: the machines, and where they meet.
+        restarts: how often the processes may be started again after one was lost.
     """
     from vitctl.recipe.load import Override, load_recipe, parse_override
 
     member = begin()
+    check_start(member, nodes, restarts, out, slurm)
     overrides = [parse_override(text) for text in sets or ()]
     overrides += [Override(key, value, flag) for flag, (key, value) in flags.items() if value is not None]
     overrides += started_with(member) + asked_of(slurm)
@@ -84,6 +115,9 @@ def run_job(
         from vitctl.cli.plan import show_plan
 
         show_plan(loaded, run_dir)
+        return
+    if nodes or restarts:
+        go_elastic(nodes, restarts, loaded.recipe, run_dir, given=out is not None)
         return
     prepare(loaded, run_dir)
     if slurm:
@@ -103,11 +137,15 @@ def hand_over(slurm: str, run_dir: Path, name: str) -> None:
 
 def begin() -> "Member | None":
     """Before anything slow: a signal ends the command with code 3, and of several processes only the first speaks."""
-    from vitctl.cluster import find_member
-    from vitctl.engine.preemption import leave_on_signals
+    from vitctl.cluster import ELASTIC_RUN, find_member
+    from vitctl.engine.preemption import die_with, leave_on_signals
 
-    leave_on_signals()
     member = find_member()
+    leave_on_signals(while_waiting=member is not None)
+    if ELASTIC_RUN in os.environ:
+        from vitctl.ranks import LAUNCHER
+
+        die_with(int(os.environ[LAUNCHER]))
     if member is not None and member.rank > 0:
         silence = os.open(os.devnull, os.O_WRONLY)
         os.dup2(silence, 1)
@@ -133,18 +171,76 @@ def asked_of(slurm: str | None) -> "list[Override]":
     return [Override("machine.processes", parse_job(slurm).num_processes, "--slurm")]
 
 
+def check_start(member: "Member | None", nodes: str | None, restarts: int, out: Path | None, slurm: str | None) -> None:
+    """What can be said of --nodes and --restarts before anything is read.
+
+    Raises:
+        LaunchError: something else starts the processes, or the machines would not have one run folder.
+    """
+    from vitctl.errors import LaunchError
+
+    if not nodes and not restarts:
+        return
+    from vitctl.elastic import parse_nodes
+
+    if member is not None or slurm:
+        other = member.starter if member is not None else "--slurm"
+        raise LaunchError(f"--nodes and --restarts start the processes, and so does {other}: leave one of them out")
+    if nodes and parse_nodes(nodes).nodes > 1 and out is None:
+        raise LaunchError(f"--nodes {nodes}: give all machines the same run folder with --out")
+
+
+def go_elastic(nodes: str | None, restarts: int, recipe: "Recipe", run_dir: Path, *, given: bool) -> None:
+    """Run by torchrun this machine's share of a run, which the first process prepares and shows; ends with the exit code.
+
+    Args:
+        nodes: the machines, and where they meet; None: this one.
+        restarts: how often the processes may be started again after one was lost.
+        recipe: checked.
+        run_dir: of all machines.
+        given: the command that was typed names the run folder.
+    """
+    from vitctl.cli.render import CONSOLE
+    from vitctl.elastic import check_spread, own_command, parse_nodes, run_elastic
+
+    meeting = parse_nodes(nodes or "1")
+    check_spread(meeting, recipe.machine.processes, restarts)
+    here = recipe.machine.processes // meeting.nodes
+    if meeting.nodes > 1:
+        print(
+            f"{here} process{'es' * (here > 1)} here; {meeting.nodes} machines meet at {meeting.host}:"
+            f"{meeting.port}; progress is shown where process 0 runs, and in {run_dir / 'log.jsonl'}",
+            file=sys.stderr,
+        )
+    command = own_command(sys.argv[1:], None if given else run_dir)
+    try:
+        result = run_elastic(meeting, recipe, restarts, run_dir, command)
+    finally:
+        CONSOLE.show_cursor()  # which a killed process has hidden
+    end(result, run_dir)
+
+
+def end(result: Mapping[str, Any], run_dir: Path) -> None:
+    """Exit with code 3 where a run was stopped."""
+    if result["status"] == "stopped":
+        began = (run_dir / "recipe.toml").exists()
+        saved = f"stopped and saved in {run_dir}; go on with: vitctl resume {run_dir}"
+        print(saved if began else "vitctl: stopped", file=sys.stderr)
+        raise typer.Exit(3)
+
+
 def go(run_dir: Path, member: "Member | None" = None) -> None:
     """Run a prepared folder with progress on the screen, print its result, and exit with its code."""
     from vitctl.cli.render import Screen, show_result
+    from vitctl.cluster import ELASTIC_RUN
     from vitctl.launch import launch
 
-    if member is not None and member.rank > 0:
+    shown_elsewhere = ELASTIC_RUN in os.environ  # by the vitctl that started torchrun
+    if member is not None and (member.rank > 0 or shown_elsewhere):
         from vitctl.worker import be_quiet
 
-        be_quiet(run_dir)
+        be_quiet(run_dir, (1, 2) if member.rank > 0 else (2,))
     with Screen(run_dir) as screen:
         result = launch(run_dir, screen.report)
-    if result["status"] == "stopped":
-        print(f"stopped and saved in {run_dir}; go on with: vitctl resume {run_dir}", file=sys.stderr)
-        raise typer.Exit(3)
+    end(result, run_dir)
     show_result(result, run_dir)

@@ -5,7 +5,20 @@ from typing import Annotated
 
 import typer
 
-from vitctl.cli.common import Data, Dataset, From, Model, Out, Precision, Processes, RecipeName, Res, Set, run_job
+from vitctl.cli.common import (
+    Data,
+    Dataset,
+    From,
+    Model,
+    Out,
+    Precision,
+    Processes,
+    RecipeName,
+    Res,
+    Set,
+    Slurm,
+    run_job,
+)
 
 WEIGHTS_FILES = (".safetensors", ".npz", ".onnx")
 
@@ -33,6 +46,7 @@ def fewshot(
     set_: Set = None,
     processes: Processes = None,
     precision: Precision = None,
+    slurm: Slurm = None,
 ) -> None:
     """Score frozen features with a few images per class, in closed form. For example: vitctl fewshot --shots 5"""
     several = tuple(dataset.split(",")) if dataset and "," in dataset else None
@@ -46,7 +60,7 @@ def fewshot(
         "--processes": ("machine.processes", processes),
         "--precision": ("machine.precision", precision),
     }
-    run_job("fewshot", recipe, flags, set_, out)
+    run_job("fewshot", recipe, flags, set_, out, slurm=slurm)
 
 
 def vtab(
@@ -72,6 +86,7 @@ def vtab(
     set_: Set = None,
     processes: Processes = None,
     precision: Precision = None,
+    slurm: Slurm = None,
 ) -> None:
     """VTAB-1k: fine-tune on each of 19 tasks with one setting, beside Table 9. For example: vitctl vtab --suite mini"""
     from vitctl.recipe.load import recipe_names
@@ -90,7 +105,8 @@ def vtab(
         "--processes": ("machine.processes", processes),
         "--precision": ("machine.precision", precision),
     }
-    run_job("vtab", own if recipe == "vtab" and own in recipe_names() else recipe, flags, set_, out)
+    name = own if recipe == "vtab" and own in recipe_names() else recipe
+    run_job("vtab", name, flags, set_, out, slurm=slurm)
 
 
 def evaluate(

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from vitctl.cli.common import Data, Dataset, DryRun, Out, Processes, Set
+from vitctl.cli.common import Data, Dataset, DryRun, Out, Processes, Set, Slurm, asked_of, hand_over
 
 
 def sweep(
@@ -26,16 +26,18 @@ def sweep(
         bool, typer.Option("--print", help="Make the folders and print a command for each run, to be started as jobs.")
     ] = False,
     dry_run: DryRun = False,
+    slurm: Slurm = None,
 ) -> None:
     """Run a grid over any keys of a recipe. For example: vitctl sweep smoke --grid optimizer.lr=0.001,0.003 --grid seed=0,1
 
-    One run after the other; finished runs are kept and unfinished ones go on when the same command is given again with the
-    same --out. Ends with one table (sweep.csv, sweep.json) and one plot (sweep.png, where matplotlib is installed).
+    One run after the other, or with --slurm a job for each; finished runs are kept and unfinished ones go on when the same
+    command is given again with the same --out. Ends with one table (sweep.csv, sweep.json) and one plot (sweep.png, where
+    matplotlib is installed).
     """
     from vitctl.launch import new_run_dir
     from vitctl.recipe.grid import find_sweep, parse_axis, spread
     from vitctl.recipe.load import Override, parse_override
-    from vitctl.sweep import prepare_cells
+    from vitctl.sweep import is_done, prepare_cells
 
     found = find_sweep(what)
     flags = (
@@ -44,6 +46,7 @@ def sweep(
         Override("machine.processes", processes, "--processes"),
     )
     sets = [parse_override(text) for text in set_ or ()] + [flag for flag in flags if flag.value is not None]
+    sets += asked_of(slurm)
     cells = spread(found, dict(parse_axis(text) for text in grid or ()), sets)
     if dry_run:
         from vitctl.cli.sweep_screen import show_costs
@@ -52,11 +55,15 @@ def sweep(
         return
     folder = out or new_run_dir(f"sweep_{found.name}")
     prepare_cells(cells, folder)
-    if print_:
+    if print_ or slurm:
         for cell in cells:
-            typer.echo(f"vitctl resume {shlex.quote(str(folder / cell.name))}")
+            if not slurm:
+                typer.echo(f"vitctl resume {shlex.quote(str(folder / cell.name))}")
+            elif not is_done(folder / cell.name):
+                hand_over(slurm, folder / cell.name, cell.name)
         print(
-            f"when they are done: the same command with --out {folder}, without --print, makes the table",
+            f"when they are done: the same command with --out {folder}, without {'--slurm' if slurm else '--print'}, makes "
+            "the table",
             file=sys.stderr,
         )
         return

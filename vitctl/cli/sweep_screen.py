@@ -26,9 +26,8 @@ def run_and_show(found: Sweep, cells: Sequence[Cell], folder: Path, metric: str)
         VitctlError: runs failed, or none has the asked number.
     """
     kept = sum(is_done(folder / cell.name) for cell in cells)
-    CONSOLE.print(
-        f"{len(cells)} runs in {folder}" + (f", {kept} of them finished before" if kept else ""), markup=False
-    )
+    before = f", {kept} of them finished before" if kept else ""
+    CONSOLE.print(f"{len(cells)} runs in {folder}{before}", markup=False, soft_wrap=True)
     with ExitStack() as stack:
 
         def report(cell: Cell, number: int) -> Report:

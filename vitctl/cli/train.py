@@ -11,17 +11,21 @@ from vitctl.cli.common import (
     DryRun,
     From,
     Model,
+    Nodes,
     Out,
     Precision,
     Processes,
     RecipeName,
     Res,
+    Restarts,
     Seed,
     Set,
     Slurm,
     asked_of,
     begin,
+    check_start,
     go,
+    go_elastic,
     hand_over,
     run_job,
     started_with,
@@ -46,6 +50,8 @@ def pretrain(
     synthetic: Synthetic = False,
     dry_run: DryRun = False,
     slurm: Slurm = None,
+    nodes: Nodes = None,
+    restarts: Restarts = 0,
 ) -> None:
     """Pre-train a ViT from scratch (Table 3). For example: vitctl pretrain --recipe jft_h14 --data SHARDS"""
     flags = {
@@ -57,7 +63,7 @@ def pretrain(
         "--precision": ("machine.precision", precision),
         "--synthetic": ("data.synthetic", SYNTHETIC_IMAGES if synthetic else None),
     }
-    run_job("pretrain", recipe, flags, set_, out, dry_run=dry_run, slurm=slurm)
+    run_job("pretrain", recipe, flags, set_, out, dry_run=dry_run, slurm=slurm, nodes=nodes, restarts=restarts)
 
 
 def finetune(
@@ -78,6 +84,9 @@ def finetune(
     processes: Processes = None,
     precision: Precision = None,
     dry_run: DryRun = False,
+    slurm: Slurm = None,
+    nodes: Nodes = None,
+    restarts: Restarts = 0,
 ) -> None:
     """Fine-tune on a data set (Table 4). For example: vitctl finetune --dataset pets --res 384"""
     from vitctl.data.catalog import find_data_set
@@ -104,6 +113,9 @@ def finetune(
         set_,
         out,
         dry_run=dry_run,
+        slurm=slurm,
+        nodes=nodes,
+        restarts=restarts,
     )
 
 
@@ -118,6 +130,8 @@ def resume(
     ] = None,
     processes: Processes = None,
     slurm: Slurm = None,
+    nodes: Nodes = None,
+    restarts: Restarts = 0,
 ) -> None:
     """Go on with a stopped run from its newest whole checkpoint. For example: vitctl resume runs/smoke_20260101-120000"""
     from vitctl.errors import CheckpointError
@@ -125,6 +139,7 @@ def resume(
     from vitctl.recipe.load import Override, load_recipe, parse_override
 
     member = begin()
+    check_start(member, nodes, restarts, run, slurm)
     if not (run / "recipe.toml").is_file():
         raise CheckpointError(
             f"{run}: not a run folder, it has no recipe.toml; `vitctl pretrain --out {run}` would start one"
@@ -133,6 +148,9 @@ def resume(
     overrides += [Override("machine.processes", processes, "--processes")] if processes else []
     overrides += started_with(member) + asked_of(slurm)
     loaded = load_recipe(str(run / "recipe.toml"), overrides)
+    if nodes or restarts:
+        go_elastic(nodes, restarts, loaded.recipe, run, given=True)
+        return
     prepare(loaded, run, allow or ())
     if slurm:
         hand_over(slurm, run, run.name)

@@ -42,7 +42,7 @@ class StopFlag:
 
 
 @contextmanager
-def stop_on_signals(echo_seconds: float = 0.0) -> Iterator[StopFlag]:
+def stop_on_signals(echo_seconds: float = 0.0, *, deaf_afterwards: bool = False) -> Iterator[StopFlag]:
     """Within the block SIGTERM, SIGUSR1 and SIGINT raise the flag instead of ending the process.
 
     A second signal of any kind ends the process at once with code 3, also from within a library that lets no Python run in
@@ -50,6 +50,8 @@ def stop_on_signals(echo_seconds: float = 0.0) -> Iterator[StopFlag]:
 
     Args:
         echo_seconds: after the first signal, in which others are taken for its echo.
+        deaf_afterwards: ignore signals after the block, where nothing is left but to end: one that is late must not make
+            a failure of it.
     """
     flag = StopFlag()
     read, write = os.pipe()
@@ -61,11 +63,11 @@ def stop_on_signals(echo_seconds: float = 0.0) -> Iterator[StopFlag]:
     try:
         yield flag
     finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_IGN if deaf_afterwards else handler)
         signal.set_wakeup_fd(waker)
         os.write(write, _END)  # the end of the pipe may never come: a loader process that is still there holds it open
         os.close(write)
-        for number, handler in before.items():
-            signal.signal(number, handler)
         watcher.join()
 
 
@@ -81,10 +83,20 @@ def _leave_at_the_second(read: int, echo_seconds: float) -> None:
     os.close(read)
 
 
-def leave_on_signals() -> None:
-    """From here on a signal ends the process with code 3: while it starts there is nothing to save."""
+def leave_on_signals(*, while_waiting: bool = False) -> None:
+    """From here on a signal ends the process with code 3: while it starts there is nothing to save.
+
+    Args:
+        while_waiting: also from within a library that lets no Python run in the main thread, as one does that waits for
+            the other processes.
+    """
+    if while_waiting:
+        read, write = os.pipe()
+        os.set_blocking(write, False)
+        signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+        threading.Thread(target=_leave_at_the_first, args=(read,), daemon=True).start()
     for number in SIGNALS:
-        signal.signal(number, _leave)
+        signal.signal(number, _heard if while_waiting else _leave)
 
 
 @contextmanager
@@ -110,6 +122,16 @@ def say(text: str) -> None:
     """A line on standard error from within a signal handler, where no stream may be used; on a terminal below what stands there."""
     with suppress(OSError):
         os.write(2, f"{_NEW_LINE if os.isatty(2) else ''}vitctl: {text}\n".encode())
+
+
+def _leave_at_the_first(read: int) -> None:
+    while number := os.read(read, 1):
+        if number[0] in SIGNALS:
+            _leave_saying("stopped")
+
+
+def _heard(_number: int, _frame: FrameType | None) -> None:
+    """Keeps the signal from ending the process in its own way."""
 
 
 def _leave(_number: int, _frame: FrameType | None) -> None:

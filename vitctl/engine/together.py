@@ -33,13 +33,30 @@ def join(*, cpu: bool, seconds: float = JOIN_SECONDS) -> None:
     if not cpu:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     try:
-        dist.init_process_group("gloo" if cpu else "cpu:gloo,cuda:nccl", timeout=timedelta(seconds=seconds))
+        backend, limit = "gloo" if cpu else "cpu:gloo,cuda:nccl", timedelta(seconds=seconds)
+        if _store_outlives_processes():
+            rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+            kept = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), size, False, limit)
+            store = dist.PrefixStore(f"restart_{os.environ['TORCHELASTIC_RESTART_COUNT']}", kept)
+            dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
+        else:
+            dist.init_process_group(backend, timeout=limit)
     except (RuntimeError, ValueError) as error:
         raise LaunchError(
             f"process {os.environ.get('RANK')} on {socket.gethostname()}: the {os.environ.get('WORLD_SIZE')} processes did not "
             f"all meet at {place} within {seconds:.0f} s ({str(error).splitlines()[0][:200]}); see that all were started and "
             "that every node reaches that address"
         ) from error
+
+
+def _store_outlives_processes() -> bool:
+    """Whether torchrun keeps what the processes tell each other when it starts them again.
+
+    They would read the addresses of those before them, and wait for ever or be refused. The number of restarts tells them
+    apart on one machine; torchruns of several count differently.
+    """
+    kept = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    return kept and os.environ.get("GROUP_WORLD_SIZE") == "1" and "TORCHELASTIC_RESTART_COUNT" in os.environ
 
 
 def check_sum(*, cpu: bool, seconds: float = CHECK_SECONDS) -> None:
