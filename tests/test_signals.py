@@ -25,7 +25,7 @@ from vitctl.data.datasets import shapes
 from vitctl.engine import checkpoint as checkpoints
 from vitctl.engine import evaluation, loop, training
 from vitctl.engine.preemption import SIGNALS
-from vitctl.jobs import export, fewshot, frozen, pretrain, probe, setup, vtab_light
+from vitctl.jobs import export, fewshot, frozen, pretrain, probe, setup
 
 CPU = ("--set", "machine.device=cpu", "--set", "machine.workers=0", "--set", "machine.precision=float64")
 FEW = ("--set", "schedule.warmup_steps=1", "--set", "schedule.batch_size=8")
@@ -188,7 +188,7 @@ JOBS: dict[str, tuple[tuple[str, ...], Moment, signal.Signals]] = {
     "fewshot, solve": (("fewshot", "--shots", "1,2"), (fewshot, "score_draw", 2), USR1),
     "vtab, light": (
         ("vtab", "--suite", "mini", "--task", "digits", "--light"),
-        (vtab_light, "representations", 3),
+        (frozen, "representations", 3),
         TERM,
     ),
     "finetune": (("finetune", "--steps", "4", *FEW), (loop.Trainer, "_step", 3), INT),
