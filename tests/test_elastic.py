@@ -7,8 +7,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from vitctl.elastic import (
     parse_nodes,
     torchrun_words,
 )
+from vitctl.engine.preemption import SIGNALS
 from vitctl.errors import LaunchError
 from vitctl.worker import LOGS, note_lost
 
@@ -145,6 +146,26 @@ def family_of(processes: "Sequence[subprocess.Popen[str]]") -> list[psutil.Proce
     return [one for process in processes for one in psutil.Process(process.pid).children(recursive=True)]
 
 
+@contextmanager
+def held(processes: "Sequence[subprocess.Popen[str]]") -> Iterator[list[psutil.Process]]:
+    """Their ranks, which stand still inside of the block."""
+    ranks = [one for one in family_of(processes) if "RANK" in one.environ()]
+    for rank in ranks:
+        rank.suspend()
+    try:
+        yield ranks
+    finally:
+        for rank in ranks:
+            rank.resume()
+
+
+def is_signalled(process: psutil.Process) -> bool:
+    """Whether a signal of ours waits for a process that stands still."""
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    waiting = int(next(line for line in status.splitlines() if line.startswith("ShdPnd:")).split()[1], 16)
+    return any(waiting >> (number - 1) & 1 for number in SIGNALS)
+
+
 def kill_rank(rank: int, processes: "Sequence[subprocess.Popen[str]]") -> None:
     """End one process as the out-of-memory killer would."""
     (lost,) = [one for one in family_of(processes) if one.environ().get("RANK") == str(rank)]
@@ -163,7 +184,9 @@ def test_two_machines__one_is_told_to_stop_both_save_and_one_process_goes_on(
     pair = machines(folder, tiny_data, **{"machine.processes": 2})
     wait_for(logged(folder, 2), pair)
     family = family_of(pair)
-    pair[1].send_signal(signal.SIGTERM)
+    with held(pair) as ranks:  # or they might be through before the signal has found its way to them
+        pair[1].send_signal(signal.SIGTERM)
+        wait_for(lambda: any(map(is_signalled, ranks)), pair)
     both = ended(pair)
     for code, _, said in both:
         first, last = said.splitlines()
@@ -184,7 +207,7 @@ def test_two_machines__one_is_told_to_stop_both_save_and_one_process_goes_on(
 def test_restart__a_killed_process_costs_nothing(run: Run, tiny_data: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     one = machine(folder, tiny_data, "--restarts", "1", **EXACT, **{"machine.processes": 2})
-    wait_for(logged(folder, 5), [one])
+    wait_for(logged(folder, 3), [one])
     kill_rank(1, [one])
     [(code, out, said)] = ended([one])
     assert (code, said) == (0, ""), said
