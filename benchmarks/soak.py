@@ -57,7 +57,7 @@ def command(folder: Path, data: Path, steps: int, mode: str) -> list[str]:
         "checkpoint.every_steps": 7,
         "evaluation.every_steps": 40,
         "machine.micro_batch": 8,
-        "machine.workers": 1,
+        "machine.workers": 2,
         "machine.processes": processes,
         "machine.sharding": sharding,
     }

@@ -18,6 +18,8 @@ from vitctl.engine.loop import Result, Trainer
 from vitctl.errors import CheckpointError, DataError, RecipeError
 from vitctl.jobs.result import read_result
 from vitctl.jobs.sweep import Tried, best
+from vitctl.launch import launch, prepare
+from vitctl.recipe.load import Override, load_recipe
 
 LRS = (0.003, 0.1, 1e-6)
 SWEEP = {"sweep.lrs": LRS, "sweep.train_split": "train[:50]", "sweep.eval_split": "train[50:]", "log.every_steps": 1}
@@ -50,6 +52,26 @@ def test_finetune__the_best_rate_of_the_kept_images_trains_on_all(job: Job, tmp_
     folders = sorted((tmp_path / "run" / "sweep").iterdir())
     assert [folder.name for folder in folders] == ["lr_0.003", "lr_0.1", "lr_1e-06"]
     assert not any((folder / "checkpoints").exists() for folder in folders)
+
+
+def test_finetune__two_processes_try_the_same_rates_and_take_the_same(
+    job: Job, pretrained: Path, tiny_data: Path, tmp_path: Path
+) -> None:
+    one = job("finetune", "one", **SWEEP)
+    values = {
+        **CPU,
+        **SMALL,
+        **SWEEP,
+        "data.path": str(tiny_data),
+        "weights.source": str(pretrained),
+        "machine.processes": 2,
+    }
+    prepare(load_recipe("finetune", [Override(key, value) for key, value in values.items()]), tmp_path / "two")
+    two = launch(tmp_path / "two", lambda _record: None)
+    assert two["metrics"] == one["metrics"]
+    same = one["provenance"].keys() - {"weights_sha256", "recipe_sha256"}  # sums of two halves differ in the last bit
+    assert {name: two["provenance"][name] for name in same} == {name: one["provenance"][name] for name in same}
+    assert two["provenance"]["lr"] in LRS
 
 
 def test_finetune__stopped_in_the_second_rate_goes_on_there(
