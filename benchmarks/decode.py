@@ -9,8 +9,10 @@ import io
 import tarfile
 import time
 from collections.abc import Callable
+from functools import cache
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -48,6 +50,37 @@ def opencv(data: bytes, *_: object) -> np.ndarray:
     """The whole picture."""
     cv2 = import_module("cv2")
     return cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION)
+
+
+@cache
+def _turbojpeg() -> Any:
+    return import_module("turbojpeg").TurboJPEG()
+
+
+def pyturbojpeg(data: bytes, *_: object) -> np.ndarray:
+    """The whole picture."""
+    pixels: np.ndarray = _turbojpeg().decode(data, pixel_format=import_module("turbojpeg").TJPF_RGB)
+    return pixels
+
+
+@cache
+def _nvimgcodec() -> tuple[Any, Any]:
+    library = import_module("nvidia.nvimgcodec")
+    backends = [library.Backend(library.BackendKind.CPU_ONLY)]
+    options = ":fancy_upsampling=1"
+    return library, library.Decoder(device_id=-99999, backends=backends, max_num_cpu_threads=1, options=options)
+
+
+def nvimagecodec(data: bytes, *_: object) -> np.ndarray:
+    """The whole picture, on the CPU."""
+    return np.asarray(_nvimgcodec()[1].decode(data).cpu())
+
+
+def nvimagecodec_rows(data: bytes, jpeg: Jpeg, bottom: int) -> np.ndarray:
+    """Down to the bottom of the crop, on the CPU."""
+    library, decoder = _nvimgcodec()
+    part = library.CodeStream(data).get_sub_code_stream(region=library.Region(start=(0, 0), end=(bottom, jpeg.width)))
+    return np.asarray(decoder.decode(part).cpu())
 
 
 def simplejpeg(data: bytes, *_: object) -> np.ndarray:
@@ -95,6 +128,9 @@ def main() -> None:
         pillow,
         torchvision,
         opencv,
+        pyturbojpeg,
+        nvimagecodec,
+        nvimagecodec_rows,
         simplejpeg,
         simplejpeg_rows,
         simplejpeg_rows_kept,
