@@ -94,7 +94,10 @@ def test_srun__signalled_tasks_save_and_go_on(run: Run, tiny_data: Path, tmp_pat
         task.send_signal(signal.SIGUSR1)
     said = [task.communicate(timeout=240) for task in tasks]
     assert [task.returncode for task in tasks] == [3] * 4, said
-    assert said[0][1] == f"stopped and saved in {folder}; go on with: vitctl resume {folder}\n"
+    assert said[0][1].splitlines() == [
+        "vitctl: SIGUSR1: stopping after what is under way; a second signal leaves at once",
+        f"stopped and saved in {folder}; go on with: vitctl resume {folder}",
+    ]
     assert said[1:] == [("", "")] * 3
     run("run")
     assert_golden(folder)
