@@ -17,7 +17,19 @@ def draw(weight: Tensor, fill: Callable[..., Tensor], generator: Generator, **sc
 def lecun_normal(weight: Tensor, generator: Generator) -> Tensor:
     """Fill with a normal cut at two standard deviations, then widened so that the variance is 1 / fan-in."""
     std = math.sqrt(1 / weight[0].numel()) / 0.87962566103423978
-    return nn.init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std, generator=generator)
+    return truncated_normal(weight, std, generator)
+
+
+def truncated_normal(weight: Tensor, std: float, generator: Generator) -> Tensor:
+    """Fill with a normal; draws beyond two standard deviations are drawn again.
+
+    Torch has this too, and draws otherwise in other releases; a seed should mean the same weights in all of them.
+    """
+    bound = weight.new_tensor(2 * std).item()
+    weight.normal_(0, std, generator=generator)
+    while (outside := weight.abs() > bound).any():
+        weight.copy_(torch.where(outside, torch.empty_like(weight).normal_(0, std, generator=generator), weight))
+    return weight
 
 
 def plain_norm(*norms: nn.LayerNorm | nn.GroupNorm) -> None:
