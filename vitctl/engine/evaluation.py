@@ -101,15 +101,13 @@ def best_answers(
         DataError: an image is missing or counted twice.
     """
     model.eval()
-    rows: list[Tensor] = []
-    samples: list[Tensor] = []
-    for batch in batches:
-        agree(runtime, stop)
+
+    def best(batch: Batch) -> Tensor:
         with runtime.autocast():
             scores = answers(model(normalise(batch.images)))
-        rows.append(scores.sort(dim=1, descending=True, stable=True).indices[:, :NUM_BEST])
-        samples.append(batch.samples.to(runtime.device))
-    return _in_order(runtime, torch.cat(rows), torch.cat(samples), num_images)
+        return scores.sort(dim=1, descending=True, stable=True).indices[:, :NUM_BEST]
+
+    return _table(runtime, batches, best, num_images, stop)
 
 
 @torch.no_grad()
@@ -135,13 +133,24 @@ def representations(
         DataError: an image is missing or counted twice.
     """
     model.eval()
+
+    def features(batch: Batch) -> Tensor:
+        with runtime.autocast():
+            found: Tensor = model.features(normalise(batch.images))  # type: ignore[operator]
+        return found.float()
+
+    return _table(runtime, batches, features, num_images, stop)
+
+
+def _table(
+    runtime: Runtime, batches: Iterable[Batch], row: Callable[[Batch], Tensor], num_images: int, stop: StopFlag
+) -> Tensor:
+    """What `row` makes of the images of each batch, for a whole split; see `_in_order`."""
     rows: list[Tensor] = []
     samples: list[Tensor] = []
     for batch in batches:
         agree(runtime, stop)
-        with runtime.autocast():
-            features = model.features(normalise(batch.images))  # type: ignore[operator]
-        rows.append(features.float())
+        rows.append(row(batch))
         samples.append(batch.samples.to(runtime.device))
     return _in_order(runtime, torch.cat(rows), torch.cat(samples), num_images)
 
