@@ -78,7 +78,7 @@ SLIPS = [
     Slip(f"{PRETRAIN} --res 16px", "Invalid value for '--res'"),
     Slip(f"{PRETRAIN} --res -16", "is not allowed"),
     Slip(f"{PRETRAIN} --res 2", "patch_size 4 is larger than image_size 2"),
-    Slip(f"{PRETRAIN} --res 10000000 --out new", "memory", f"{PRETRAIN} --out new"),
+    Slip(f"{PRETRAIN} --res 10000000 --out new", "image_size must be a whole number from 1 to 16,384", f"{PRETRAIN} --out new"),
     Slip(f"{PRETRAIN} --seed -1", "seed = -1 is not allowed"),
     Slip(f"{PRETRAIN} --processes 0", "machine.processes = 0 is not allowed"),
     Slip(f"{PRETRAIN} --restarts -1", "--restarts -1: should be 0 or more"),

@@ -28,6 +28,7 @@ from vitctl.data.tables import LABELS
 from vitctl.data.transforms import TrainTransform
 from vitctl.data.webp import webp_size
 from vitctl.errors import DataError, LaunchError, explained
+from vitctl.system.descriptors import have_files
 
 END = bytes(1024)
 TARS = {
@@ -211,14 +212,14 @@ def test_workers__descriptors_are_counted_before_they_begin(monkeypatch: pytest.
     limits = [40, 4096]
     monkeypatch.setattr(resource, "getrlimit", lambda _: tuple(limits))
     monkeypatch.setattr(resource, "setrlimit", lambda _, both: set_to.append(both))
-    workers._have_files(8)
+    have_files(8)
     assert set_to and set_to[0][0] > 60
     limits[1] = 40
     with pytest.raises(
         LaunchError, match=r"8 loader workers need \d+ open files, the limit is 40; raise it \(ulimit -n"
     ):
-        workers._have_files(8)
-    workers._have_files(0)
+        have_files(8)
+    have_files(0)
 
 
 def test_workers__a_full_dev_shm_is_named() -> None:

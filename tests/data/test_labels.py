@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.data.conftest import MakeSplit
+from tests.data.old_index import forget_tables
 from vitctl.data.index import read_index
 from vitctl.data.labels import check_labels
 from vitctl.data.read import Concat, ShardSource, Subset, SyntheticSource
@@ -75,6 +76,7 @@ def test_check_labels__through_every_view(make_split: MakeSplit) -> None:
     rows = np.load(folder / "samples.npy")
     rows["label"][4] = 3
     np.save(folder / "samples.npy", rows)
+    forget_tables(folder)
     source = ShardSource(read_index(folder))
     for view in (source, Subset(source, np.array([2, 4])), Concat((source, source))):
         with pytest.raises(DataError, match=r"label that is none of 0 to 2, first number .*shard-000000.tar"):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import TINY
+from tests.data.old_index import forget_tables
 from tests.jobs.conftest import CPU, SMALL, do
 from vitctl.data.datasets import shapes
 from vitctl.data.datasets.png import encode_png
@@ -30,7 +31,8 @@ def write(folder: Path, split: str, size: int = 36, *, label: int = 0) -> Path:
     rows = np.load(folder / split / "samples.npy")
     if label:
         rows["label"][5] = label
-    np.save(folder / split / "samples.npy", rows)
+        np.save(folder / split / "samples.npy", rows)
+        forget_tables(folder / split)
     return folder
 
 
@@ -82,6 +84,7 @@ def test_vtab__holds_every_task_to_the_rule(tmp_path: Path, split: str, label: i
     rows = np.load(folder / "samples.npy")
     rows["label"][:] = np.where(rows["label"] == 3, 12 if label == BEYOND else label, rows["label"])
     np.save(folder / "samples.npy", rows)
+    forget_tables(folder)
     assert opened.test.class_names
     with pytest.raises(DataError, match=r"digits.*images have (no label|a label that is none of 0 to 9)"):
         open_task(task, tmp_path, scratch=tmp_path)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import TINY
+from tests.data.old_index import forget_tables
 from tests.data.server import Faults, serving
 from tests.jobs.conftest import CPU, SMALL, do
 from vitctl.data.datasets.png import encode_png
@@ -157,6 +158,7 @@ def test_check__shards_sorted_by_class_are_one_line(tmp_path: Path, shards: int)
     rows = np.load(folder / "samples.npy")
     rows["label"].sort()
     np.save(folder / "samples.npy", rows)
+    forget_tables(folder)
     expected = (
         r"entropy of [012]\.\d\d bits, those of random ones [23]\.\d\d: the shards are sorted by class; write them"
     )

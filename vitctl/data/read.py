@@ -20,9 +20,9 @@ from vitctl.data.decode import BadSample
 from vitctl.data.index import Index, read_index
 from vitctl.data.remote import is_remote, read_range
 from vitctl.data.scan import member_name, split_name, unescape_key
-from vitctl.data.workers import open_files
 from vitctl.errors import DataError, explained
 from vitctl.system.bounds import IMAGE_FILE
+from vitctl.system.descriptors import open_files
 
 _WANTS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 

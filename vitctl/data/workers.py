@@ -5,7 +5,6 @@ import ctypes
 import gc
 import multiprocessing
 import os
-import resource
 import signal
 import sys
 import threading
@@ -22,16 +21,14 @@ from typing import Any
 import torch
 
 from vitctl.data import turns
-from vitctl.errors import LaunchError, writing
+from vitctl.errors import writing
+from vitctl.system.descriptors import have_files
 from vitctl.system.signals import begin_child, blocked
 
 _WORKERS: weakref.WeakSet[BaseProcess] = weakref.WeakSet()
 _SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
 _GRACE_SECONDS = 2.0
 _LOST_BATCH = 74  # EX_IOERR of sysexits.h
-# Descriptors: what may be opened beside, and the queues, the watch and the batches in flight of a worker.
-_FILES, _FILES_A_WORKER = 12, 6
-_OPEN_SHARDS = 64
 
 
 @dataclass(frozen=True)
@@ -69,7 +66,7 @@ def start_workers(loader: Any) -> tuple[Iterator[Any], Workers]:
     Left in place it raises out of whatever line the training loop has reached; without it a dead worker is noticed
     where its batch is waited for.
     """
-    _have_files(loader.num_workers)
+    have_files(loader.num_workers)
     handler, others, kills = signal.getsignal(signal.SIGCHLD), set(multiprocessing.active_children()), oom_kills()
     # A process that is not ready to ignore a signal would count it a second time, in the pipe of this one's.
     with blocked(), writing("/dev/shm"):  # the locks of queues lie there, and a full one does not say where
@@ -79,31 +76,6 @@ def start_workers(loader: Any) -> tuple[Iterator[Any], Workers]:
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGCHLD, signal.SIG_DFL if handler is None else handler)
     return batches, Workers(tuple(workers), kills)
-
-
-def open_files(limit: int) -> int:
-    """How many of `limit` descriptors a process may keep open for shards, so that batches can still be handed over."""
-    return _OPEN_SHARDS if limit == resource.RLIM_INFINITY else max(4, min(_OPEN_SHARDS, limit // 8))
-
-
-def _have_files(num_workers: int) -> None:
-    """See that there are descriptors for so many workers, whose batches travel as such; without one, a batch would be lost.
-
-    Raises:
-        LaunchError: the limit cannot be raised so far.
-    """
-    if not num_workers or sys.platform != "linux":
-        return
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = len(os.listdir("/proc/self/fd")) + _FILES + _FILES_A_WORKER * num_workers + open_files(soft)
-    if soft == resource.RLIM_INFINITY or soft >= needed:
-        return
-    if hard != resource.RLIM_INFINITY and hard < needed:
-        raise LaunchError(
-            f"{num_workers} loader workers need {needed} open files, the limit is {hard}; raise it (ulimit -n {needed}), "
-            "or lower machine.workers"
-        )
-    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 def _lost_batch(error: BaseException, _: object) -> None:
