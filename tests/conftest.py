@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch: tests run side by side, and the last bit of a sum depends on it
 
 import pytest
+
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # tests started by nohup ignore it, and jobs leave ignored what is ignored
 
 from vitctl.data.datasets import shapes
 from vitctl.data.shards import write_split
