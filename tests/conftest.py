@@ -11,8 +11,6 @@ os.environ["OMP_NUM_THREADS"] = "1"  # before torch: tests run side by side, and
 
 import pytest
 
-signal.signal(signal.SIGHUP, signal.SIG_DFL)  # tests started by nohup ignore it, and jobs leave ignored what is ignored
-
 from vitctl.data.datasets import shapes
 from vitctl.data.shards import write_split
 from vitctl.engine.training import CHECKPOINTS
@@ -24,6 +22,11 @@ SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 TINY = Path(__file__).parent / "recipes" / "tiny.toml"
 
 Run = Callable[..., Path]
+
+
+def pytest_configure() -> None:
+    """Jobs leave ignored what was ignored when they began, as SIGHUP is in tests that nohup started."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
