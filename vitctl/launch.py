@@ -172,9 +172,8 @@ def _changes(before: Recipe, now: Recipe, run_dir: Path, allow: Sequence[str]) -
 def _not_shorter(recipe: Recipe, run_dir: Path) -> None:
     """Refuse a training that would end before the checkpoint that it goes on from."""
     steps = recipe.schedule.total_steps if isinstance(recipe, TrainRecipe) else 0
-    done = max(
-        (int(path.name[5:]) for path in run_dir.glob("checkpoints/step_*") if path.name[5:].isdigit()), default=0
-    )
+    saved = [path.parent.name[5:] for path in run_dir.glob("checkpoints/step_*/state.json")]
+    done = max((int(step) for step in saved if step.isdigit()), default=0)
     if 0 < steps < done:
         raise RecipeError(
             f"{run_dir}: has a checkpoint of step {done}, and schedule.total_steps = {steps} would end before it; set it to {done} "

@@ -6,6 +6,8 @@ import sys
 from contextlib import suppress
 from typing import Any
 
+from vitctl.system.text import PlainStream
+
 # What comes of a pipe that nobody reads and of a terminal that was closed: they take nothing any more.
 _FOR_GOOD = (errno.EPIPE, errno.EIO, errno.EBADF, errno.ENXIO)
 
@@ -62,17 +64,29 @@ _INSTALLED: dict[str, Lenient] = {}
 def outlive_screen() -> None:
     """From here on nothing that is printed ends this process, whoever reads it, or no longer does; see `restore_screen`."""
     for name in {"stdout", "stderr"} - set(_INSTALLED):
-        if (stream := getattr(sys, name)) is not None:
-            _INSTALLED[name] = Lenient(stream)
-            setattr(sys, name, _INSTALLED[name])
+        stream = getattr(sys, name)
+        if stream is None:
+            continue
+        # Beneath what escapes control characters: rich asks that one for the stream to write to.
+        _INSTALLED[name] = Lenient(stream.stream if isinstance(stream, PlainStream) else stream)
+        _put(name, _INSTALLED[name])
 
 
 def restore_screen() -> None:
     """The streams as they were before `outlive_screen`."""
     while _INSTALLED:
         name, lenient = _INSTALLED.popitem()
-        if getattr(sys, name) is lenient:
-            setattr(sys, name, lenient.stream)
+        stream = getattr(sys, name)
+        if lenient in (stream, getattr(stream, "stream", None)):
+            _put(name, lenient.stream)
+
+
+def _put(name: str, beneath: Any) -> None:
+    stream = getattr(sys, name)
+    if isinstance(stream, PlainStream):
+        stream.stream = beneath
+    else:
+        setattr(sys, name, beneath)
 
 
 def is_outlived() -> bool:
