@@ -137,7 +137,7 @@ def other_start_weights(run_dir: Path) -> dict[str, Any]:
             (pretrain, "build"),
             (finetune, "weights_of"),
             (fewshot, "weights_of"),
-            (evaluate, "weights_of"),
+            (evaluate, "scored_weights"),
             (vtab, "weights_of"),
         ):
             given = getattr(job, name)

@@ -206,6 +206,23 @@ def test_decode__code_cut_off_is_truncated(kind: str) -> None:
         np.testing.assert_array_equal(decode(data, truncated="pad")[:rows], by_pillow(KINDS[kind])[:rows])
 
 
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+def test_decode__a_progressive_picture_without_its_last_scans(mode: str) -> None:
+    """Zeros from somewhere within a scan to the end: what the decoder makes of the scans before looks like a picture."""
+    data = encoded(photo(mode), progressive=True)
+    scans = [at for at in range(len(data)) if data[at : at + 2] == b"\xff\xda"]
+    assert len(scans) > 5
+    for begin, end in zip(scans[1:], [*scans[2:], len(data)], strict=True):
+        cut, header = data[: (begin + end) // 2], data[: begin + 6]
+        zeros = [part.ljust(len(data) - 2, b"\0") + after for part in (cut, header) for after in (b"\0\0", data[-2:])]
+        for held in (*zeros, data[:begin], data[:begin] + data[-2:]):
+            with pytest.raises(BadSample) as caught:
+                decode(held)
+            assert caught.value.reason in ("truncated", "damaged")
+    padded = data[:-2] + bytes(300) + data[-2:]
+    np.testing.assert_array_equal(decode(padded), decode(data))
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_decode__what_harms_no_row_is_taken(kind: str) -> None:
     good = KINDS[kind]

@@ -2,8 +2,8 @@
 
 import json
 import re
-import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,13 +18,16 @@ from tests.jobs import conftest as jobs
 from tests.jobs.conftest import CPU, do
 from vitctl.data import tables
 from vitctl.data.cache import cache_folder
+from vitctl.data.datasets import shapes
 from vitctl.data.exclusion import write_exclusion
 from vitctl.data.index import read_index
+from vitctl.data.shards import write_split
 from vitctl.engine.journal import LOG, read_lines
 from vitctl.errors import DataError
 from vitctl.jobs.compare import compare
 
 SPLITS = ("train", "test")
+SIZE = 1000
 speck = jobs.speck
 
 
@@ -53,24 +56,28 @@ def labels_shifted_beside_an_old_index(split: Path) -> None:
     labels_shifted(split)
 
 
-def image_replaced_inside_a_shard(split: Path) -> None:
-    """The largest image by the smallest, of another class: as a PNG that ends early it decodes like any other."""
+def two_images_exchanged(split: Path) -> None:
+    """Inside a shard, of two classes; all images here have the same number of bytes."""
     index = read_index(split)
     rows = np.array(index.rows[: index.shards[0].num_samples])
-    large, small = rows[rows["size"].argmax()], rows[rows["size"].argmin()]
+    pair = rows[0], rows[rows["label"] != rows["label"][0]][0]
+    assert pair[0]["size"] == pair[1]["size"]
     path = split / index.shards[0].name
     data = bytearray(path.read_bytes())
-    begin, source = (int(row["header"]) + int(row["data"]) for row in (large, small))
-    image = data[source : source + int(small["size"])]
-    data[begin : begin + int(large["size"])] = image.ljust(int(large["size"]), b"\0")
+    places = [slice(begin, begin + SIZE) for row in pair for begin in [int(row["header"]) + int(row["data"])]]
+    data[places[0]], data[places[1]] = data[places[1]], data[places[0]]
     path.write_bytes(data)
 
 
 def another_image_left_out(split: Path) -> None:
-    fields = json.loads((split / "excluded.json").read_text())
-    text = json.dumps(fields)
-    assert '": 0}' in text
-    (split / "excluded.json").write_text(text.replace('": 0}', '": 1}'))
+    (split / "excluded.json").unlink()
+    write_exclusion(read_index(split), [1], reason="test")
+
+
+def list_of_left_out_edited(split: Path) -> None:
+    text = (split / "excluded.json").read_text()
+    assert '"sample": 0' in text
+    (split / "excluded.json").write_text(text.replace('"sample": 0', '"sample": 1'))
 
 
 def make_old(split: Path) -> None:
@@ -95,20 +102,29 @@ class Row(NamedTuple):
 
 CHANGED = r"samples\.npy changed since its index was written \(sha256 \w{12}\.\.\., should be \w{12}\.\.\.\)"
 SHARD = r"shard-000000\.tar: sha256 is \w{12}\.\.\., its index says \w{12}\.\.\."
+LIST = r"excluded\.json: made for other shards than these"
 OTHER = "data_sha256 differs"
 TABLE = [
     Row(rows_made_equal, CHANGED, CHANGED, None),
     Row(labels_shifted, CHANGED, CHANGED, None),
-    Row(image_replaced_inside_a_shard, SHARD, None, None),
+    Row(two_images_exchanged, SHARD, None, None),
     Row(labels_shifted_and_noted, None, None, OTHER),
     Row(labels_shifted_beside_an_old_index, None, None, OTHER, make_old),
     Row(another_image_left_out, None, None, OTHER, leave_out_the_first),
+    Row(list_of_left_out_edited, LIST, LIST, None, leave_out_the_first),
 ]
 
 
 @pytest.fixture
-def data(tiny_data: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(tiny_data, tmp_path / "data"))
+def data(tmp_path: Path) -> Path:
+    """As the tiny data, each image of SIZE bytes: a PNG may be followed by zeros."""
+    for split, number in (("train", 70), ("test", 23)):
+        items = [
+            replace(item, read=lambda item=item: item.read().ljust(SIZE, b"\0"), size=None)
+            for item in shapes.items("shape", split, number, seed=0, image_size=16)
+        ]
+        write_split(items, tmp_path / "data" / split, shapes.SHAPES, seed=0, source_text="test", max_samples=18)
+    return tmp_path / "data"
 
 
 def score(job: str, weights: Path, data: Path | str, folder: Path, **values: Any) -> dict[str, Any]:

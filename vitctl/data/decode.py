@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from vitctl.data.jpeg import Jpeg, decode_rows, ended, find_fault, num_scans, read_header
+from vitctl.data.jpeg import LACKS_SCANS, Jpeg, decode_rows, ended, find_fault, lacks_scans, num_scans, read_header
 from vitctl.data.orientation import stored_box, turn_of, turned
 from vitctl.data.turns import wait_for_turn
 from vitctl.data.webp import is_webp, webp_size
@@ -127,6 +127,8 @@ def open_picture(
     if jpeg.width * jpeg.height > max_pixels:
         raise BadSample("too large", f"{jpeg.width}x{jpeg.height} pixels, should be at most {max_pixels}")
     _check_scans(data, jpeg.width * jpeg.height)
+    if truncated == "refuse" and not jpeg.can_stop and lacks_scans(data, jpeg.num_colours):
+        raise BadSample(*LACKS_SCANS)  # the decoder says nothing where the code ends between two scans
     orientation = jpeg.orientation if exif_orientation else 1
     return Picture(data=data, jpeg=jpeg, orientation=orientation, truncated=truncated)
 

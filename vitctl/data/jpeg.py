@@ -17,6 +17,8 @@ from vitctl.data.orientation import exif_orientation, xmp_orientation
 _START_OF_IMAGE, _END_OF_IMAGE = b"\xff\xd8\xff", b"\xff\xd9"
 _BASELINE, _PROGRESSIVE = (0xC0, 0xC1), 0xC2
 _START_OF_SCAN = 0xDA
+_COEFFICIENTS = 64
+_COLOURS = {"Gray": 1, "CMYK": 4, "YCCK": 4}  # others have 3
 _APPLICATION_1 = 0xE1  # Exif and XMP
 _SKIPPED = (0xC4, 0xDB, 0xDD, *range(0xE0, 0xF0), 0xFE)  # tables, restart interval, applications, comments
 _EXIF, _XMP = b"Exif\0\0", b"http://ns.adobe.com/xap/1.0/\0"
@@ -40,6 +42,7 @@ class Jpeg:
         frame: byte at which the frame's marker stands.
         can_stop: whether all colours lie in one scan from top to bottom, and no hole in it, so that decoding can be left early.
         orientation: how the picture is to be turned, 1 to 8 as Exif counts; height and width are those before that.
+        num_colours: 1 or 3.
     """
 
     height: int
@@ -47,6 +50,7 @@ class Jpeg:
     frame: int
     can_stop: bool
     orientation: int = 1
+    num_colours: int = 3
 
 
 class Fault(NamedTuple):
@@ -54,6 +58,9 @@ class Fault(NamedTuple):
 
     reason: str
     said: str
+
+
+LACKS_SCANS = Fault("truncated", "the JPEG lacks its last scans")
 
 
 def ended(data: bytes) -> bytes:
@@ -92,12 +99,34 @@ def find_fault(data: bytes) -> Fault | None:
                 _FEW_ZEROS, 0, decoded
             )  # and not where the last row ends, as filling up would
             is_hollow = begins_before or data.find(_HOLE, _code_begins(data), decoded) >= 0
+            if is_hollow:
+                return Fault("damaged", "zeros stand in the code of the JPEG, whose rows are missing")
             return (
-                Fault("damaged", "zeros stand in the code of the JPEG, whose rows are missing") if is_hollow else None
+                Fault("truncated", "the JPEG lacks its last scans")
+                if lacks_scans(data, _COLOURS.get(colours, 3))
+                else None
             )
         if _CORRUPT in said:
             return Fault("damaged", " ".join(said.split()))
-    return None
+    return LACKS_SCANS if lacks_scans(data, _COLOURS.get(colours, 3)) else None
+
+
+def lacks_scans(data: bytes, num_colours: int) -> bool:
+    """Whether a JPEG of several scans ends before they have told every coefficient of every colour to the last bit.
+
+    Source: ITU-T T.81, sections B.2.3 and G.1.1.1
+    """
+    precise: dict[int, set[int]] = {}  # colour -> coefficients known to the last bit
+    position = _code_begins(data)
+    while 0 <= position < len(data):
+        num = data[position + 4] if position + 4 < len(data) else 0
+        header = data[position + 5 : position + 2 * num + 8]
+        if data[position + 2 : position + 4] == (6 + 2 * num).to_bytes(2) and len(header) == 2 * num + 3:
+            first, last, bits = header[2 * num :]
+            for colour in header[: 2 * num : 2]:
+                precise.setdefault(colour, set()).update(range(first, last + 1) if bits & 15 == 0 else ())
+        position = data.find(b"\xff%c" % _START_OF_SCAN, position + 2)
+    return len(precise) < num_colours or any(len(known) < _COEFFICIENTS for known in precise.values())
 
 
 def _code_begins(data: bytes) -> int:
@@ -155,7 +184,7 @@ def _header(data: bytes, frame: int, num_in_scan: int, can_stop: bool, orientati
     num_bits, num_colours = data[frame + 4], data[frame + 9]
     if not frame or num_bits != 8 or num_colours not in (1, 3) or not height or not width:
         return None
-    return Jpeg(height, width, frame, can_stop and num_in_scan == num_colours, orientation)
+    return Jpeg(height, width, frame, can_stop and num_in_scan == num_colours, orientation, num_colours)
 
 
 class _Scratch(threading.local):
