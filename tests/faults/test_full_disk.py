@@ -5,6 +5,7 @@ import json
 import os
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,13 @@ Act = Callable[[], None]
 
 def fill(disk: Path, leave: int) -> None:
     """Leave so many bytes free."""
-    there = os.statvfs(disk)
-    os.truncate(disk / "filler", 0) if (disk / "filler").exists() else None
-    with (disk / "filler").open("ab") as file:
-        os.posix_fallocate(file.fileno(), 0, max(1, there.f_bavail * there.f_frsize - leave))
+    (disk / "filler").unlink(missing_ok=True)
+    for _ in range(100):
+        there = os.statvfs(disk)
+        with suppress(OSError), (disk / "filler").open("ab") as file:  # the run may have written meanwhile
+            os.posix_fallocate(file.fileno(), 0, max(1, there.f_bavail * there.f_frsize - leave))
+            return
+    raise AssertionError("the disk could not be filled")
 
 
 def make_room(disk: Path) -> None:
