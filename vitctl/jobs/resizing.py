@@ -55,7 +55,11 @@ def own_transform(meta: dict[str, Any]) -> EvalTransform:
     """The pre-processing that is stored with weights."""
     size = meta["image_size"]
     return EvalTransform(
-        size, method=meta["eval_method"], resize=meta["eval_resize"] or size, resample=meta["resample"]
+        size,
+        method=meta["eval_method"],
+        resize=meta["eval_resize"] or size,
+        resample=meta["resample"],
+        exif_orientation=meta.get("exif_orientation", True),
     )
 
 
