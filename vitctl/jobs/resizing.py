@@ -59,7 +59,7 @@ def own_transform(meta: dict[str, Any]) -> EvalTransform:
         method=meta["eval_method"],
         resize=meta["eval_resize"] or size,
         resample=meta["resample"],
-        exif_orientation=meta.get("exif_orientation", True),
+        exif_orientation=bool(meta.get("exif_orientation", False)),
     )
 
 
@@ -71,14 +71,15 @@ def their_transform(to: str, own: EvalTransform) -> EvalTransform:
         own: of the weights.
     """
     antialias = own.resample if own.resample.endswith("_antialias") else "bilinear_antialias"
+    turned = {"exif_orientation": own.exif_orientation}  # only resizing is compared
     if to == "safetensors":
         return own
     if to == "google":
-        return EvalTransform(own.image_size, resize=own.image_size)
+        return EvalTransform(own.image_size, resize=own.image_size, **turned)
     if to == "hf" or (to == "timm" and own.method == "square"):
-        return EvalTransform(own.image_size, resize=own.image_size, resample=antialias)
+        return EvalTransform(own.image_size, resize=own.image_size, resample=antialias, **turned)
     if to in ("timm", "torchvision") and (own.method == "shorter_side" or own.resize > own.image_size):
-        return TorchvisionTransform(own.image_size, own.method, own.resize, antialias)
+        return TorchvisionTransform(own.image_size, own.method, own.resize, antialias, **turned)
     return replace(own, resample=antialias)
 
 
