@@ -71,15 +71,19 @@ def their_transform(to: str, own: EvalTransform) -> EvalTransform:
         own: of the weights.
     """
     antialias = own.resample if own.resample.endswith("_antialias") else "bilinear_antialias"
-    turned = {"exif_orientation": own.exif_orientation}  # only resizing is compared
+    plain = replace(
+        own, method="square", resize=own.image_size, resample="bilinear"
+    )  # turned as ours: resizing is compared
     if to == "safetensors":
         return own
     if to == "google":
-        return EvalTransform(own.image_size, resize=own.image_size, **turned)
+        return plain
     if to == "hf" or (to == "timm" and own.method == "square"):
-        return EvalTransform(own.image_size, resize=own.image_size, resample=antialias, **turned)
+        return replace(plain, resample=antialias)
     if to in ("timm", "torchvision") and (own.method == "shorter_side" or own.resize > own.image_size):
-        return TorchvisionTransform(own.image_size, own.method, own.resize, antialias, **turned)
+        return TorchvisionTransform(
+            own.image_size, own.method, own.resize, antialias, exif_orientation=own.exif_orientation
+        )
     return replace(own, resample=antialias)
 
 
