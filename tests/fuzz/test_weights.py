@@ -83,7 +83,7 @@ def read(path: Path) -> str:
 def check_sound(weights: Weights) -> None:
     """What was read can be computed with: numbers, and images that become numbers."""
     assert all(np.isfinite(tensor.double().numpy()).all() for tensor in weights.state.values())
-    meta = weights.meta
+    meta = {name: value for name, value in weights.meta.items() if value is not None}  # None: it is not told
     for name in meta.keys() & {"mean", "std"}:
         values = np.array(meta[name], np.float64)
         assert values.shape == (3,) and np.isfinite(values).all() and (name == "mean" or values.min() > 0)

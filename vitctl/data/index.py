@@ -27,7 +27,7 @@ from vitctl.data.tables import LABELS, SAMPLES, table_problems, table_sha256, wr
 from vitctl.errors import DataError
 from vitctl.system.bounds import CLASSES, INDEX, SHARD
 from vitctl.system.files import parse_json, read_bytes, write_text
-from vitctl.system.text import escaped_json
+from vitctl.system.text import escaped_json, one_line
 
 FORMAT = "vitctl-index/1"
 _TABLE_HEADER_BYTES = 2**16
@@ -333,7 +333,7 @@ def _address_problems(fields: dict[str, Any], base: str) -> list[str]:
             if base or "url" in shard:
                 check_address(shard.get("url") or f"{base}/{shard['name']}")
                 if not _SHA256.fullmatch(shard["sha256"]):
-                    problems.append(f"{shard['name']}: sha256 should be 64 hex digits")
+                    problems.append(f"{one_line(shard['name'])}: sha256 should be 64 hex digits")
         except DataError as error:
             problems.append(str(error))
     return problems
@@ -348,10 +348,10 @@ def _size_problems(folder: Path, fields: dict[str, Any]) -> list[str]:
             # A Path for each of many shards would take seconds.
             num_bytes = os.stat(f"{folder}/{shard['name']}").st_size
         except (OSError, ValueError):
-            problems.append(f"{shard['name']} is missing")
+            problems.append(f"{one_line(shard['name'])} is missing")
             continue
         if num_bytes != shard["num_bytes"]:
-            problems.append(f"{shard['name']} has {num_bytes} bytes, should have {shard['num_bytes']}")
+            problems.append(f"{one_line(shard['name'])} has {num_bytes} bytes, should have {shard['num_bytes']}")
     return problems
 
 

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from vitctl.data.tables import LABELS, SAMPLES, are_noted
+from vitctl.system.text import ends_line
 
 _MOST = 2**53  # what every JSON reader takes for a whole number
 _MOST_LABELS = 10**6
@@ -14,7 +15,7 @@ _NO_FILE_NAME = re.compile(r"^\.{0,2}$|[\0/\ud800-\udc7f\udd00-\udfff]")
 
 
 def _file_name(name: str) -> str:
-    if _NO_FILE_NAME.search(name):
+    if _NO_FILE_NAME.search(name) or ends_line(name):
         raise ValueError("no name of a file beside the index")
     return name
 

@@ -64,6 +64,10 @@ def test_read_parquet__refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     write(path, [1], image=[None])
     with pytest.raises(DataError, match="a row holds no encoded image"):
         open_originals(str(path))
+    for label in (2, -2):
+        write(path, [0, label], ["a", "b"])
+        with pytest.raises(DataError, match=rf"image p1.jpg has label {label}, should be -1 to 1"):
+            open_originals(str(path))
     write(tmp_path / "train-0.parquet", [0], ["a"])
     write(tmp_path / "train-1.parquet", [0], ["b"])
     path.unlink()

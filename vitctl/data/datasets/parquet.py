@@ -16,6 +16,7 @@ from vitctl.errors import DataError
 from vitctl.system.bounds import TABLE
 from vitctl.system.files import open_regular
 from vitctl.system.parsing import parsing, said_by
+from vitctl.system.text import one_line
 
 _IMAGE, _LABEL = ("image", "img", "jpg", "png"), ("label", "fine_label", "labels", "cls")
 _WITH_WNID = re.compile(r"(.+)_n\d{8}(\.JPEG)")  # ImageNet's names there carry the class once more
@@ -77,6 +78,12 @@ def _read_split(paths: list[Path]) -> Originals:
         for number, (name, label, offset, size) in enumerate(rows)
     ]
     names = names or list(numbered(max(map(_largest, items), default=0) + 1))
+    for item in items:
+        given = item.label if isinstance(item.label, tuple) else (item.label,)
+        if not all(-1 <= label < len(names) for label in given):
+            raise DataError(
+                f"{paths[0].parent}: image {one_line(item.key)} has label {item.label}, should be -1 to {len(names) - 1}"
+            )
     return Originals(items, tuple(names), str(paths[0].parent), is_own=True)
 
 
