@@ -13,6 +13,7 @@ from vitctl.data.exclusion import FILE as EXCLUDED
 from vitctl.data.exclusion import open_shards, write_exclusion
 from vitctl.engine.checkpoint import FORMAT, STATE, read_state
 from vitctl.errors import VitctlError
+from vitctl.jobs.compare import compare
 from vitctl.jobs.kept import Attention, MicroBatch, read_kept
 from vitctl.jobs.result import FILE as RESULT
 from vitctl.jobs.result import RunResult, read_result
@@ -32,8 +33,15 @@ STATE_OF_A_RUN = {
 RESULT_OF_A_RUN = {
     "job": "evaluate",
     "status": "done",
-    "metrics": {"accuracy": 0.5, "real": {"accuracy": 0.75}},
-    "provenance": {"split": "test"},
+    "metrics": {"accuracy": 0.5, "real": {"accuracy": 0.75}, "tasks": {"a": {"accuracy": 0.5}}},
+    "provenance": {
+        "split": "test",
+        "image_size": 8,
+        "eval_resize": 9,
+        "data_verified": False,
+        "data_damaged": ["a"],
+        "tasks": {"a": {"split": "test"}},
+    },
     "files": {"model": "a/b"},
     "error": "",
 }
@@ -84,6 +92,7 @@ def test_result(tmp_path: Path, num_examples: int) -> None:
         result = read_result(tmp_path)
         assert isinstance(result, RunResult) and result.status in ("done", "stopped", "failed")
         assert all(isinstance(value, str) for value in result.files.values())
+        compare([tmp_path, tmp_path])
 
     both(tmp_path / RESULT, RESULT_OF_A_RUN, read, num_examples)
 

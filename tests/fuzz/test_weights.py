@@ -7,6 +7,7 @@ import resource
 import time
 import zipfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from vitctl.errors import VitctlError
 from vitctl.models.build import build
 from vitctl.models.configs import ViTConfig
 from vitctl.models.variants import to_dict
+from vitctl.models.weights.header import read_config
 from vitctl.models.weights.load import Weights, read_weights
 from vitctl.system.text import has_control
 
@@ -62,6 +64,8 @@ def _torch(*, legacy: bool) -> bytes:
 def read(path: Path) -> str:
     """What came of reading a file: refused in one piece of plain text, in time and in bounds; or read."""
     began, before = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with suppress(VitctlError):  # what a plan reads, without torch
+        read_config(path)
     try:
         weights = read_weights(path)
     except VitctlError as error:
@@ -108,6 +112,21 @@ def test_bytes(tmp_path: Path, make: Callable[[], bytes], num_examples: int) -> 
         return read(path)
 
     assert fuzz(check, mutated((make(),)), num_examples)["refused"] > num_examples // 10
+
+
+@pytest.mark.parametrize("num_examples", EXAMPLES)
+def test_header(tmp_path: Path, num_examples: int) -> None:
+    """The table of tensors at the start of a safetensors file."""
+    path = tmp_path / "weights.safetensors"
+    whole = _ours()
+    length = int.from_bytes(whole[:8], "little")
+
+    def check(text: bytes) -> str:
+        path.write_bytes(len(text).to_bytes(8, "little") + text + whole[8 + length :])
+        return read(path)
+
+    assert check(whole[8 : 8 + length]) == "read"
+    assert fuzz(check, mutated_json(json.loads(whole[8 : 8 + length])), num_examples)["refused"] > num_examples // 4
 
 
 @pytest.mark.parametrize("num_examples", EXAMPLES)

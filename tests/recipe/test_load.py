@@ -121,6 +121,14 @@ def test_load_recipe__a_section_given_as_a_value(tmp_path: Path) -> None:
     assert said == "--set: model is a section, not a value; set what is in it, e.g. model.name"
 
 
+@pytest.mark.parametrize("value", ['["shards"]', "[1]", '["a=1", {path = "b"}]'])
+def test_load_recipe__what_should_be_a_table_in_a_list(tmp_path: Path, value: str) -> None:
+    path = tmp_path / "r.toml"
+    path.write_text(f'extends = "smoke"\n[data]\nmixture = {value}\n')
+    with pytest.raises(RecipeError, match=r"data\.mixture\.0 = .* should be a table; `vitctl recipes explain` shows"):
+        load_recipe(str(path))
+
+
 def test_extends__deep_merge_the_nearest_wins_and_origins_stay(tmp_path: Path) -> None:
     write(tmp_path, "first.toml", MINIMAL)
     write(tmp_path, "second.toml", 'extends = "first.toml"\n[optimizer]\nlr = 0.2\nbeta1 = 0.8\n')

@@ -5,10 +5,11 @@ import importlib.metadata
 import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BaseModel, TypeAdapter, ValidationError
 
 from vitctl.data.origin import source_text
 from vitctl.data.read import Source
@@ -27,6 +28,31 @@ _IDLE = {"machine", "log", "note", "checkpoint"}
 _RESOLVED = ("dropout", "drop_path", "precision")
 
 
+class _Numbers(BaseModel):
+    """Of metrics, what is taken apart by whoever reads them: an accuracy, one for each number of shots or task, counts."""
+
+    accuracy: float | dict[str, float] | None = None
+    correct: int | None = None
+    total: int | None = None
+    tasks: dict[str, dict[str, Any]] | None = None
+    groups: dict[str, float | None] | None = None
+    by_seed: dict[str, Any] | list[Any] | None = None
+
+
+class _Origin(BaseModel):
+    """Of the provenance, likewise."""
+
+    image_size: int | None = None
+    eval_resize: int | None = None
+    data_damaged: list[str] = []
+    tasks: dict[str, dict[str, Any]] | None = None
+
+
+def _sound(values: dict[str, Any], kind: type[BaseModel]) -> dict[str, Any]:
+    kind.model_validate(values, strict=True)
+    return values
+
+
 @dataclass(frozen=True)
 class RunResult:
     """The outcome of a job.
@@ -37,8 +63,8 @@ class RunResult:
 
     job: str
     status: Literal["done", "stopped", "failed"]
-    metrics: dict[str, Any] = field(default_factory=dict)
-    provenance: dict[str, Any] = field(default_factory=dict)
+    metrics: Annotated[dict[str, Any], AfterValidator(partial(_sound, kind=_Numbers))] = field(default_factory=dict)
+    provenance: Annotated[dict[str, Any], AfterValidator(partial(_sound, kind=_Origin))] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
     error: str = ""
 

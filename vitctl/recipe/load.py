@@ -228,8 +228,12 @@ def _problem(detail: ErrorDetails, schema: type[BaseModel], origins: Mapping[str
         case "missing":
             return f"{where}: {key} is missing; set it in the recipe or with --set {key}=..."
         case "model_type":
-            inside = _fields(schema, key.split("."))[0]
-            return f"{where}: {key} is a section, not a value; set what is in it, e.g. {key}.{inside}"
+            inside = _fields(schema, key.split("."))
+            if not inside:  # an element of a list of tables
+                return (
+                    f"{where}: {key} = {_shown(value)} should be a table; `vitctl recipes explain` shows what is in it"
+                )
+            return f"{where}: {key} is a section, not a value; set what is in it, e.g. {key}.{inside[0]}"
         case "value_error":
             return f"{where}: {key + ': ' if key else ''}{detail['ctx']['error']!s}"
         case _:

@@ -84,6 +84,7 @@ LOG_LINE = _bound("log_line", 16, "MiB", "a line of log.jsonl; a longer one is n
 # Weights
 WEIGHTS = _bound("weights", 65_536, "MiB", "a weights file, and what an archive of weights claims to hold")
 WEIGHTS_GROWTH = _bound("weights_growth", 16, "times", "what such an archive claims, by its own size, beside 256 MiB")
+TENSORS = _bound("tensors", 20_000, "tensors", "tensors of a weights file")
 # Servers
 HTTP_SECONDS = _bound("http_seconds", 60, "s", "an answer of a server until it flows, and its slack from then on")
 HTTP_SLOWEST = _bound(

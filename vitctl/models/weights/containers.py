@@ -1,5 +1,6 @@
 """Tensors out of a file, whatever program wrote it. Nothing that could run code is ever opened."""
 
+import math
 import pickle
 import re
 import warnings
@@ -8,7 +9,7 @@ import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from tokenize import TokenError
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -34,6 +35,7 @@ _BAD_ARRAYS = (
     NotImplementedError,
     RuntimeError,
 )
+_MOST_SIDE = 2**53
 _ZEROS_BYTES = 256 * 2**20  # of a new head, which shrink to nothing
 # How files that are no weights begin, and what to tell their owner.
 _NOT_WEIGHTS = {
@@ -61,6 +63,7 @@ def kind_of(path: Path) -> Kind:
         needed = 8 + int.from_bytes(start[:8], "little")
         if needed > size:
             raise CheckpointError(f"{path}: truncated, its header alone takes {needed} bytes of {size}; copy it again")
+        _whole_header(path)
         return "safetensors"
     if start.startswith(b"PK\x03\x04"):
         return _kind_of_zip(path)
@@ -90,10 +93,14 @@ def read_shapes(path: Path) -> Tensors:
 
 
 def _safetensors_shapes(path: Path) -> dict[str, list[int]]:
+    return {name: entry["shape"] for name, entry in _whole_header(path).items() if name != "__metadata__"}
+
+
+def _whole_header(path: Path) -> dict[str, Any]:
     header = safetensors_header(path)
     if header is None:
         raise CheckpointError(f"{path}: damaged or truncated safetensors file; copy it again")
-    return {name: entry["shape"] for name, entry in header.items() if name != "__metadata__"}
+    return header
 
 
 def _npz_shapes(path: Path) -> dict[str, tuple[int, ...]]:
@@ -108,7 +115,10 @@ def _npz_shapes(path: Path) -> dict[str, tuple[int, ...]]:
                         if version == (1, 0)
                         else np.lib.format.read_array_header_2_0
                     )
-                    shapes[name.removesuffix(".npy")], _, _ = read(member)
+                    shape, _, _ = read(member)
+                    if any(not 0 <= side < _MOST_SIDE for side in shape) or math.prod(shape) >= _MOST_SIDE:
+                        raise ValueError(f"{one_line(name)} has the shape {shape}")
+                    shapes[name.removesuffix(".npy")] = shape
     except (*_BAD_ARRAYS, EOFError, OSError, ValueError) as error:
         raise CheckpointError(f"{path}: damaged or truncated .npz archive ({error}); copy it again") from error
     return shapes

@@ -230,7 +230,7 @@ def _header(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
         raise CheckpointError(f"{path}: a safetensors file without vitctl metadata, so the model it fits is not known")
     try:
         header = json.loads(metadata[_METADATA_KEY])
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: its vitctl metadata is not JSON ({error})") from error
     stored_format = header.get("format") if isinstance(header, dict) else None
     if stored_format != FORMAT:
