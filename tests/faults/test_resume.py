@@ -73,7 +73,11 @@ def seed_edited(_: Path, folder: Path) -> None:
 
 
 CHANGES: list[tuple[Callable[[Path, Path], None], str, str]] = [
-    (images_replaced, "data", r"the training images or their labels are others \(digest \w{12}, now \w{12}\)"),
+    (
+        images_replaced,
+        "data",
+        r"the training images or their labels are others, or the same written anew \(digest \w{12}, now \w{12}\)",
+    ),
     (images_fewer, "data", "70 training images, now 60"),
     (scored_images_replaced, "data", "the images that are scored or their labels are others"),
     (classes_reversed, "data", "the classes of the training images are others, or in another order"),
@@ -133,7 +137,8 @@ def test_resume__something_else_is_refused_and_named_unless_allowed(
         resume(stopped)
     assert content(stopped / "checkpoints") == kept
     result = resume(stopped, key)
-    assert (result["status"], result["provenance"]["changed_on_purpose"]) == ("done", True)
+    assert result["status"] == "done"
+    assert words.replace("\\", "")[:20] in "; ".join(result["provenance"]["changed_on_purpose"])
     assert words.replace("\\", "")[:20] in warnings(stopped)
 
 

@@ -99,6 +99,9 @@ def test_masked_patches__need_no_labels(tmp_path: Path) -> None:
     write(tmp_path / "odd", "train", label=BEYOND)
     with pytest.raises(DataError, match=rf"'train': {of(BEYOND)}"):
         do(TINY, tmp_path / "other", **{**values, "data.path": str(tmp_path / "odd"), "data.eval_split": ""})
+    write(write(tmp_path / "scored", "train"), "test", label=BEYOND)
+    with pytest.raises(DataError, match=rf"'test': {of(BEYOND)}"):
+        do(TINY, tmp_path / "third", **{**values, "data.path": str(tmp_path / "scored")})
 
 
 @pytest.mark.parametrize(

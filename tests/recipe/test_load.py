@@ -297,7 +297,23 @@ def test_load_recipe__deep_nesting_is_no_crash(tmp_path: Path) -> None:
     assert "deep.toml: not valid TOML" in refused(path)
 
 
-@pytest.mark.parametrize("key", ["mean=[inf, 0, 0]", "std=[0.5, 0, 0.5]", "std=[0.5, -1, 0.5]", "mean=[nan, 0, 0]"])
+@pytest.mark.parametrize("value", ["note=" + "a" * 20_000, "data.classes=[" + '"class", ' * 4_000 + "]"])
+def test_parse_override__what_is_longer_than_a_line_of_a_recipe(value: str) -> None:
+    with pytest.raises(RecipeError, match=r"characters, should be at most 16,384; write it into a recipe"):
+        parse_override(value)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "mean=[inf, 0, 0]",
+        "std=[0.5, 0, 0.5]",
+        "std=[0.5, -1, 0.5]",
+        "mean=[nan, 0, 0]",
+        "std=[1e-46, 1, 1]",
+        "mean=[1e300, 0, 0]",
+    ],
+)
 def test_load__a_value_range_that_makes_no_numbers_is_refused(key: str) -> None:
     with pytest.raises(RecipeError, match="finite"):
         load_recipe("smoke", [parse_override(f"data.{key}")])

@@ -18,8 +18,9 @@ _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 _ORIENTATION = 0x0112
 Truncated = Literal["refuse", "pad"]
 # Memory that Pillow and we take while a picture is decoded, in bytes a pixel; measured, tests/data/test_bounds.py.
-_BYTES_A_PIXEL = {"WEBP": 24, "I": 16, "F": 16}
-_USUAL_BYTES_A_PIXEL = 12
+# By format, else by the mode of its pixels; other modes are made into RGB beside what they are.
+_BYTES_A_PIXEL = {"WEBP": 24, "CMYK JPEG": 20, "RGB": 12, "L": 12, "P": 12, "1": 12}
+_OTHER_BYTES_A_PIXEL = 16
 _JPEG_BYTES_A_PIXEL, _PROGRESSIVE_BYTES_A_PIXEL = 3, 9
 
 
@@ -126,6 +127,7 @@ def open_picture(
         return Picture(pixels, orientation=orientation if exif_orientation else 1)
     if jpeg.width * jpeg.height > max_pixels:
         raise BadSample("too large", f"{jpeg.width}x{jpeg.height} pixels, should be at most {max_pixels}")
+    _check_memory(jpeg.width, jpeg.height, _jpeg_bytes(jpeg, jpeg.height))
     _check_scans(data, jpeg.width * jpeg.height)
     if truncated == "refuse" and not jpeg.can_stop and lacks_scans(data, jpeg.num_colours):
         raise BadSample(*LACKS_SCANS)  # the decoder says nothing where the code ends between two scans
@@ -167,7 +169,7 @@ def _decode_with_pillow(data: bytes, max_pixels: int, truncated: Truncated) -> t
         warnings.simplefilter("ignore")  # Pillow's remarks on metadata; the bound on pixels is ours
         try:
             with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
-                kind = image.mode[0] if image.mode[0] in _BYTES_A_PIXEL else image.format or ""
+                kind = "CMYK JPEG" if (image.mode, image.format) == ("CMYK", "JPEG") else image.mode
                 _check_size(kind, image.width, image.height, max_pixels)
                 if image.format == "JPEG":
                     _check_scans(data, image.width * image.height)
@@ -193,13 +195,17 @@ def _check_size(kind: str, width: int, height: int, max_pixels: int) -> None:
     """Before a picture is decoded; a large one waits for its turn here. Raises BadSample where it is too large."""
     if width * height > max_pixels:
         raise BadSample("too large", f"{width}x{height} pixels, should be at most {max_pixels}")
-    needed = width * height * _BYTES_A_PIXEL.get(kind, _USUAL_BYTES_A_PIXEL)
+    needed = width * height * _BYTES_A_PIXEL.get(kind, _OTHER_BYTES_A_PIXEL)
+    _check_memory(width, height, needed)
+    wait_for_turn(needed)
+
+
+def _check_memory(width: int, height: int, needed: int) -> None:
     if needed > PICTURE.most:
         raise BadSample(
             "too large",
             f"{width}x{height} pixels need {needed >> 20} MiB to decode, should be at most {PICTURE.most >> 20}",
         )
-    wait_for_turn(needed)
 
 
 def _jpeg_bytes(jpeg: Jpeg, num_rows: int) -> int:

@@ -13,6 +13,7 @@ from urllib.parse import quote, urlsplit
 from urllib.request import HTTPRedirectHandler, Request
 
 from vitctl.errors import DataError
+from vitctl.system.bounds import HTTP_SECONDS
 from vitctl.system.http import bounded_opener, told_bytes
 from vitctl.system.parsing import parsing, said_by
 from vitctl.system.text import has_control, one_line
@@ -22,7 +23,6 @@ _ATTEMPTS_TO_ASK = 3  # whether a file has changed; then what was kept is used
 _VERSION = re.compile(r'(?:W/)?"[!-~]{0,500}"')
 _PAUSE_SECONDS = 0.5
 _LONGEST_PAUSE_SECONDS = 30.0
-_TIMEOUT_SECONDS = 30.0
 _CHUNK = 2**20
 _FSSPEC_CHUNK = 8 * 2**20
 _PASSING = {408, 425, 429, 500, 502, 503, 504}
@@ -213,7 +213,7 @@ def _from_http(url: str, start: int, stop: int | None, version: str = "") -> _An
     if version:
         headers["If-None-Match"] = version
     try:
-        response = bounded_opener(_Redirects()).open(Request(address, headers=headers), timeout=_TIMEOUT_SECONDS)
+        response = bounded_opener(_Redirects()).open(Request(address, headers=headers), timeout=HTTP_SECONDS.most)
     except HTTPError as error:
         error.close()  # it holds the connection
         if error.code == 304:

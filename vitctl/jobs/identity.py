@@ -16,7 +16,6 @@ from vitctl.system.files import read_json, write_json
 KEY = "made_of"  # in state.json
 ALLOWED = "allowed.json"
 _MOST_BYTES = 2**20
-_SHOWN = 4
 _IMAGES = {"train": "training images", "score": "images that are scored"}
 
 
@@ -57,8 +56,7 @@ class Identity:
         allowed = _read_allowed(root)
         if not differing or _digest(self.made_of) in allowed["before"]:
             return ""
-        words = "; ".join(text for _, text in differing[:_SHOWN])
-        words += f"; and {len(differing) - _SHOWN} more" if len(differing) > _SHOWN else ""
+        words = "; ".join(text for _, text in differing)
         refused = dict.fromkeys(key for key, _ in differing if not _covers(allowed["now"], key))
         if refused:
             keys = " ".join(f"--allow {key}" for key in refused)
@@ -66,7 +64,8 @@ class Identity:
                 f"{self.folder}: {name} was not trained with this: {words}; undo that, choose another folder with --out, or go on "
                 f"all the same with: vitctl resume {root} {keys}"
             )
-        write_json(root / ALLOWED, allowed | {"before": [*allowed["before"], _digest(self.made_of)]})
+        said = [*allowed["said"], *(text for _, text in differing)]
+        write_json(root / ALLOWED, allowed | {"before": [*allowed["before"], _digest(self.made_of)], "said": said})
         return f"going on from {name} with something else on purpose: {words}"
 
 
@@ -101,7 +100,8 @@ def allow(run_dir: Path, keys: Sequence[str]) -> None:
 
 def changed_on_purpose(run_dir: Path) -> dict[str, Any]:
     """For the provenance of a run that went on with something else: its digests and recipe are those of its end."""
-    return {"changed_on_purpose": True} if _read_allowed(run_dir)["before"] else {}
+    allowed = _read_allowed(run_dir)
+    return {"changed_on_purpose": allowed["said"] or True} if allowed["before"] else {}
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -117,7 +117,8 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple
         if one["class_names"] != two["class_names"]:
             found.append(("data", f"the classes of the {name} are others, or in another order"))
         elif one["sha256"] != two["sha256"] and one["num_images"] == two["num_images"]:
-            text = f"the {name} or their labels are others (digest {one['sha256'][:12]}, now {two['sha256'][:12]})"
+            digests = f"digest {one['sha256'][:12]}, now {two['sha256'][:12]}"
+            text = f"the {name} or their labels are others, or the same written anew ({digests})"
             found.append(("data", text))
     if before["weights"] != now["weights"]:
         found.append(("weights", f"start weights {before['weights'][:12]}, now {now['weights'][:12]}"))
@@ -153,8 +154,8 @@ def _covers(allowed: Sequence[str], key: str) -> bool:
 
 def _read_allowed(run_dir: Path) -> dict[str, list[str]]:
     if not (run_dir / ALLOWED).exists():
-        return {"now": [], "before": []}
+        return {"now": [], "before": [], "said": []}
     fields = read_json(run_dir / ALLOWED, _MOST_BYTES, error=CheckpointError)
     if not isinstance(fields, dict) or not all(isinstance(fields.get(name), list) for name in ("now", "before")):
         raise CheckpointError(f"{run_dir / ALLOWED}: should hold what a run may go on with; remove it")
-    return fields
+    return {"said": [], **fields}

@@ -74,6 +74,8 @@ def open_training_images(
     )
     check_labels(train, data.train_split, "training" if needs_labels else "pixels")
     test = (open_scored if needs_labels else open_images)(scored, data.eval_split, run_dir) if data.eval_split else None
+    if test is not None and not needs_labels:
+        check_labels(test, data.eval_split, "pixels")
     if test is not None and test.class_names != train.class_names:
         odd = sorted(set(train.class_names) ^ set(test.class_names))[:3]
         raise DataError(

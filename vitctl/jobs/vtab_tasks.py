@@ -31,9 +31,10 @@ def open_tasks(recipe: Vtab, tasks: Sequence[VtabTask], run_dir: Path) -> dict[s
             problems.append((task.name, error))
     if problems:
         missing = ", ".join(name for name, _ in problems)
+        mini = "" if recipe.vtab.suite == "mini" else ", --suite mini needs no data"
         reason = f" ({problems[0][1]})" if len(problems) == 1 else ""
         raise DataError(
             f"{len(problems)} of {len(tasks)} tasks have no usable shards under {root}: {missing}{reason}; each needs a folder "
-            f"{root}/NAME made by `vitctl data shards`; --task takes some of the tasks, --suite mini needs no data"
+            f"{root}/NAME made by `vitctl data shards`; --task takes some of the tasks{mini}"
         )
     return opened

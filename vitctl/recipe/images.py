@@ -1,10 +1,10 @@
 """The [data] tables of a recipe: where images come from, and what is done to them before a model sees them."""
 
-from math import isfinite
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from vitctl.models.weights.meta import LARGEST, SMALLEST
 from vitctl.recipe.sections import Names, Section, Triple, knob
 
 Resample = Literal["bilinear", "bilinear_antialias", "bicubic_antialias"]
@@ -210,6 +210,8 @@ class PretrainImages(TrainImages):
 
     @model_validator(mode="after")
     def _values_stay_numbers(self) -> "PretrainImages":
-        if not all(map(isfinite, (*self.mean, *self.std))) or min(self.std) <= 0:
-            raise ValueError(f"mean = {list(self.mean)}, std = {list(self.std)} should be finite, and std above 0")
+        if not all(abs(value) <= LARGEST for value in (*self.mean, *self.std)) or min(self.std) < SMALLEST:
+            raise ValueError(
+                f"mean = {list(self.mean)}, std = {list(self.std)} should be finite in float32, and std above 0 in it"
+            )
         return self

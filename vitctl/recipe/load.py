@@ -12,6 +12,7 @@ from pydantic_core import ErrorDetails
 
 from vitctl.errors import RecipeError
 from vitctl.recipe.schema import JOBS, Recipe
+from vitctl.system.bounds import RECIPE_LINE
 from vitctl.system.files import parse_toml, read_toml
 from vitctl.system.text import has_control, one_line
 
@@ -77,13 +78,17 @@ def parse_override(text: str) -> Override:
     """`a.b=value` as typed after --set; the value is TOML where it reads as such, else the text itself.
 
     Raises:
-        RecipeError: there is no `=`.
+        RecipeError: there is no `=`, or the text is too long.
     """
     if any("\ud800" <= letter <= "\udfff" for letter in text):
         raise RecipeError(f"--set {one_line(text)}: is not UTF-8 text, which no recipe can hold")
     key, found, value = text.partition("=")
     if not found or not key.strip():
         raise RecipeError(f"--set {text}: write it as section.key=value, e.g. --set optimizer.lr=0.001")
+    if len(text) > RECIPE_LINE.most:
+        raise RecipeError(
+            f"--set {one_line(text[:40])}...: {len(text):,} characters, should be at most {RECIPE_LINE.most:,}; write it into a recipe"
+        )
     try:
         parsed = parse_toml(f"value = {value}")
         return Override(key.strip(), parsed["value"] if list(parsed) == ["value"] else value)

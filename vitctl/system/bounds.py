@@ -56,7 +56,9 @@ def _bound(name: str, usual: int, unit: str, what: str) -> Bound:
 
 # Pictures
 IMAGE_FILE = _bound("image_file", 64, "MiB", "one encoded image, or any other member of a shard")
-PIXELS = _bound("pixels", 89_478_485, "pixels", "height x width of a picture, and of what a transform makes of it")
+PIXELS = _bound(
+    "pixels", 89_478_485, "pixels", "height x width of a picture, and of what scaling its shorter side makes of it"
+)
 PICTURE = _bound("picture", 1024, "MiB", "memory to decode one picture: pixels x bytes a pixel of its format")
 LARGE = _bound("large", 192, "MiB", "a picture that needs more memory is decoded while no other loader worker does so")
 HELD = _bound("held", 64, "MiB", "decoded pictures and files that a loader worker holds before it transforms them")
@@ -71,7 +73,12 @@ INDEX = _bound("index", 256, "MiB", "index.json, a list of excluded images")
 SHARD_LIST = _bound("shard_list", 256, "MiB", "a list of shards, @shards.txt")
 # Original files of data sets
 LIST_FILE = _bound("list_file", 256, "MiB", "a text, JSON or pickle file of a data set")
-TABLE = _bound("table", 1024, "MiB", "a .csv, .tsv or .parquet table, and each column of it in memory")
+TABLE = _bound(
+    "table",
+    1024,
+    "MiB",
+    "a .csv or .tsv table, the text in a .parquet table, and its row groups beyond the size of the file",
+)
 CLASSES = _bound("classes", 1_000_000, "classes", "classes that have no names, counted by their largest label")
 RECORD = _bound("record", 256, "MiB", "a record of a TFRecord file")
 UNPACKED = _bound("unpacked", 1024, "MiB", "what an archive holds, beside a hundred times its own size")
@@ -86,7 +93,7 @@ WEIGHTS = _bound("weights", 65_536, "MiB", "a weights file, and what an archive 
 WEIGHTS_GROWTH = _bound("weights_growth", 16, "times", "what such an archive claims, by its own size, beside 256 MiB")
 TENSORS = _bound("tensors", 20_000, "tensors", "tensors of a weights file")
 # Servers
-HTTP_SECONDS = _bound("http_seconds", 60, "s", "an answer of a server until it flows, and its slack from then on")
+HTTP_SECONDS = _bound("http_seconds", 60, "s", "silence of a server, and an answer until it flows at the rate below")
 HTTP_SLOWEST = _bound(
     "http_bytes_a_second", 1024, "B/s", "the rate below which an answer is cut off and asked for again"
 )

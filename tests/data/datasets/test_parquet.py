@@ -78,6 +78,16 @@ def test_read_parquet__refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         open_originals(str(tmp_path))
 
 
+def test_read_parquet__much_text_made_of_little(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dictionary holds the one text of all rows."""
+    labels = pa.array(["x" * 40_000] * 3_000).dictionary_encode()
+    pq.write_table(pa.table({"path": [f"{n}.png" for n in range(3_000)], "label": labels}), tmp_path / "x.parquet")
+    assert (tmp_path / "x.parquet").stat().st_size < 100_000
+    monkeypatch.setenv("VITCTL_MAX_TABLE", "100")
+    with pytest.raises(DataError, match=r"x.parquet: holds more than 104,857,600 bytes of text"):
+        open_originals(str(tmp_path / "x.parquet"))
+
+
 def test_read_parquet__several_labels(tmp_path: Path) -> None:
     images = [{"bytes": b"x", "path": f"{n}.jpg"} for n in range(3)]
     table = pa.table({"image": images, "labels": [[2, 0], [], [1, 1]]})

@@ -149,7 +149,9 @@ def test_read__refuses_archives_larger_than_any_model(tmp_path: Path, monkeypatc
     path.write_bytes(good("npz"))
     assert len(read_tensors(path)) == 1
     monkeypatch.setattr("vitctl.models.weights.containers.WEIGHTS", Bound("weights", 30000, "B", ""))
-    assert_refused(path, "more than a model of its size; not opened")
+    assert_refused(path, "40,256 bytes, should be at most 30,000")
+    np.savez_compressed(path, a=np.zeros(10000))
+    assert_refused(path, "claims to hold 80,128 bytes, more than a model of its size; not opened")
 
 
 @pytest.mark.parametrize(

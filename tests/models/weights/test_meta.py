@@ -40,8 +40,17 @@ def own(path: Path, config: ViTConfig, meta: dict[str, Any]) -> Path:
 
 
 BAD = {
-    "mean": [[float("inf"), 0, 0], [float("nan"), 0, 0], [0.5], [0.5] * 4, "0.5", ["0.5"] * 3, [[0.5]] * 3],
-    "std": [[0.5, 0, 0.5], [0.5, -0.5, 0.5], [float("inf")] * 3, [0.5] * 2],
+    "mean": [
+        [1e300, 0, 0],
+        [float("inf"), 0, 0],
+        [float("nan"), 0, 0],
+        [0.5],
+        [0.5] * 4,
+        "0.5",
+        ["0.5"] * 3,
+        [[0.5]] * 3,
+    ],
+    "std": [[0.5, 1e-46, 0.5], [1e300] * 3, [0.5, 0, 0.5], [0.5, -0.5, 0.5], [float("inf")] * 3, [0.5] * 2],
     "image_size": [0, -16, 10**9, 16.5, "16", True, [16]],
     "eval_method": ["", "stretch", 3],
     "eval_resize": [-1, 15, 10**9, "20"],
@@ -94,6 +103,14 @@ def test_read_weights__tensors_that_are_no_numbers(
     state["blocks.0.mlp.fc1.bias"][7] = value
     save_weights(path, state, config, GOOD)
     with pytest.raises(CheckpointError, match=r"1 of \d+ tensors hold NaN or infinities \(blocks\.0\.mlp\.fc1\.bias\)"):
+        read_weights(path)
+
+
+def test_read_weights__numbers_that_are_infinite_in_float32(tmp_path: Path, config: ViTConfig) -> None:
+    state = {name: tensor.double() for name, tensor in build(config, seed=0).state_dict().items()}
+    state["head.weight"][0, 0] = 1e300
+    path = save_weights(tmp_path / "model.safetensors", state, config, GOOD)
+    with pytest.raises(CheckpointError, match=r"1 of \d+ tensors hold NaN or infinities \(head\.weight\)"):
         read_weights(path)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from vitctl.data.shards import Item
 from vitctl.errors import DataError
 from vitctl.system import files
-from vitctl.system.bounds import IMAGE_FILE, LIST_FILE
+from vitctl.system.bounds import IMAGE_FILE, LIST_FILE, TABLE
 
 ASSETS = Path(__file__).resolve().parents[1] / "assets"
 
@@ -119,6 +119,8 @@ def load_mat(path: Path, *names: str) -> list[np.ndarray]:
         DataError: it is no such file, as when a download stored a web page, or a variable is missing.
     """
     scipy_io = library("scipy.io")
+    if (size := path.stat().st_size) > TABLE.most:
+        raise DataError(f"{path}: {size:,} bytes, should be at most {TABLE.most:,}")
     try:
         held = scipy_io.loadmat(path, squeeze_me=True, variable_names=names)
     except Exception as error:  # scipy raises many types for files that are something else

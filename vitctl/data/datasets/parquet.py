@@ -47,7 +47,13 @@ def read_parquet(files: list[Path]) -> dict[str, Originals]:
 
 def _listed(path: Path) -> list[dict[str, str]]:
     """The rows of a table of paths as text, lists of labels joined."""
-    rows = [row for batch in _reading(path, open_table(path).iter_batches()) for row in batch.to_pylist()]
+    rows: list[dict[str, Any]] = []
+    num_bytes = 0
+    for batch in _reading(path, open_table(path).iter_batches(batch_size=1024)):  # a dictionary makes much of little
+        rows += (told := batch.to_pylist())
+        num_bytes += sum(len(value) for row in told for value in row.values() if isinstance(value, str | list))
+        if num_bytes > TABLE.most:
+            raise DataError(f"{path}: holds more than {TABLE.most:,} bytes of text")
     if not rows or not all(row["path"] and row.get("label", row.get("labels")) not in (None, []) for row in rows):
         raise DataError(f"{path}: should have a path and a label in every row")
     return [

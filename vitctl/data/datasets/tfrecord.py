@@ -23,7 +23,9 @@ def records(path: Path) -> Iterator[tuple[int, bytes]]:
         while header := file.read(_HEADER.size):
             offset = file.tell()
             length, checksum = _HEADER.unpack(header) if len(header) == _HEADER.size else (0, -1)
-            if checksum != _masked_crc32c(header[:8]) or length > RECORD.most:
+            if checksum == _masked_crc32c(header[:8]) and length > RECORD.most:
+                raise DataError(f"{path}: a record of {length:,} bytes, should be at most {RECORD.most:,}")
+            if checksum != _masked_crc32c(header[:8]):
                 raise DataError(f"{path}: damaged, or no TFRecord file, at byte {offset - len(header)}; copy it again")
             data = file.read(length)
             if len(data) < length or len(file.read(_FOOTER_BYTES)) < _FOOTER_BYTES:

@@ -58,6 +58,8 @@ def kind_of(path: Path) -> Kind:
         )
     with path.open("rb") as file:
         start, size = file.read(256), path.stat().st_size
+    if size > WEIGHTS.most:
+        raise CheckpointError(f"{path}: {size:,} bytes, should be at most {WEIGHTS.most:,}")
     # The first eight bytes are the header's length and may look like anything, so the brace is what counts.
     if start[8:9] == b"{":
         needed = 8 + int.from_bytes(start[:8], "little")
@@ -142,9 +144,7 @@ def _kind_of_zip(path: Path) -> Kind:
         raise CheckpointError(f"{path}: damaged or truncated archive ({error}); copy it again") from error
     claimed = sum(member.file_size for member in members)
     if claimed > min(WEIGHTS.most, path.stat().st_size * WEIGHTS_GROWTH.most + _ZEROS_BYTES):
-        raise CheckpointError(
-            f"{path}: claims to hold {claimed / 2**30:.0f} GiB, more than a model of its size; not opened"
-        )
+        raise CheckpointError(f"{path}: claims to hold {claimed:,} bytes, more than a model of its size; not opened")
     if members and all(member.filename.endswith(".npy") for member in members):
         return "npz"
     if any(member.filename.endswith("/data.pkl") for member in members):

@@ -17,7 +17,7 @@ from urllib.parse import unquote, urlsplit
 from urllib.request import HTTPRedirectHandler, Request
 
 from vitctl.errors import CheckpointError
-from vitctl.system.bounds import WEIGHTS
+from vitctl.system.bounds import HTTP_SECONDS, WEIGHTS
 from vitctl.system.files import no_links, open_lock, write_text
 from vitctl.system.http import bounded_opener, told_bytes
 from vitctl.system.parsing import parsing, said_by
@@ -26,7 +26,6 @@ from vitctl.system.text import has_control, one_line
 # Bytes done, and bytes in all (0 when the server does not say).
 Progress = Callable[[int, int], None]
 _CHUNK = 2**20
-_TIMEOUT_SECONDS = 30
 _MOST_REDIRECTS = 5
 _TOKEN_HOST = "huggingface.co"
 _PASSING = {408, 425, 429, 500, 502, 503, 504}
@@ -165,7 +164,7 @@ def _transfer(url: str, part: Path, progress: Progress, loopback: bool) -> Path:
     version = part.with_name(part.name + ".etag")
     redirects = _Redirects(loopback)
     try:
-        with bounded_opener(redirects).open(_request(url, part, version), timeout=_TIMEOUT_SECONDS) as response:
+        with bounded_opener(redirects).open(_request(url, part, version), timeout=HTTP_SECONDS.most) as response:
             total = _receive(url, response, part, version, progress)
             digests = list(_told_digests(url, response.headers, redirects.linked_etag))
     except HTTPError as error:

@@ -126,7 +126,7 @@ def _is_finite(tensor: Tensor) -> bool:
     """One pass without memory of the tensor's size: NaN and infinities reach the extremes."""
     if not tensor.is_floating_point() or not tensor.numel():
         return True
-    return all(bool(extreme.isfinite()) for extreme in tensor.aminmax())
+    return all(bool(extreme.float().isfinite()) for extreme in tensor.aminmax())  # float32 is what it is computed in
 
 
 def load_weights(path: str | Path) -> Weights:

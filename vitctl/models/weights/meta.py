@@ -12,11 +12,13 @@ from vitctl.errors import CheckpointError
 from vitctl.models.configs import Config
 from vitctl.system.text import one_line
 
+SMALLEST, LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127  # of float32's numbers, without those of fewer bits
 _MOST_PIXELS = 2**14  # as for images in the configurations of models
 _SHOWN = 3
 
-_Number = Annotated[float, Field(allow_inf_nan=False)]
-_Deviation = Annotated[float, Field(allow_inf_nan=False, gt=0)]
+# In float32, in which images become numbers.
+_Number = Annotated[float, Field(allow_inf_nan=False, ge=-LARGEST, le=LARGEST)]
+_Deviation = Annotated[float, Field(allow_inf_nan=False, ge=SMALLEST, le=LARGEST)]
 
 
 class Meta(BaseModel):
