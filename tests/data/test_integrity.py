@@ -20,6 +20,7 @@ from vitctl.data.index import Index, read_index
 from vitctl.data.integrity import FOLDER, Verification, Verified
 from vitctl.data.read import Concat, ShardSource, Source, Subset, SyntheticSource
 from vitctl.data.subsets import Relabelled
+from vitctl.errors import DataError
 
 MakeSplit = Callable[..., Index]
 
@@ -126,6 +127,18 @@ def test_verification__stops_when_told_and_says_how_far_it_came(make_split: Make
     begun.finish(0)
     first, whole = source.index.shards[0].num_bytes, sum(shard.num_bytes for shard in source.index.shards)
     assert begun.found() == Verified(first / whole, ())
+
+
+@pytest.mark.parametrize("what", ["a FIFO", "a device", "a folder"])
+def test_verification__something_else_in_place_of_its_records(make_split: MakeSplit, tmp_path: Path, what: str) -> None:
+    """It was waited for, for ever."""
+    source, place = ShardSource(make_split(20)), tmp_path / "run" / FOLDER / "part_0_of_1.jsonl"
+    place.parent.mkdir(parents=True)
+    {"a FIFO": os.mkfifo, "a device": lambda path: path.symlink_to("/dev/zero"), "a folder": Path.mkdir}[what](place)  # type: ignore[operator]
+    with pytest.raises(DataError, match=rf"part_0_of_1.jsonl: is {what}, should be a file"):
+        verified(tmp_path / "run", source)
+    place.rename(place.with_name("of_another.jsonl"))
+    assert verified(tmp_path / "run", source) == Verified(1.0, ())
 
 
 def test_hashing__ends_with_its_parent(tmp_path: Path) -> None:

@@ -171,6 +171,7 @@ def test_read_lines__passes_over_what_others_wrote(tmp_path: Path) -> None:
     """`resume` ended with a traceback at each of these."""
     path = tmp_path / "log.jsonl"
     foreign = [
+        json.dumps({"kind": "train", "step": 10**400}),
         "5",
         "[1]",
         "null",

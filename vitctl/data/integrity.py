@@ -18,6 +18,9 @@ from vitctl.data.exclusion import Without
 from vitctl.data.read import Concat, ShardSource, Source, Subset
 from vitctl.data.remote import is_remote
 from vitctl.data.subsets import Relabelled
+from vitctl.errors import DataError
+from vitctl.system.bounds import RUN_FILE
+from vitctl.system.files import open_regular, read_bytes
 
 FOLDER = "verified"
 _REMOVED = " (a copy in the cache; it was removed and is fetched anew)"
@@ -71,6 +74,8 @@ class Verification:
 
     def _start(self, todo: Sequence[_File], name: str) -> subprocess.Popen[str]:
         self._folder.mkdir(parents=True, exist_ok=True)
+        if os.path.lexists(self._folder / name):
+            open_regular(self._folder / name, error=DataError).close()
         records, parent = str(self._folder / name), str(os.getpid())
         command = [
             sys.executable,
@@ -121,7 +126,11 @@ class Verification:
         """Path -> problem of the files that were read, have not changed since, and are asked for with the same digest."""
         wanted, found = {file.path: file for file in self._files}, {}
         for path in sorted(self._folder.glob("*.jsonl")):
-            for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+            try:
+                text = read_bytes(path, RUN_FILE.most, error=DataError).decode(errors="replace")
+            except DataError:  # it is something else: all is read again
+                continue
+            for line in text.splitlines():
                 # A torn line, or a file that is gone, is read again.
                 with suppress(ValueError, KeyError, TypeError, OSError, RecursionError):
                     record = json.loads(line)

@@ -4,6 +4,7 @@ import errno
 import json
 import math
 import os
+import sys
 import threading
 import time
 from collections import deque
@@ -164,7 +165,7 @@ def _record(line: str) -> Record | None:
     if not isinstance(value, dict) or not isinstance(value.get("kind", ""), str):
         return None
     numbers = (value[name] for name in _NUMBERS if name in value)
-    return value if all(isinstance(n, int | float) and math.isfinite(n) for n in numbers) else None
+    return value if all(isinstance(n, int | float) and abs(n) <= sys.float_info.max for n in numbers) else None
 
 
 def cut_after(path: Path, step: int) -> None:
