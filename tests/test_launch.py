@@ -69,12 +69,14 @@ def test_prepare__a_changed_recipe_is_refused_and_its_keys_are_named(load: Load,
         prepare(load(**{"optimizer.lr": 0.5, "seed": 1}), tmp_path)
     assert str(caught.value) == (
         f"{tmp_path}: holds a run of another recipe: seed was 0, now 1; optimizer.lr was 0.01, now 0.5; "
-        f"choose another folder with --out, or go on all the same with: vitctl resume {tmp_path} --set KEY=VALUE "
-        "--allow seed --allow optimizer.lr"
+        f"choose another folder with --out, or go on all the same with: vitctl resume {tmp_path} --set seed=1 "
+        "--allow seed --set optimizer.lr=0.5 --allow optimizer.lr"
     )
     assert (tmp_path / "recipe.toml").read_text() == before
     with pytest.raises(RecipeError, match="holds a run of another recipe: seed was 0, now 1; choose"):
         prepare(load(**{"optimizer.lr": 0.5, "seed": 1}), tmp_path, allow=["optimizer"])
+    with pytest.raises(RecipeError, match=r"--allow optimzer\.lr: no key of the recipe; give one as it is named"):
+        prepare(load(**{"optimizer.lr": 0.5}), tmp_path, allow=["optimzer.lr"])
     many = load(seed=1, **{"optimizer.lr": 0.5, "model.depth": 3, "data.flip": False, "averaging.decay": 0.5})
     with pytest.raises(RecipeError, match="; and 1 more; choose another"):
         prepare(many, tmp_path)

@@ -17,12 +17,12 @@ from vitctl.cluster import ELASTIC_LINE, ELASTIC_RUN, Member, find_member
 from vitctl.engine.journal import LOG, Journal, Record, Report, parse_lines, read_json, spared, write_json
 from vitctl.errors import LaunchError, RecipeError, VitctlError
 from vitctl.ranks import run_ranks
-from vitctl.recipe.load import Loaded, load_recipe
+from vitctl.recipe.load import Loaded, every_key, load_recipe
 from vitctl.recipe.schema import Recipe, TrainRecipe
 from vitctl.recipe.write import FREE_TO_CHANGE, differences, to_toml, toml_value
 from vitctl.run_folder import clear, failed_at_once, keeping_result, locked, not_foreign, owning, read_status
 from vitctl.system.files import write_text
-from vitctl.system.text import has_control, one_line, printable
+from vitctl.system.text import has_control, one_line, printable, typed
 
 PACKAGES = (
     "vitctl",
@@ -151,6 +151,9 @@ def _pinned(loaded: Loaded, before: Recipe | None) -> tuple[Loaded, str]:
     return pinned, taken
 
 
+_ALLOWED = ("data", "weights")
+
+
 def _changes(before: Recipe, now: Recipe, run_dir: Path, allow: Sequence[str]) -> str:
     """The differences that are allowed, in words; "" when there are none. Raises RecipeError at the others."""
     if before.job != now.job:
@@ -158,13 +161,20 @@ def _changes(before: Recipe, now: Recipe, run_dir: Path, allow: Sequence[str]) -
             f"{run_dir}: holds a run of {before.job}, this is {now.job}; choose another folder with --out"
         )
     changed = [d for d in differences(before, now) if not d[0].startswith(FREE_TO_CHANGE)]
+    known = every_key(type(now))
+    if odd := next(
+        (one for one in allow if one not in _ALLOWED and not any(f"{key}.".startswith(f"{one}.") for key in known)), ""
+    ):
+        raise RecipeError(
+            f"--allow {one_line(odd)}: no key of the recipe; give one as it is named in the refusal, or data, or weights"
+        )
     refused = [d for d in changed if not any(d[0] == key or d[0].startswith(f"{key}.") for key in allow)]
     if refused:
         more = f"; and {len(refused) - 4} more" if len(refused) > 4 else ""
-        keys = " ".join(f"--allow {key}" for key, _, _ in refused[:4])
+        sets = " ".join(f"--set {typed(f'{key}={toml_value(value)}')} --allow {key}" for key, _, value in refused)
         raise RecipeError(
             f"{run_dir}: holds a run of another recipe: {_in_words(refused[:4])}{more}; choose another folder with --out, "
-            f"or go on all the same with: vitctl resume {run_dir} --set KEY=VALUE {keys}"
+            f"or go on all the same with: vitctl resume {typed(run_dir)} {sets}"
         )
     return _in_words(changed)
 
@@ -314,7 +324,7 @@ def raise_first_error(run_dir: Path, recipe: Recipe) -> None:
     error = first_error(run_dir)
     if error is None:
         return
-    rank, resume = error["rank"], f"go on with: vitctl resume {run_dir}"
+    rank, resume = error["rank"], f"go on with: vitctl resume {typed(run_dir)}"
     log = log_of(run_dir, rank)
     if not log.exists():  # it had no time to begin one
         log = log.parent

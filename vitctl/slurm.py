@@ -10,7 +10,7 @@ from typing import Any
 
 from vitctl.errors import LaunchError
 from vitctl.system.files import write_text
-from vitctl.system.text import has_control, one_line
+from vitctl.system.text import has_control, one_line, typed
 
 FILE = "job.sbatch"
 _LONGEST_NAME = 64
@@ -151,7 +151,7 @@ def submit(file: Path) -> str:
     try:
         done = subprocess.run(["sbatch", str(file)], capture_output=True, text=True, check=False)
     except FileNotFoundError:
-        raise LaunchError(f"sbatch is not on this machine; submit it where it is: sbatch {file}") from None
+        raise LaunchError(f"sbatch is not on this machine; submit it where it is: sbatch {typed(file)}") from None
     if done.returncode:
         raise LaunchError(f"sbatch refused {file}: {(done.stderr or done.stdout).strip()}")
     return done.stdout.strip()

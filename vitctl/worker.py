@@ -18,7 +18,7 @@ from vitctl.errors import LaunchError, VitctlError, explained, is_lost_peer
 from vitctl.ranks import LAUNCHER, environment_kept
 from vitctl.system.files import no_links, read_json, replacing
 from vitctl.system.screen import outlive_screen
-from vitctl.system.text import PlainStream, printable
+from vitctl.system.text import PlainStream, printable, typed
 
 LOGS, NOW = "logs", "now.json"
 _MOST_NOTE_BYTES = 16 * 2**20
@@ -54,7 +54,7 @@ def work(run_dir: Path, report: Report = silent) -> dict[str, Any]:
             except Stopped:
                 result = RunResult(recipe.job, "stopped")
     except Exception as error:
-        mendable = explained(error, run_dir, f"go on with: vitctl resume {run_dir}")
+        mendable = explained(error, run_dir, f"go on with: vitctl resume {typed(run_dir)}")
         if is_main:
             write_failure(run_dir, recipe.job, str(mendable or f"{type(error).__name__}: {error}"))
         if mendable is not None and mendable is not error:

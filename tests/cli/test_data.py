@@ -61,7 +61,7 @@ def test_shards_check_index(vitctl: Vitctl, tmp_path: Path) -> None:
     said = vitctl("data", "check", "out [x]")
     assert said.code == 2
     assert said.err.startswith("vitctl: out [x]: ")
-    assert "problem(s), listed above" in said.err
+    assert "problem(s) listed above" in said.err
     assert str(shard.name) in said.out
 
 
@@ -128,7 +128,7 @@ def test_check__names_what_is_missing_and_what_is_left_over(vitctl: Vitctl, tmp_
     assert "out/.test.partial: writing of 'test' was not finished" in said.out
     assert "out/notes.txt: left over, of no split" in said.out
     assert "out/test/.samples.npy.partial: left over, of no split" in said.out
-    assert "out: 2 problem(s), listed above" in said.err
+    assert "out: 2 problem(s) listed above" in said.err
 
     (out / "train/shard-000009.tar").unlink()
     (out / ".test.partial").rmdir()

@@ -68,7 +68,7 @@ def test_pretrain__a_changed_recipe_does_not_go_on(vitctl: Vitctl, tiny_data: Pa
     assert (
         said.err
         == "vitctl: run: holds a run of another recipe: seed was 0, now 5; choose another folder with --out, or go on "
-        "all the same with: vitctl resume run --set KEY=VALUE --allow seed\n"
+        "all the same with: vitctl resume run --set seed=5 --allow seed\n"
     )
 
 
@@ -340,7 +340,7 @@ def test_resume__goes_on_with_a_recipe_changed_on_purpose(vitctl: Vitctl, tiny_d
     longer = ("resume", "run", "--set", "schedule.total_steps=9")
     said = vitctl(*longer)
     assert said.code == 2
-    assert said.err.endswith("--set KEY=VALUE --allow schedule.total_steps\n")
+    assert said.err.endswith("--set schedule.total_steps=9 --allow schedule.total_steps\n")
     said = vitctl(*longer, "--allow", "schedule.total_steps")
     assert (said.code, said.err) == (0, "")
     assert "step 9/9" in said.out

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import webdataset
 
+from tests.data.old_index import forget_tables
 from vitctl.data.index import Index, find_splits, index_shards, read_index
 from vitctl.data.read import ShardSource
 from vitctl.data.shards import Item, write_split
@@ -24,11 +25,25 @@ def test_read_index__gives_what_was_written(make_split: MakeSplit) -> None:
     assert again.class_names == ("a", "b", "c")
     assert again.num_samples == len(again.rows) == 20
     assert again.source == "noise"
-    assert again.digest == hashlib.sha256((index.folder / "index.json").read_bytes()).hexdigest()
+    shards = [[shard.num_samples, shard.num_bytes, shard.sha256] for shard in again.shards]
+    tables = [hashlib.sha256((index.folder / "samples.npy").read_bytes()).hexdigest()]
+    held = {"classes": ["a", "b", "c"], "members": {"image": "", "label": ""}, "shards": shards, "tables": tables}
+    assert again.digest == hashlib.sha256(json.dumps(held).encode()).hexdigest()
     assert isinstance(again.rows, np.memmap)
     for shard in again.shards:
         data = (index.folder / shard.name).read_bytes()
         assert (shard.num_bytes, shard.sha256) == (len(data), hashlib.sha256(data).hexdigest())
+
+
+def test_digest__is_of_the_samples_and_not_of_where_they_came_from(make_split: MakeSplit) -> None:
+    index = make_split(20)
+    digest = index.digest
+    change(index.folder, source="elsewhere")
+    assert read_index(index.folder).digest == digest
+    forget_tables(index.folder)
+    assert read_index(index.folder).digest == digest
+    change(index.folder, class_names=["b", "a", "c"])
+    assert read_index(index.folder).digest != digest
 
 
 def change(folder: Path, **changes: object) -> None:

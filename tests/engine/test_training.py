@@ -214,7 +214,10 @@ def test_bad_samples__above_the_budget_stop_the_run(run: Run, tiny_data: Path, t
     said = r"[12] of \d+ images read so far cannot be used, more than data\.max_bad_fraction = 0 allows"
     with pytest.raises(DataError, match=said) as e:
         run("a", **{**SHORT, "data.path": str(data), "data.max_bad_fraction": 0.0})
-    assert re.search(f"{tmp_path / 'a' / 'bad_samples.jsonl'} lists them: [12] not an image$", str(e.value))
+    assert re.search(
+        f"{tmp_path / 'a' / 'bad_samples.jsonl'} lists them: [12] not an image; mend the data, or go on with: vitctl resume",
+        str(e.value),
+    )
     assert (tmp_path / "a" / "bad_samples.jsonl").exists()
     assert json.loads((tmp_path / "a" / "result.json").read_text())["status"] == "failed"
 

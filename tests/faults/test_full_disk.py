@@ -105,7 +105,7 @@ def test_full_at_the_end__is_one_clear_error_and_resumable(tiny_data: Path, stra
         train(folder, {7: lambda: fill(small_disk, 100_000)})
     said = str(caught.value)
     assert said.startswith(f"step 12 could not be saved in {folder / 'checkpoints'} (No space left on device)")
-    assert said.endswith(f"then go on with: vitctl resume {folder}")
+    assert said.endswith(f"then: vitctl resume {folder}")
     assert [path.name for path in (folder / "checkpoints").iterdir()] == ["step_00000006"]
     assert newest_checkpoint(folder / "checkpoints")[1] == []
     make_room(small_disk)

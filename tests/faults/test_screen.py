@@ -10,6 +10,7 @@ import sys
 import termios
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,20 @@ def on_a_terminal(line: list[str], *, ignoring: bool) -> tuple["subprocess.Popen
     )
     os.close(theirs)
     return process, ours
+
+
+def test_terminal__progress_is_drawn_and_its_codes_are_not_shown(tiny_data: Path, tmp_path: Path) -> None:
+    """Codes of the live view stood there as text, where it takes the place of standard output."""
+    line = command(tmp_path / "run", tiny_data)
+    process, ours = on_a_terminal(["env", "TERM=xterm-256color", "COLUMNS=80", *line], ignoring=False)
+    shown = b""
+    with suppress(OSError):  # the terminal is closed at the end
+        while piece := os.read(ours, 65536):
+            shown += piece
+    assert process.wait(60) == 0
+    os.close(ours)
+    assert b"\x1b[2K" in shown and b"step 12/12" in shown
+    assert b"\\x1b" not in shown and b"\\x0d" not in shown
 
 
 @pytest.mark.parametrize("ignoring", [False, True], ids=["saves and leaves", "nohup goes on"])

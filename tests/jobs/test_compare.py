@@ -60,8 +60,8 @@ def test_compare__a_finetuned_run_and_its_evaluation_are_of_one_kind(tmp_path: P
         ({"labels": "real"}, r"labels differs \(real, the first original\): other labels"),
         ({"data_sha256": "b" * 64}, r"data_sha256 differs \(bbbbbbbbbbbb, the first aaaaaaaaaaaa\): other images"),
         (
-            {"data_source": "community copy (JPEG again)"},
-            r"data_source differs \(community copy \(JPEG again\), the first CIFAR-10\): its images are from elsewhere",
+            {"changed_on_purpose": ["seed was 0, now 1", "70 training images, now 60"]},
+            r"went on with something else than it began with \(seed was 0, now 1; 70 training images, now 60\)",
         ),
         ({"precision": "bf16"}, r"precision differs \(bf16, the first float32\): the same network scores differently"),
         ({"resample": "bilinear_antialias"}, r"resample differs \(bilinear_antialias, the first bilinear\)"),
@@ -74,6 +74,24 @@ def test_compare__says_why_not(tmp_path: Path, used: dict[str, Any], reason: str
     [said] = compare([one, two]).reasons
     assert said.startswith(f"{two}: ")
     assert re.search(reason, said)
+
+
+def test_compare__a_copy_of_the_same_images_is_told_by_its_source(tmp_path: Path) -> None:
+    """The words alone decide nothing: a path may be spelled in many ways."""
+    one, two = put(tmp_path / "one"), put(tmp_path / "two", data_source="/elsewhere/CIFAR-10")
+    assert compare([one, two]).reasons == []
+    copy = put(tmp_path / "copy", data_source="community copy (JPEG again)", data_sha256="b" * 64)
+    assert [reason.split(": ")[1].split(" (")[0] for reason in compare([one, copy]).reasons] == [
+        "data_sha256 differs",
+        "data_source differs",
+    ]
+
+
+def test_compare__of_a_failed_run_the_error_alone(tmp_path: Path) -> None:
+    failed = put(tmp_path / "failed", RunResult("evaluate", "failed", error="the data has 6 classes"))
+    assert compare([put(tmp_path / "one"), failed]).reasons == [
+        f"{failed}: is failed, not done: the data has 6 classes"
+    ]
 
 
 def test_compare__other_jobs_and_unfinished_ones(tmp_path: Path) -> None:

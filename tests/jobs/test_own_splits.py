@@ -14,6 +14,7 @@ from vitctl.data.catalog import open_split
 from vitctl.data.datasets.png import encode_png
 from vitctl.data.own_splits import own_splits
 from vitctl.data.shards import Item, write_split
+from vitctl.errors import DataError
 from vitctl.jobs.own_splits import fit_splits
 from vitctl.recipe.load import Override, load_recipe
 
@@ -53,6 +54,18 @@ def test_own_splits__takes_what_is_there(found: list[str], train: str, scored: s
     chosen = own_splits(found)
     assert chosen is not None and (chosen.train, chosen.scored) == (train, scored)
     assert bool(chosen.note) == ((train, scored) != ("train", "test"))
+
+
+@pytest.mark.parametrize("name", ["test", "val", "validation"])
+@pytest.mark.parametrize("recipe", ["smoke", "finetune"])
+def test_fit_splits__what_is_to_be_scored_is_not_trained_on(tmp_path: Path, name: str, recipe: str) -> None:
+    """As of `data shards` that was stopped: it writes the test split first."""
+    plant(tmp_path, name)
+    with pytest.raises(
+        DataError, match=rf"holds '{name}' alone, and no split to train on; .*`vitctl data shards` line again"
+    ):
+        fitted(recipe, tmp_path)
+    assert fitted(recipe, tmp_path, **{"data.train_split": "test[:80%]", "data.eval_split": "test[80%:]"}) == ({}, "")
 
 
 @pytest.mark.parametrize("found", [[], ["a", "b"], ["train", "more"], ["test", "validation"]])

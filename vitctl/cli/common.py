@@ -10,6 +10,7 @@ import typer
 
 from vitctl.cli import completion
 from vitctl.system.screen import outlive_screen
+from vitctl.system.text import typed
 
 if TYPE_CHECKING:
     from vitctl.cluster import Member
@@ -273,7 +274,7 @@ def hand_over(slurm: str, run_dir: Path, name: str) -> None:
 
     job = parse_job(slurm)
     file = write_job(job, run_dir, Path(name).stem)
-    print(submit(file) if job.submit else f"wrote {file}; submit it with: sbatch {file}")
+    print(submit(file) if job.submit else f"wrote {file}; submit it with: sbatch {typed(file)}")
 
 
 def begin() -> "Member | None":
@@ -305,7 +306,7 @@ def asked_of(slurm: str | None) -> "list[Override]":
     """The number of processes that is asked of Slurm."""
     from vitctl.recipe.load import Override
 
-    if not slurm:
+    if slurm is None:
         return []
     from vitctl.slurm import parse_job
 
@@ -365,7 +366,7 @@ def end(result: Mapping[str, Any], run_dir: Path) -> None:
     """Exit with code 3 where a run was stopped."""
     if result["status"] == "stopped":
         began = (run_dir / "recipe.toml").exists()
-        saved = f"stopped and saved in {run_dir}; go on with: vitctl resume {run_dir}"
+        saved = f"stopped and saved in {run_dir}; go on with: vitctl resume {typed(run_dir)}"
         print(saved if began else "vitctl: stopped", file=sys.stderr)
         raise typer.Exit(3)
 

@@ -146,7 +146,7 @@ def index(
     """Index WebDataset shards that somebody else made: images jpg, png or webp, labels cls or json."""
     from vitctl.cli.render import CONSOLE
     from vitctl.data.index import index_addresses, index_shards
-    from vitctl.data.links import link_shards
+    from vitctl.data.links import check_own, link_shards
     from vitctl.data.places import expand
     from vitctl.data.remote import is_remote
     from vitctl.data.scan import Fields
@@ -169,6 +169,8 @@ def index(
         names = read_bytes(classes, LIST_FILE.most, error=DataError).decode().splitlines() if classes else None
     except UnicodeDecodeError:
         raise DataError(f"--classes {classes}: not UTF-8 text; give a text file with a class name per line") from None
+    if out is not None:
+        check_own(out, [place.rpartition("/")[2] for place in places])
     members, text = Fields(image_key, label_key), "indexed by vitctl"
     with writing(out or Path(places[0]).parent), bar("indexing shards") as progress:
         if remote and out is not None:

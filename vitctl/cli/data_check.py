@@ -71,9 +71,9 @@ def check(
     for line in (*problems, *notes):
         CONSOLE.print(line, markup=False, soft_wrap=True)
     if problems:
-        raise DataError(
-            f"{folder}: {len(problems)} problem(s), listed above; make the shards again or copy the damaged ones"
-        )
+        hidden = sum(report.num_problems - len(report.problems) for report, _ in reports.values())
+        shown = f"{len(problems) + hidden:,} problem(s){f', {len(problems)} of them' if hidden else ''} listed above"
+        raise DataError(f"{folder}: {shown}; make the shards again or copy the damaged ones")
     CONSOLE.print(_verdict(reports, quick, len(notes)), markup=False, soft_wrap=True)
 
 

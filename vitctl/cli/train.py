@@ -40,6 +40,7 @@ from vitctl.cli.common import (
     weights_flags,
 )
 from vitctl.system.screen import outlive_screen
+from vitctl.system.text import typed
 
 Synthetic = Annotated[
     bool, typer.Option("--synthetic", help="Train on generated noise images: needs no data, measures speed.")
@@ -196,7 +197,7 @@ def resume(
     check_start(member, nodes, restarts, run, slurm)
     if not (run / "recipe.toml").is_file():
         raise CheckpointError(
-            f"{run}: not a run folder, it has no recipe.toml; `vitctl pretrain --out {run}` would start one"
+            f"{run}: not a run folder, it has no recipe.toml; `vitctl pretrain --out {typed(run)}` would start one"
         )
     overrides = [parse_override(text) for text in set_ or ()]
     overrides += [Override("machine.processes", processes, "--processes")] if processes else []

@@ -79,15 +79,21 @@ class Index:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of `index.json`, which covers every byte of every shard and table.
+        """SHA-256 of what the samples are: the bytes of every shard and table, the names of the classes, which members count.
 
-        One of before it covered the tables is hashed together with them, which reads them once.
+        Not of where they lie, nor of the words about where they came from. The tables of an index that does not note their
+        digests are read for it once.
         """
-        if self.tables:
-            return self.index_sha256
         names = (SAMPLES,) if self.labels is None else (SAMPLES, LABELS)
-        held = " ".join(f"{name} {table_sha256(self.folder / name)}" for name in names)
-        return hashlib.sha256(f"index {self.index_sha256} {held}".encode()).hexdigest()
+        held = {
+            "classes": self.class_names,
+            "members": asdict(self.members),
+            "shards": [[shard.num_samples, shard.num_bytes, shard.sha256] for shard in self.shards],
+            "tables": [
+                self.tables[name]["sha256"] if self.tables else table_sha256(self.folder / name) for name in names
+            ],
+        }
+        return hashlib.sha256(json.dumps(held).encode()).hexdigest()
 
     def address(self, shard: int) -> str:
         """The path or the address of a shard."""
@@ -304,7 +310,7 @@ def find_splits(folder: Path) -> dict[str, Path]:
 def _class_names(folder: Path, labels: np.ndarray, names: Sequence[str] | None) -> list[str]:
     needed = max(int(labels.max()) + 1, 1)
     if names is None and needed > CLASSES.most:
-        raise DataError(f"{folder}: label {needed - 1} of classes without names, should be below {CLASSES.most:,}")
+        raise DataError(f"{folder}: label {needed - 1} of classes without names, should be below {CLASSES}")
     names = [str(label) for label in range(needed)] if names is None else list(names)
     if needed > len(names):
         raise DataError(f"{folder}: label {needed - 1} has no name, {len(names)} class names were given")

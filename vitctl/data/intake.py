@@ -144,7 +144,7 @@ def examine(data: bytes) -> str:
     if not data:
         return "empty file"
     if len(data) > IMAGE_FILE.most:
-        return f"too large: {len(data):,} bytes, should have at most {IMAGE_FILE.most:,}"
+        return f"too large: {len(data):,} bytes, should have at most {IMAGE_FILE}"
     try:
         if is_heic(data[:HEAD_BYTES]):
             heic_to_jpeg(data)

@@ -4,6 +4,24 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vitctl.errors import DataError
+from vitctl.system.bounds import INDEX
+from vitctl.system.files import read_json
+from vitctl.system.text import one_line
+
+
+def check_own(out: Path, names: Sequence[str]) -> None:
+    """Raises DataError where a folder holds the index of other shards than those of these names, which a new one would replace."""
+    path = out / "index.json"
+    if not path.exists():
+        return
+    fields = read_json(path, INDEX.most, error=DataError)
+    listed = fields.get("shards") if isinstance(fields, dict) else None
+    others = {str(one.get("name")) for one in listed if isinstance(one, dict)} if isinstance(listed, list) else set()
+    if others - set(names):
+        raise DataError(
+            f"{path}: is the index of other shards ({one_line(min(others - set(names)))}), and would be replaced; choose another folder "
+            "with --out"
+        )
 
 
 def link_shards(paths: Sequence[Path], out: Path) -> list[Path]:

@@ -196,7 +196,8 @@ def eval_batches(
 
     for batch in _batches(_EvalSamples(source, transform), positions(), num_workers):
         for sample, key, reason in batch.bad:
-            pad = "; data.truncated = 'pad' scores what is there of it" if reason in ("truncated", "damaged") else ""
+            can_pad = reason in ("truncated", "damaged") and transform.truncated == "refuse"
+            pad = "; of a JPEG data.truncated = 'pad' scores what is there" if can_pad else ""
             raise DataError(
                 f"{source.place(sample)}: sample {key} cannot be evaluated ({reason}); "
                 f"a score needs every image, so mend it or write the split without it{pad}"

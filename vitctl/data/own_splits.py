@@ -7,6 +7,7 @@ TRAIN, TEST = "train", "test"
 _VALIDATION = ("validation", "val", "valid", "dev")
 _OTHER_TRAIN = ("training",)
 _OTHER_TEST = ("testing",)
+NOT_TRAINED = (TEST, *_OTHER_TEST, *_VALIDATION)
 
 
 class OwnSplits(NamedTuple):

@@ -203,9 +203,7 @@ def _label(
     path: Path, tar: tarfile.TarFile, member: tarfile.TarInfo, extension: str, wanted: Fields
 ) -> int | tuple[int, ...] | None:
     if member.size > LABEL_FILE.most:
-        raise DataError(
-            f"{path}: {member.name}: a label of {member.size:,} bytes, should be at most {LABEL_FILE.most:,}"
-        )
+        raise DataError(f"{path}: {member.name}: a label of {member.size:,} bytes, should be at most {LABEL_FILE}")
     file = tar.extractfile(member)
     text = file.read() if file is not None else b""
     try:

@@ -66,7 +66,7 @@ class BoundedTar(tarfile.TarFile):
         if member is not None and (member.size < 0 or self.offset <= before):
             raise tarfile.ReadError(f"the member at byte {before} has a size that leads backwards")
         if sum(len(key) + len(value) for key, value in self.pax_headers.items()) > TAR_COMMENT.most:
-            raise tarfile.ReadError(f"comments of more than {TAR_COMMENT.most:,} bytes together")
+            raise tarfile.ReadError(f"comments of more than {TAR_COMMENT} bytes together")
         del self.members[:-1]
         return member
 

@@ -25,6 +25,7 @@ from vitctl.engine.sharding import is_sharded, load_full_state
 from vitctl.engine.skips import SKIPPED, Counts
 from vitctl.engine.task import Settings, Task
 from vitctl.errors import CheckpointError, DataError
+from vitctl.system.text import typed
 
 BAD_SAMPLES, CHECKPOINTS, SAMPLES = "bad_samples.jsonl", "checkpoints", "samples"
 BUDGET_FLOOR = 10_000  # images; below this many the bad-sample budget is that of this many
@@ -109,7 +110,8 @@ class Run:
         if self.counts.num_bad > self.settings.max_bad_fraction * max(read, BUDGET_FLOOR):
             raise DataError(
                 f"{self.counts.num_bad} of {read} images read so far cannot be used, more than data.max_bad_fraction = "
-                f"{self.settings.max_bad_fraction:g} allows; {self.folder / BAD_SAMPLES} lists them: {self.bad_reasons()}"
+                f"{self.settings.max_bad_fraction:g} allows; {self.folder / BAD_SAMPLES} lists them: {self.bad_reasons()}; mend the "
+                f"data, or go on with: vitctl resume {typed(self.folder)} --set data.max_bad_fraction=SHARE --allow data.max_bad_fraction"
             )
         skips.check_bound(step, self.counts, result, self.folder / SKIPPED)
 
@@ -228,7 +230,7 @@ class Run:
         problem = self._settle()
         if problem and last:
             raise CheckpointError(
-                f"{problem}; those that are there are whole: make room or mend its rights, then go on with: vitctl resume {self.folder}"
+                f"{problem}; those that are there are whole: make room or mend its rights, then: vitctl resume {typed(self.folder)}"
             )
         if self.runtime.is_main:
             self.saver.keep(self._accuracies)

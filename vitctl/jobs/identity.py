@@ -12,6 +12,7 @@ from vitctl.errors import CheckpointError
 from vitctl.recipe.schema import TrainRecipe
 from vitctl.recipe.write import deciding
 from vitctl.system.files import read_json, write_json
+from vitctl.system.text import typed
 
 KEY = "made_of"  # in state.json
 ALLOWED = "allowed.json"
@@ -62,7 +63,7 @@ class Identity:
             keys = " ".join(f"--allow {key}" for key in refused)
             raise CheckpointError(
                 f"{self.folder}: {name} was not trained with this: {words}; undo that, choose another folder with --out, or go on "
-                f"all the same with: vitctl resume {root} {keys}"
+                f"all the same with: vitctl resume {typed(root)} {keys}"
             )
         said = [*allowed["said"], *(text for _, text in differing)]
         write_json(root / ALLOWED, allowed | {"before": [*allowed["before"], _digest(self.made_of)], "said": said})

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import NamedTuple
 
-from vitctl.data.own_splits import TEST, TRAIN, OwnSplits, own_splits
+from vitctl.data.own_splits import NOT_TRAINED, TEST, TRAIN, OwnSplits, own_splits
 from vitctl.data.places import find_places
 from vitctl.errors import DataError
 from vitctl.jobs.fewshot_sets import SPLITS
@@ -62,6 +62,12 @@ def _both(loaded: Loaded, train: str, scored: str, found: list[str], fitting: Ow
     keys = ("data.train_split", "data.eval_split")
     if (_has(found, train) and _has(found, scored)) or any(_typed(loaded, key) for key in keys):
         return Fitted([], "")
+    if len(found) == 1 and found[0] in NOT_TRAINED:
+        name = found[0]
+        raise DataError(
+            f"the data holds '{name}' alone, and no split to train on; if writing it was not finished, type the `vitctl data shards` "
+            f"line again; to train on a part of it: --set data.train_split='{name}[:80%]' --set data.eval_split='{name}[80%:]'"
+        )
     values = dict(zip(keys, (fitting.train, fitting.scored), strict=True))
     if isinstance(loaded.recipe, Finetune):
         values |= _sweep(loaded, loaded.recipe, found, fitting)

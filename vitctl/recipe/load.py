@@ -87,7 +87,7 @@ def parse_override(text: str) -> Override:
         raise RecipeError(f"--set {text}: write it as section.key=value, e.g. --set optimizer.lr=0.001")
     if len(text) > RECIPE_LINE.most:
         raise RecipeError(
-            f"--set {one_line(text[:40])}...: {len(text):,} characters, should be at most {RECIPE_LINE.most:,}; write it into a recipe"
+            f"--set {one_line(text[:40])}...: {len(text):,} characters, should be at most {RECIPE_LINE}; write it into a recipe"
         )
     try:
         parsed = parse_toml(f"value = {value}")

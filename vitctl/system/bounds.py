@@ -28,6 +28,9 @@ class Bound:
     unit: str
     what: str
 
+    def __str__(self) -> str:
+        return f"{self.most:,} ({self.variable})"
+
     @property
     def variable(self) -> str:
         """The environment variable that sets it."""

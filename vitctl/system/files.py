@@ -156,7 +156,7 @@ def parse_toml(text: str) -> dict[str, Any]:
         ValueError: it is not TOML, has a line that is too long, tables too deep, or numbers of thousands of digits.
     """
     if long := next((n for n, line in enumerate(text.split("\n"), 1) if len(line) > RECIPE_LINE.most), None):
-        raise ValueError(f"line {long} is longer than {RECIPE_LINE.most:,} characters")
+        raise ValueError(f"line {long} is longer than {RECIPE_LINE} characters")
     try:
         values = tomllib.loads(text)
     except RecursionError:

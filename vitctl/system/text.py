@@ -1,5 +1,6 @@
 """Text that others chose - file names, class names, answers of servers - as a person, a log or a table may safely show it."""
 
+import shlex
 import unicodedata
 from collections.abc import Iterable
 from typing import Any
@@ -47,6 +48,11 @@ def escaped_json(text: str) -> str:
     if all(line.isprintable() for line in text.split("\n")):
         return text
     return "".join(f"\\u{ord(letter):04x}" if is_control(letter) and letter != "\n" else letter for letter in text)
+
+
+def typed(path: object) -> str:
+    """A path inside a command that may be pasted into a shell."""
+    return shlex.quote(str(path))
 
 
 def csv_cell(value: object) -> object:

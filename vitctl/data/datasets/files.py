@@ -120,7 +120,7 @@ def load_mat(path: Path, *names: str) -> list[np.ndarray]:
     """
     scipy_io = library("scipy.io")
     if (size := path.stat().st_size) > TABLE.most:
-        raise DataError(f"{path}: {size:,} bytes, should be at most {TABLE.most:,}")
+        raise DataError(f"{path}: {size:,} bytes, should be at most {TABLE}")
     try:
         held = scipy_io.loadmat(path, squeeze_me=True, variable_names=names)
     except Exception as error:  # scipy raises many types for files that are something else

@@ -53,7 +53,7 @@ def _listed(path: Path) -> list[dict[str, str]]:
         rows += (told := batch.to_pylist())
         num_bytes += sum(len(value) for row in told for value in row.values() if isinstance(value, str | list))
         if num_bytes > TABLE.most:
-            raise DataError(f"{path}: holds more than {TABLE.most:,} bytes of text")
+            raise DataError(f"{path}: holds more than {TABLE} bytes of text")
     if not rows or not all(row["path"] and row.get("label", row.get("labels")) not in (None, []) for row in rows):
         raise DataError(f"{path}: should have a path and a label in every row")
     return [
@@ -123,7 +123,7 @@ def open_table(path: Path) -> Any:
     except OSError as error:
         raise DataError(f"{path}: not a whole parquet file ({said_by(error)})") from None
     if (largest := max((group.total_byte_size for group in groups), default=0)) > TABLE.most + path.stat().st_size:
-        raise DataError(f"{path}: a row group of {largest:,} bytes, should be at most {TABLE.most:,}")
+        raise DataError(f"{path}: a row group of {largest:,} bytes, should be at most {TABLE}")
     return file
 
 

@@ -61,7 +61,7 @@ def _unpacked(path: Path) -> bytes:
     with open_regular(path, error=DataError) as packed, gzip.GzipFile(fileobj=packed) as file:
         data = file.read(TABLE.most + 1)
     if len(data) > TABLE.most:
-        raise DataError(f"{path}: holds more than {TABLE.most:,} bytes")
+        raise DataError(f"{path}: holds more than {TABLE} bytes")
     return data
 
 

@@ -89,7 +89,7 @@ def _labels(text: str) -> tuple[str, ...]:
 def numbered(num_classes: int) -> tuple[str, ...]:
     """Names of classes that have none but their numbers. Raises DataError where a label of a few digits claims millions of them."""
     if num_classes > CLASSES.most:
-        raise DataError(f"a label of {num_classes - 1}: {num_classes:,} classes, should be at most {CLASSES.most:,}")
+        raise DataError(f"a label of {num_classes - 1}: {num_classes:,} classes, should be at most {CLASSES}")
     return tuple(str(label) for label in range(num_classes))
 
 

@@ -59,7 +59,7 @@ def kind_of(path: Path) -> Kind:
     with path.open("rb") as file:
         start, size = file.read(256), path.stat().st_size
     if size > WEIGHTS.most:
-        raise CheckpointError(f"{path}: {size:,} bytes, should be at most {WEIGHTS.most:,}")
+        raise CheckpointError(f"{path}: {size:,} bytes, should be at most {WEIGHTS}")
     # The first eight bytes are the header's length and may look like anything, so the brace is what counts.
     if start[8:9] == b"{":
         needed = 8 + int.from_bytes(start[:8], "little")

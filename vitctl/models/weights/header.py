@@ -64,7 +64,7 @@ def safetensors_header(path: Path) -> dict[str, Any] | None:
     if not isinstance(metadata, dict) or not all(map(_is_tensor, entries)):
         raise CheckpointError(f"{path}: damaged safetensors file (its header describes no tensors); copy it again")
     if len(entries) > TENSORS.most:
-        raise CheckpointError(f"{path}: {len(entries):,} tensors, should be at most {TENSORS.most:,}")
+        raise CheckpointError(f"{path}: {len(entries):,} tensors, should be at most {TENSORS}")
     if 8 + length + max((entry["data_offsets"][1] for entry in entries), default=0) != size:
         raise CheckpointError(f"{path}: damaged or truncated safetensors file ({size} bytes); copy it again")
     return dict(header)
