@@ -14,9 +14,9 @@ import pytest
 from vitctl.data.datasets import shapes
 from vitctl.data.shards import write_split
 from vitctl.engine.training import CHECKPOINTS
-from vitctl.launch import prepare
+from vitctl.launch.prepare import prepare
+from vitctl.launch.worker import work
 from vitctl.recipe.load import Override, load_recipe
-from vitctl.worker import work
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 TINY = Path(__file__).parent / "recipes" / "tiny.toml"

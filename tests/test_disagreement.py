@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from vitctl.ranks import run_ranks
 
 from tests.conftest import TINY, train_records
 from tests.harmed import NEWEST
 from tests.jobs.conftest import CPU, SMALL, pretrained  # noqa: F401
 from tests.test_faults import SHORT, records
 from tests.test_killed import harmed
-from vitctl.launch import prepare
-from vitctl.ranks import run_ranks
+from vitctl.launch.prepare import prepare
+from vitctl.launch.worker import work
 from vitctl.recipe.load import Override, load_recipe
-from vitctl.worker import work
 
 HOST = socket.gethostname()
 TWO = {"machine.processes": 2}
@@ -99,7 +99,7 @@ def test_resume__one_that_sees_an_old_listing_follows_the_first(
 def test_resume__all_pass_over_one_that_is_torn(interrupted: Path, tiny_data: Path, tmp_path: Path) -> None:
     folder = resumed(interrupted, tmp_path / "run", tiny_data)
     (folder / "checkpoints" / NEWEST / "optimizer.safetensors").unlink()
-    ended = run_ranks([sys.executable, "-m", "vitctl.worker", str(folder)], 2, folder / "out.txt", lambda: None)
+    ended = run_ranks([sys.executable, "-m", "vitctl.launch.worker", str(folder)], 2, folder / "out.txt", lambda: None)
     assert ended.codes == (0, 0)
     assert [record["step"] for record in records(folder, "resume")] == [4]
     assert (folder / "checkpoints" / f"torn_{NEWEST}").is_dir()

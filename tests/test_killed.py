@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
+from vitctl.ranks import run_ranks
 
 from tests.conftest import TINY, Run, checkpoint, sample_keys, train_records
 from tests.harmed import poisoned
@@ -21,8 +22,7 @@ from tests.test_golden import command
 from vitctl.engine.checkpoint import newest_checkpoint
 from vitctl.engine.skips import SKIPPED
 from vitctl.jobs import setup
-from vitctl.launch import prepare
-from vitctl.ranks import run_ranks
+from vitctl.launch.prepare import prepare
 from vitctl.recipe.load import Override, load_recipe
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -67,7 +67,7 @@ def flip_a_bit(path: Path) -> None:
 @pytest.fixture(scope="module")
 def whole(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run of eight steps with whole checkpoints of steps 6 and 8."""
-    from vitctl.worker import work
+    from vitctl.launch.worker import work
 
     folder = prepared(tmp_path_factory.mktemp("whole") / "run", tiny_data)
     work(folder)

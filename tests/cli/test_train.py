@@ -14,9 +14,9 @@ from tests.cli.conftest import Vitctl
 from tests.conftest import TINY
 from vitctl.cli.common import check_start
 from vitctl.cli.render import CONSOLE
-from vitctl.cluster import Member
 from vitctl.data import catalog
 from vitctl.errors import LaunchError
+from vitctl.launch.environment import Member
 
 SHORT = ("--set", "schedule.total_steps=6")
 

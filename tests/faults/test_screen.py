@@ -20,8 +20,8 @@ from tests.faults.conftest import ENVIRONMENT, assert_same, command, prepared, r
 from vitctl.cli.render import Screen
 from vitctl.engine.journal import append_line, read_lines, spared
 from vitctl.launch import _Follower
+from vitctl.launch.worker import work
 from vitctl.system.screen import Lenient, check_screen, outlive_screen, restore_screen
-from vitctl.worker import work
 
 SHOWN = "progress cannot be shown any more"
 

@@ -14,11 +14,6 @@ from typing import Any
 
 import psutil
 import pytest
-
-from tests.conftest import Run, checkpoint, sample_keys
-from tests.test_golden import assert_golden, command
-from tests.test_scale import free_port
-from vitctl.cluster import ELASTIC_RUN
 from vitctl.elastic import (
     Meeting,
     check_spread,
@@ -29,9 +24,14 @@ from vitctl.elastic import (
     parse_nodes,
     torchrun_words,
 )
+
+from tests.conftest import Run, checkpoint, sample_keys
+from tests.test_golden import assert_golden, command
+from tests.test_scale import free_port
 from vitctl.engine.preemption import SIGNALS
 from vitctl.errors import LaunchError
-from vitctl.worker import LOGS, note_lost
+from vitctl.launch.environment import ELASTIC_RUN
+from vitctl.launch.worker import LOGS, note_lost
 
 # One process computes these to the bit as two do: without clipping, each sums the gradients of the same halves.
 EXACT = {"optimizer.clip_norm": 0.0, "machine.micro_batch": 8, "checkpoint.every_steps": 2}

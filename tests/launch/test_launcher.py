@@ -25,8 +25,8 @@ from tests.test_golden import assert_golden, command
 from vitctl.engine.journal import append_line, cut_after
 from vitctl.errors import LaunchError, RecipeError
 from vitctl.launch import _Follower, launch, launch_command, launch_line, new_run_dir, prepare
+from vitctl.launch.worker import first_error
 from vitctl.recipe.load import Loaded, Override, load_recipe
-from vitctl.worker import first_error
 
 Load = Callable[..., Loaded]
 
@@ -56,7 +56,12 @@ def test_prepare__writes_what_the_processes_need(load: Load, tmp_path: Path) -> 
     assert sorted(p.name for p in folder.iterdir()) == [".lock", "env.json", "launch.txt", "recipe.toml"]
     assert load_recipe(str(folder / "recipe.toml")).recipe == loaded.recipe
     assert "seed = 3                                  # --set" in (folder / "recipe.toml").read_text()
-    assert shlex.split((folder / "launch.txt").read_text()) == [sys.executable, "-m", "vitctl.worker", str(folder)]
+    assert shlex.split((folder / "launch.txt").read_text()) == [
+        sys.executable,
+        "-m",
+        "vitctl.launch.worker",
+        str(folder),
+    ]
     env = json.loads((folder / "env.json").read_text())
     assert {"versions", "python", "platform", "host", "cpus", "git_commit"} == set(env)
     assert env["versions"]["torch"][0].isdigit()
@@ -115,9 +120,9 @@ def test_prepare__a_folder_that_cannot_be_written(load: Load, tmp_path: Path, fo
 
 def test_launch_command__is_the_way_without_this_one(load: Load, tmp_path: Path) -> None:
     one, two = load().recipe, load(**{"machine.processes": 2}).recipe
-    assert launch_command(tmp_path, one) == [sys.executable, "-m", "vitctl.worker", str(tmp_path)]
+    assert launch_command(tmp_path, one) == [sys.executable, "-m", "vitctl.launch.worker", str(tmp_path)]
     line = launch_line(tmp_path, two)
-    assert line.endswith(f"-m torch.distributed.run --standalone --nproc-per-node 2 -m vitctl.worker {tmp_path}")
+    assert line.endswith(f"-m torch.distributed.run --standalone --nproc-per-node 2 -m vitctl.launch.worker {tmp_path}")
 
 
 HOLD = (

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from vitctl.cluster import FIRST_PORT, NUM_PORTS, find_member, first_host, tasks_per_node
 from vitctl.errors import LaunchError
+from vitctl.launch.environment import FIRST_PORT, NUM_PORTS, find_member, first_host, tasks_per_node
 
 
 def slurm(rank: int, **other: str) -> dict[str, str]:

@@ -7,9 +7,9 @@ import pytest
 from tests.conftest import TINY, Run
 from vitctl.engine.journal import read_json, write_json
 from vitctl.errors import DataError, LaunchError, RecipeError
-from vitctl.launch import prepare
+from vitctl.launch.prepare import prepare
+from vitctl.launch.run_folder import leaving_nothing, not_foreign
 from vitctl.recipe.load import Override, load_recipe
-from vitctl.run_folder import leaving_nothing, not_foreign
 
 
 def tiny(data: Path, **values: object) -> list[Override]:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vitctl.errors import LaunchError
-from vitctl.slurm import Job, job_text, parse_job, submit, write_job
+from vitctl.launch.slurm import Job, job_text, parse_job, submit, write_job
 from vitctl.system.text import has_control
 
 GOLDEN = Path(__file__).parent / "golden" / "job.sbatch"
