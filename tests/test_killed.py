@@ -13,9 +13,8 @@ from typing import Any
 
 import psutil
 import pytest
-from vitctl.ranks import run_ranks
 
-from tests.conftest import TINY, Run, checkpoint, sample_keys, train_records
+from tests.conftest import TINY, Run, checkpoint, sample_keys, train_records, two_processes
 from tests.harmed import poisoned
 from tests.test_faults import SHORT, records
 from tests.test_golden import command
@@ -206,8 +205,8 @@ def test_not_finite__on_one_of_two_processes_is_skipped_by_both(
         poison.setattr(setup, "classify", poisoned)
         one = run("one", **values)
     two = prepared(tmp_path / "two", tiny_data, **values, **{"machine.processes": 2})
-    ended = run_ranks(harmed("nan_on_one_rank", two), 2, tmp_path / "out.txt", lambda: None)
-    assert ended.codes == (0, 0), (tmp_path / "out.txt").read_text()
+    codes = two_processes(harmed("nan_on_one_rank", two), tmp_path / "out.txt")
+    assert codes == (0, 0), (tmp_path / "out.txt").read_text()
     skipped = [json.loads(line) for line in (two / SKIPPED).read_text().splitlines()]
     steps = sorted({line["step"] for line in skipped})
     assert steps == [3, 6]

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.test_launch import HOLD
 
 from tests.conftest import TINY
 from tests.jobs.conftest import CPU, do
+from tests.launch.conftest import HOLD
 from vitctl.data.datasets import shapes
 from vitctl.data.shards import write_split
 from vitctl.engine.checkpoint import STATE, read_checkpoint

@@ -16,8 +16,8 @@ from vitctl.errors import VitctlError
 from vitctl.jobs.kept import Attention, MicroBatch, read_kept
 from vitctl.jobs.result import FILE as RESULT
 from vitctl.jobs.result import RunResult, read_result
+from vitctl.launch.errors import LOGS, first_error
 from vitctl.launch.run_folder import read_status
-from vitctl.launch.worker import LOGS, first_error
 from vitctl.system.text import has_control
 
 EXAMPLES = [50, pytest.param(2000, marks=pytest.mark.slow)]

@@ -1,4 +1,4 @@
-"""The run folder, the launch line, and runs in more than one process.
+"""Runs in one process and in several on this machine.
 
 That two processes read every sample once, and step the learning rate once per update, is held by tests/test_golden.py: the
 loss, rate and sample keys of two processes equal those of one.
@@ -7,13 +7,10 @@ loss, rate and sample keys of two processes equal those of one.
 import json
 import os
 import re
-import shlex
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,113 +18,12 @@ import psutil
 import pytest
 
 from tests.conftest import TINY, Run, checkpoint, sample_keys
+from tests.launch.conftest import HOLD, Load
 from tests.test_golden import assert_golden, command
-from vitctl.engine.journal import append_line, cut_after
-from vitctl.errors import LaunchError, RecipeError
-from vitctl.launch import _Follower, launch, launch_command, launch_line, new_run_dir, prepare
-from vitctl.launch.worker import first_error
-from vitctl.recipe.load import Loaded, Override, load_recipe
-
-Load = Callable[..., Loaded]
-
-
-@pytest.fixture
-def load(tiny_data: Path) -> Load:
-    def do(**values: Any) -> Loaded:
-        given = {"data.path": str(tiny_data), **values}
-        return load_recipe(str(TINY), [Override(key, value) for key, value in given.items()])
-
-    return do
-
-
-def test_new_run_dir__is_named_after_the_recipe_and_new(tmp_path: Path) -> None:
-    first = new_run_dir("some/where/jft_h14.toml", tmp_path)
-    assert first.parent == tmp_path
-    assert first.name.startswith("jft_h14_2")
-    first.mkdir()
-    assert new_run_dir("jft_h14", tmp_path) not in (first, None)
-    assert not new_run_dir("jft_h14", tmp_path).exists()
-
-
-def test_prepare__writes_what_the_processes_need(load: Load, tmp_path: Path) -> None:
-    folder = tmp_path / "runs" / "[b16] ü"
-    loaded = load(seed=3)
-    prepare(loaded, folder)
-    assert sorted(p.name for p in folder.iterdir()) == [".lock", "env.json", "launch.txt", "recipe.toml"]
-    assert load_recipe(str(folder / "recipe.toml")).recipe == loaded.recipe
-    assert "seed = 3                                  # --set" in (folder / "recipe.toml").read_text()
-    assert shlex.split((folder / "launch.txt").read_text()) == [
-        sys.executable,
-        "-m",
-        "vitctl.launch.worker",
-        str(folder),
-    ]
-    env = json.loads((folder / "env.json").read_text())
-    assert {"versions", "python", "platform", "host", "cpus", "git_commit"} == set(env)
-    assert env["versions"]["torch"][0].isdigit()
-
-
-def test_prepare__a_changed_recipe_is_refused_and_its_keys_are_named(load: Load, tmp_path: Path) -> None:
-    prepare(load(), tmp_path)
-    before = (tmp_path / "recipe.toml").read_text()
-    with pytest.raises(RecipeError) as caught:
-        prepare(load(**{"optimizer.lr": 0.5, "seed": 1}), tmp_path)
-    assert str(caught.value) == (
-        f"{tmp_path}: holds a run of another recipe: seed was 0, now 1; optimizer.lr was 0.01, now 0.5; "
-        f"choose another folder with --out, or go on all the same with: vitctl resume {tmp_path} --set KEY=VALUE "
-        "--allow seed --allow optimizer.lr"
-    )
-    assert (tmp_path / "recipe.toml").read_text() == before
-    with pytest.raises(RecipeError, match="holds a run of another recipe: seed was 0, now 1; choose"):
-        prepare(load(**{"optimizer.lr": 0.5, "seed": 1}), tmp_path, allow=["optimizer"])
-    many = load(seed=1, **{"optimizer.lr": 0.5, "model.depth": 3, "data.flip": False, "averaging.decay": 0.5})
-    with pytest.raises(RecipeError, match="; and 1 more; choose another"):
-        prepare(many, tmp_path)
-
-
-def test_prepare__precision_decides_the_numbers_and_cannot_change(load: Load, tmp_path: Path) -> None:
-    prepare(load(), tmp_path)
-    with pytest.raises(RecipeError, match=r'machine.precision was "float64", now "float32"'):
-        prepare(load(**{"machine.precision": "float32"}), tmp_path)
-
-
-def test_prepare__the_machine_the_log_and_the_keep_budgets_may_change(load: Load, tmp_path: Path) -> None:
-    prepare(load(), tmp_path)
-    free = {
-        "machine.workers": 1,
-        "machine.micro_batch": 3,
-        "log.every_steps": 9,
-        "checkpoint.keep_last": 5,
-        "note": "again",
-    }
-    prepare(load(**free), tmp_path)
-    assert load_recipe(str(tmp_path / "recipe.toml")).recipe == load(**free).recipe
-
-
-@pytest.mark.parametrize(
-    ("folder", "said"),
-    [
-        ("file", "is a file, should be a folder for a run; choose another name with --out"),
-        ("file/run", "not a directory; a file stands where a folder should be; choose another place"),
-    ],
-)
-def test_prepare__a_folder_that_cannot_be_written(load: Load, tmp_path: Path, folder: str, said: str) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(LaunchError) as caught:
-        prepare(load(), tmp_path / folder)
-    assert str(caught.value) == f"{tmp_path / folder}: {said}"
-
-
-def test_launch_command__is_the_way_without_this_one(load: Load, tmp_path: Path) -> None:
-    one, two = load().recipe, load(**{"machine.processes": 2}).recipe
-    assert launch_command(tmp_path, one) == [sys.executable, "-m", "vitctl.launch.worker", str(tmp_path)]
-    line = launch_line(tmp_path, two)
-    assert line.endswith(f"-m torch.distributed.run --standalone --nproc-per-node 2 -m vitctl.launch.worker {tmp_path}")
-
-
-HOLD = (
-    "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.lockf(f, fcntl.LOCK_EX); print('held', flush=True); input()"
-)
+from vitctl.errors import LaunchError
+from vitctl.launch.launcher import launch
+from vitctl.launch.prepare import prepare
+from vitctl.recipe.load import Override, load_recipe
 
 
 def test_launch__one_run_per_folder(load: Load, tmp_path: Path) -> None:
@@ -142,40 +38,6 @@ def test_launch__one_run_per_folder(load: Load, tmp_path: Path) -> None:
             launch(tmp_path, lambda _: None)
         holder.communicate("\n")
     assert launch(tmp_path, lambda _: None)["status"] == "done"
-
-
-def test_follower__reports_each_whole_new_record_once(tmp_path: Path) -> None:
-    path = tmp_path / "log.jsonl"
-    seen: list[dict[str, Any]] = []
-    append_line(path, {"step": 1, "time": 5})
-    follower = _Follower(path, seen.append)
-    follower.poll()
-    assert seen == []
-    append_line(path, {"step": 2, "time": time.time() + 1})
-    with path.open("a") as file:
-        file.write('{"step": 3, "ti')
-    follower.poll()
-    follower.poll()
-    assert [r["step"] for r in seen] == [2]
-    with path.open("a") as file:
-        file.write(f'me": {time.time() + 1}}}\nnot a record\n')
-    follower.poll()
-    assert [r["step"] for r in seen] == [2, 3]
-    aside = tmp_path / "new"
-    append_line(aside, {"step": 4, "time": time.time() + 1})
-    aside.replace(path)
-    follower.poll()
-    assert [r["step"] for r in seen] == [2, 3, 4]
-
-
-def test_first_error__is_the_earliest(tmp_path: Path) -> None:
-    assert first_error(tmp_path) is None
-    (tmp_path / "logs").mkdir()
-    for rank, when in ((0, 7.0), (1, 5.0)):
-        (tmp_path / "logs" / f"error_{rank:02d}.json").write_text(
-            json.dumps({"rank": rank, "time": when, "mendable": False})
-        )
-    assert first_error(tmp_path) == {"rank": 1, "time": 5.0, "mendable": False}
 
 
 def test_one_process__whatever_the_environment_says_of_accelerate(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,7 +74,7 @@ def test_two_processes__whatever_the_environment_says_of_accelerate(tiny_data: P
     assert "going on" not in done.stdout
     assert "step 20/20" in done.stdout
     assert re.search(r"^node \S+: processes 0 to 1, CPU", done.stdout, re.M)
-    assert (folder / "logs" / "launcher.txt").read_text() == ""
+    assert next((folder / "logs").glob("launcher_*.txt")).read_text() == ""
 
 
 def test_two_processes__stopped_by_a_signal_go_on_as_one_bit_for_bit_in_what_was_read(
@@ -278,19 +140,6 @@ def test_processes__are_not_started_inside_a_cluster_job(
     assert called == [tmp_path]
 
 
-def test_prepare__allowed_changes_are_made_and_said(load: Load, tmp_path: Path) -> None:
-    prepare(load(), tmp_path)
-    longer = load(**{"schedule.total_steps": 30, "optimizer.lr": 0.5})
-    prepare(longer, tmp_path, allow=["schedule.total_steps", "optimizer"])
-    assert load_recipe(str(tmp_path / "recipe.toml")).recipe == longer.recipe
-    [said] = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
-    assert said["text"] == (
-        "the recipe was changed on purpose: optimizer.lr was 0.01, now 0.5; schedule.total_steps was 20, now 30"
-    )
-    prepare(longer, tmp_path)
-    assert len((tmp_path / "log.jsonl").read_text().splitlines()) == 1
-
-
 def test_two_processes__a_killed_one_is_named_and_the_run_goes_on(run: Run, tiny_data: Path, tmp_path: Path) -> None:
     straight, folder = run("straight"), tmp_path / "run"
     two = command(folder, tiny_data, **{"machine.processes": 2, "checkpoint.every_steps": 2})
@@ -326,40 +175,6 @@ def test_two_processes__none_outlives_the_launcher(tiny_data: Path, tmp_path: Pa
         process.kill()
     _, alive = psutil.wait_procs(family, timeout=20)
     assert [p for p in alive if p.status() != "zombie"] == []
-
-
-def test_loaded__is_not_changed_by_prepare(load: Load, tmp_path: Path) -> None:
-    loaded = load()
-    copy = replace(loaded, origins=dict(loaded.origins))
-    prepare(loaded, tmp_path)
-    assert loaded == copy
-
-
-def test_follower__of_a_clock_that_is_set_back(tmp_path: Path) -> None:
-    path, now, seen = tmp_path / "log.jsonl", tmp_path / "now.json", list[dict[str, Any]]()
-    append_line(path, {"step": 1, "time": 9e9})
-    follower = _Follower(path, seen.append, now)
-    append_line(path, {"step": 2, "time": 5.0})
-    for when in (9e9, 5.0):
-        now.write_text(json.dumps({"kind": "now", "time": when}))
-        follower.poll()
-    cut_after(path, 1)
-    append_line(path, {"step": 2, "time": 6.0})
-    follower.poll()
-    assert [(r.get("step"), r["time"]) for r in seen] == [(2, 5.0), (None, 9e9), (None, 5.0), (2, 6.0)]
-
-
-def test_follower__hands_on_what_is_under_way_once(tmp_path: Path) -> None:
-    now, seen = tmp_path / "now.json", list[dict[str, Any]]()
-    follower = _Follower(tmp_path / "log.jsonl", seen.append, now)
-    follower.poll()
-    for when in (1.0, 2.0):
-        now.write_text(json.dumps({"kind": "now", "step": 7, "time": when}))
-        follower.poll()
-        follower.poll()
-    now.write_text('{"kind": "no')
-    follower.poll()
-    assert [record["time"] for record in seen] == [1.0, 2.0]
 
 
 def test_launch__progress_is_told_from_step_0(tiny_data: Path, tmp_path: Path) -> None:

@@ -116,7 +116,12 @@ def interrupt_on_signals() -> Iterator[None]:
 
 
 def say(text: str, file: int = 2) -> None:
-    """A line on standard error, or what stands for it, from within a signal handler, where no stream may be used; on a terminal below what stands there."""
+    """A line from within a signal handler, where no stream may be used; on a terminal below what stands there.
+
+    Args:
+        text: the line.
+        file: its descriptor; standard error, or what stands for it.
+    """
     with suppress(OSError):
         os.write(file, f"{_NEW_LINE if os.isatty(file) else ''}vitctl: {one_line(text)}\n".encode())
 
