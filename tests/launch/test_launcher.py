@@ -20,10 +20,13 @@ import pytest
 from tests.conftest import TINY, Run, checkpoint, sample_keys
 from tests.launch.conftest import HOLD, Load
 from tests.test_golden import assert_golden, command
+from vitctl.engine.checkpoint import newest_checkpoint
 from vitctl.errors import LaunchError
+from vitctl.launch import launcher
 from vitctl.launch.launcher import launch
 from vitctl.launch.prepare import prepare
 from vitctl.recipe.load import Override, load_recipe
+from vitctl.system.signals import SIGNALS
 
 
 def test_launch__one_run_per_folder(load: Load, tmp_path: Path) -> None:
@@ -129,13 +132,12 @@ def test_processes__are_not_started_inside_a_cluster_job(
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     called: list[Path] = []
-    from vitctl import worker
 
     def work(run_dir: Path, _report: Any) -> dict[str, str]:
         called.append(run_dir)
         return {"status": "done"}
 
-    monkeypatch.setattr(worker, "work", work)
+    monkeypatch.setattr(launcher, "work_as_member", work)
     assert launch(tmp_path, lambda _: None) == {"status": "done"}
     assert called == [tmp_path]
 
@@ -191,3 +193,99 @@ def test_launch__progress_is_told_from_step_0(tiny_data: Path, tmp_path: Path) -
         if processes == 1:
             assert any(record.get("step") == 0 for record in seen[:first])
         assert '"now"' not in (folder / "log.jsonl").read_text()
+
+
+HOSTILE = """\
+compute_environment: LOCAL_MACHINE
+distributed_type: MULTI_CPU
+mixed_precision: fp8
+num_processes: 7
+num_machines: 3
+machine_rank: 2
+use_cpu: true
+debug: true
+gpu_ids: '5'
+main_process_ip: 10.9.9.9
+main_process_port: 1
+dynamo_config:
+  dynamo_backend: INDUCTOR
+"""
+
+
+@pytest.fixture
+def hostile(tmp_path: Path) -> dict[str, str]:
+    """An environment in which accelerate finds a configuration that somebody made for something else."""
+    (tmp_path / "hf" / "accelerate").mkdir(parents=True)
+    (tmp_path / "hf" / "accelerate" / "default_config.yaml").write_text(HOSTILE)
+    return {**os.environ, "HF_HOME": str(tmp_path / "hf"), "PET_NNODES": "5", "PET_MAX_RESTARTS": "9"}
+
+
+def test_two_launches_at_once__beside_a_configuration_of_somebody_else(
+    hostile: dict[str, str], load: Load, run: Run, tiny_data: Path, tmp_path: Path
+) -> None:
+    """One by vitctl, one by its line, pasted: neither takes the other's port, a rank or a setting."""
+    folder, pasted = tmp_path / "run", tmp_path / "pasted"
+    two = {"machine.processes": 2, "optimizer.clip_norm": 0.0, "machine.micro_batch": 8}
+    prepare(load(**two), pasted)
+    hostile_line = {name: value for name, value in hostile.items() if not name.startswith("PET_")}
+    both = [
+        subprocess.Popen(command(folder, tiny_data, **two), stderr=subprocess.PIPE, text=True, env=hostile),
+        subprocess.Popen(
+            (pasted / "launch.txt").read_text(), shell=True, stderr=subprocess.PIPE, text=True, env=hostile_line
+        ),
+    ]
+    said = [process.communicate(timeout=240)[1] for process in both]
+    assert [process.returncode for process in both] == [0, 0], said
+    assert said == ["", ""]
+    straight = run("straight", **{**two, "machine.processes": 1})
+    for one in (folder, pasted):
+        assert json.loads((one / "result.json").read_text())["status"] == "done"
+        assert checkpoint(one, 20) == checkpoint(straight, 20)
+        assert sample_keys(one) == sample_keys(straight)
+
+
+SLOW = """
+from vitctl.launch import command, launcher
+command.WORKER = launcher.WORKER = "tests.launch.slow_worker"
+from vitctl.__main__ import main
+main()
+"""
+
+
+def test_signal__is_passed_on_once_and_a_slow_save_completes(tiny_data: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    values = {"machine.processes": 2, "checkpoint.every_steps": 0, "schedule.total_steps": 5000}
+    line = [sys.executable, "-c", SLOW, *command(folder, tiny_data, **values)[3:]]
+    with subprocess.Popen(
+        line, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        while not (folder / "log.jsonl").exists() or '"step": 2,' not in (folder / "log.jsonl").read_text():
+            assert process.poll() is None
+            time.sleep(0.01)
+        os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C does
+        _, said = process.communicate(timeout=120)
+    assert process.returncode == 3, said
+    assert said.splitlines() == [
+        "vitctl: SIGINT: stopping after what is under way; a second signal leaves at once",
+        f"stopped and saved in {folder}; go on with: vitctl resume {folder}",
+    ]
+    steps = [json.loads(text)["step"] for text in (folder / "log.jsonl").read_text().splitlines() if '"train"' in text]
+    saved, problems = newest_checkpoint(folder / "checkpoints")
+    assert saved is not None
+    assert (saved.step, problems) == (steps[-1], [])
+    for rank in (0, 1):
+        assert (folder / "logs" / f"rank_0{rank}.txt").read_text().count("stopping after what is under way") == 1
+
+
+def test_launch__of_a_line_that_accelerate_does_not_understand_is_no_silence(
+    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of an accelerate that has dropped a flag."""
+    prepare(load(**{"machine.processes": 2}), tmp_path)
+    monkeypatch.setattr(launcher, "accelerate_words", lambda *_: ["--no_such_flag", "--module", "x"])
+    monkeypatch.delenv("RANK", raising=False)
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    with pytest.raises(RuntimeError, match=r"the processes ended \(.*\) and left no word"):
+        launch(tmp_path, lambda _: None)
+    assert {number: signal.getsignal(number) for number in SIGNALS} == before
+    assert json.loads((tmp_path / "result.json").read_text())["status"] == "failed"
