@@ -77,7 +77,7 @@ def rank_of(process: psutil.Process) -> str | None:
     """The rank of a process, None of one that is no rank or has ended."""
     try:
         return process.environ().get("RANK")
-    except (psutil.Error, ProcessLookupError):
+    except (psutil.Error, ProcessLookupError, OSError):
         return None
 
 

@@ -134,20 +134,20 @@ def _replace_environment(values: Mapping[str, str]) -> None:
 @contextmanager
 def _errors_into(log: Path) -> Iterator[int]:
     """Within the block standard error of this process and of those it starts is a log; yields what it was before."""
-    root, handler = logging.getLogger(), logging.StreamHandler(sys.stderr)
-    screen = os.dup(2)
+    root, screen = logging.getLogger(), os.dup(2)
     sys.stderr.flush()
-    with open(log, "ab", opener=no_links) as file:
+    with open(log, "a", encoding="utf-8", errors="backslashreplace", opener=no_links) as file:
         os.dup2(file.fileno(), 2)
-    root.addHandler(handler)  # accelerate adds one that writes to the screen where there is none
-    try:
-        yield screen
-    finally:
-        root.removeHandler(handler)
-        with suppress(OSError):
-            sys.stderr.flush()
-        os.dup2(screen, 2)
-        os.close(screen)
+        handler = logging.StreamHandler(file)
+        root.addHandler(handler)  # accelerate adds one that writes to the screen where there is none
+        try:
+            yield screen
+        finally:
+            root.removeHandler(handler)
+            with suppress(OSError):
+                sys.stderr.flush()
+            os.dup2(screen, 2)
+            os.close(screen)
 
 
 class _Over(BaseException):

@@ -86,8 +86,6 @@ def owning(folder: Path, seconds: float = 0.0) -> Iterator[None]:
         VitctlError: as `leaving_nothing`.
     """
     made = [path for path in (folder, *folder.parents) if not os.path.lexists(path)]
-    with _explaining(folder):
-        folder.mkdir(parents=True, exist_ok=True)
     is_new = not (folder / LOCK).exists()
     with locked(folder, seconds):
         try:
@@ -115,7 +113,7 @@ def locked(folder: Path, seconds: float = 0.0) -> Iterator[None]:
     while True:
         with _lock_file(folder) as file:
             try:
-                _lock(file, fcntl.LOCK_EX, folder)
+                _lock(file, folder)
             except LaunchError:
                 if time.monotonic() > until:
                     raise
@@ -125,12 +123,6 @@ def locked(folder: Path, seconds: float = 0.0) -> Iterator[None]:
                 continue
             yield
             return
-
-
-def not_locked(folder: Path) -> None:
-    """Raise LaunchError where a run is under way in this folder."""
-    with _lock_file(folder) as file:
-        _lock(file, fcntl.LOCK_SH, folder)  # several machines may ask at once
 
 
 def _is_at(file: IO[bytes], path: Path) -> bool:
@@ -143,12 +135,13 @@ def _is_at(file: IO[bytes], path: Path) -> bool:
 
 def _lock_file(folder: Path) -> IO[bytes]:
     with _explaining(folder):
+        folder.mkdir(parents=True, exist_ok=True)  # a refused command may have taken it away, while this one waited
         return open_lock(folder / LOCK)
 
 
-def _lock(file: IO[bytes], kind: int, folder: Path) -> None:
+def _lock(file: IO[bytes], folder: Path) -> None:
     try:
-        fcntl.lockf(file, kind | fcntl.LOCK_NB)
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         raise LaunchError(
             f"{folder}: another vitctl is running in this folder; wait for it, or choose another --out"
