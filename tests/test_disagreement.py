@@ -33,6 +33,7 @@ def interrupted(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
     folder = tmp_path_factory.mktemp("interrupted") / "run"
     work(prepared(TINY, folder, **SHORT, **{"data.path": str(tiny_data), "checkpoint.keep_last": 3}))
     shutil.rmtree(folder / "checkpoints" / "step_00000008")
+    (folder / "result.json").unlink()
     return folder
 
 
