@@ -118,7 +118,8 @@ def test_dry_run__needs_no_data_and_writes_nothing(vitctl: Vitctl, tmp_path: Pat
         "memory",
         "checkpoint",
         "on disk",
-        "--nproc-per-node 8",
+        "accelerate launch --multi_gpu",
+        "--num_processes 8",
     ):
         assert word in said.out
     assert "torch.distributed.run --standalone --nproc-per-node" in said.out
