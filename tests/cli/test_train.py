@@ -122,7 +122,6 @@ def test_dry_run__needs_no_data_and_writes_nothing(vitctl: Vitctl, tmp_path: Pat
         "--num_processes 8",
     ):
         assert word in said.out
-    assert "torch.distributed.run --standalone --nproc-per-node" in said.out
     assert list(tmp_path.iterdir()) == []
 
 
