@@ -159,7 +159,7 @@ def wait_for_moment(process: "subprocess.Popen[str]", folder: Path, before: int,
 
 def harm(process: "subprocess.Popen[str]", family: list[psutil.Process], kind: str) -> str:
     """Do it; what cannot be done at this moment becomes a SIGKILL of the launcher."""
-    ranks = [p for p in family if "vitctl.worker" in " ".join(_cmdline(p)) and p.ppid() == process.pid]
+    ranks = [p for p in family if "vitctl.launch.worker" in " ".join(_cmdline(p)) and p.ppid() == process.pid]
     workers = [p for p in family if p not in ranks]
     if kind in SIGNALS:
         process.send_signal(SIGNALS[kind])

@@ -3,7 +3,9 @@
 import json
 import os
 import signal
-from collections.abc import Callable
+import socket
+import subprocess
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,9 @@ import pytest
 from vitctl.data.datasets import shapes
 from vitctl.data.shards import write_split
 from vitctl.engine.training import CHECKPOINTS
-from vitctl.launch import prepare
+from vitctl.launch.prepare import prepare
+from vitctl.launch.worker import work
 from vitctl.recipe.load import Override, load_recipe
-from vitctl.worker import work
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 TINY = Path(__file__).parent / "recipes" / "tiny.toml"
@@ -81,3 +83,23 @@ def sample_keys(folder: Path) -> dict[int, list[str]]:
             keys.setdefault(record["step"], []).extend(record["keys"])
     assert keys
     return {step: sorted(names) for step, names in keys.items()}
+
+
+def free_port() -> int:
+    """A port that nobody listens at."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def two_processes(line: Sequence[str], out: Path) -> tuple[int, ...]:
+    """Run a command as two processes that find each other; their exit codes. Neither is ended because the other failed."""
+    place = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    with out.open("ab") as file:
+        both = [
+            subprocess.Popen(
+                line, stdout=file, stderr=file, env={**os.environ, **place, "RANK": rank, "LOCAL_RANK": rank}
+            )
+            for rank in ("0", "1")
+        ]
+    return tuple(process.wait(timeout=240) for process in both)

@@ -14,7 +14,7 @@ from typing import Any
 from vitctl.engine import checkpoint, loop, losses
 from vitctl.engine.preemption import leave_on_signals
 from vitctl.errors import VitctlError
-from vitctl.worker import be_quiet, leave_group, work
+from vitctl.launch.worker import be_quiet, leave_group, work
 
 NEWEST = "step_00000006"
 NAN_SAMPLE = 4  # with two processes the first has it in step 3, the second in step 6

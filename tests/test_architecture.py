@@ -23,7 +23,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 NAMES = [str(path.relative_to(PACKAGE)) for path in FILES]
 TREES: dict[str, ast.Module] = {name: ast.parse(path.read_text()) for name, path in zip(NAMES, FILES, strict=True)}
 
-# Higher floors import lower ones; on one floor only neighbours of the same name see each other.
+# Higher floors import lower ones; on one floor only files of the same room see each other.
 FLOORS = {
     "__init__": 0,
     "errors": 0,
@@ -34,34 +34,10 @@ FLOORS = {
     "analysis": 3,
     "recipe": 4,
     "jobs": 5,
-    "cluster": 6,
-    "elastic": 6,
-    "ranks": 6,
-    "run_folder": 6,
-    "slurm": 6,
     "launch": 6,
-    "sweep": 6,
-    "worker": 6,
     "cli": 7,
     "__main__": 8,
 }
-# The runs on disk and their processes belong to one floor: the launcher knows what the body of a process leaves behind.
-NEIGHBOURS = {
-    ("launch", "worker"),
-    ("launch", "cluster"),
-    ("launch", "ranks"),
-    ("launch", "run_folder"),
-    ("elastic", "run_folder"),
-    ("sweep", "run_folder"),
-    ("worker", "cluster"),
-    ("worker", "ranks"),
-    ("elastic", "cluster"),
-    ("elastic", "launch"),
-    ("elastic", "ranks"),
-    ("elastic", "worker"),
-    ("sweep", "launch"),
-}
-
 # Read by an unpickler of its own that knows four names; see the test below.
 PLAIN_PICKLES = ("import pickle", "data/datasets/cifar.py")
 
@@ -92,7 +68,7 @@ def functions(tree: ast.AST) -> Iterator[ast.FunctionDef]:
 def test_house__was_found() -> None:
     assert len(FILES) >= 70
     assert {part(name) for name in NAMES} <= set(FLOORS)
-    assert {"cli", "jobs", "recipe", "engine", "models", "data", "launch", "worker"} <= {part(name) for name in NAMES}
+    assert {"cli", "jobs", "recipe", "engine", "models", "data", "launch"} <= {part(name) for name in NAMES}
 
 
 def test_imports__point_down() -> None:
@@ -103,7 +79,7 @@ def test_imports__point_down() -> None:
             above, below = part(name), [*imported.split("."), "__init__"][1]
             below = below if below in FLOORS else "__init__"
             down = FLOORS[below] < FLOORS[above]
-            assert down or above == below or (above, below) in NEIGHBOURS, f"{name} imports {imported}"
+            assert down or above == below, f"{name} imports {imported}"
     assert seen > 200
 
 
@@ -299,7 +275,7 @@ def test_recipe__every_key_is_read_by_a_job() -> None:
     read = {
         node.attr
         for name, tree in TREES.items()
-        if part(name) in ("jobs", "launch", "worker") or name == "cli/plan.py"
+        if part(name) in ("jobs", "launch") or name == "cli/plan.py"
         for node in ast.walk(tree)
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
     }

@@ -9,15 +9,14 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import TINY, train_records
+from tests.conftest import TINY, train_records, two_processes
 from tests.harmed import NEWEST
 from tests.jobs.conftest import CPU, SMALL, pretrained  # noqa: F401
 from tests.test_faults import SHORT, records
 from tests.test_killed import harmed
-from vitctl.launch import prepare
-from vitctl.ranks import run_ranks
+from vitctl.launch.prepare import prepare
+from vitctl.launch.worker import work
 from vitctl.recipe.load import Override, load_recipe
-from vitctl.worker import work
 
 HOST = socket.gethostname()
 TWO = {"machine.processes": 2}
@@ -34,6 +33,7 @@ def interrupted(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
     folder = tmp_path_factory.mktemp("interrupted") / "run"
     work(prepared(TINY, folder, **SHORT, **{"data.path": str(tiny_data), "checkpoint.keep_last": 3}))
     shutil.rmtree(folder / "checkpoints" / "step_00000008")
+    (folder / "result.json").unlink()
     return folder
 
 
@@ -45,10 +45,9 @@ def resumed(interrupted: Path, folder: Path, data: Path, **values: Any) -> Path:
 
 def harm(name: str, folder: Path) -> tuple[tuple[int, ...], list[str]]:
     """Exit codes, and the last line of each process."""
-    ended = run_ranks(harmed(name, folder), 2, folder / "out.txt", lambda: None)
+    codes = two_processes(harmed(name, folder), folder / "out.txt")
     logs = [(folder / "logs" / f"rank_0{rank}.txt").read_text().splitlines() for rank in (0, 1)]
-    assert ended.killed_here == frozenset()
-    return ended.codes, [log[-1] if log else "" for log in logs]
+    return codes, [log[-1] if log else "" for log in logs]
 
 
 def refused(name: str, folder: Path) -> str:
@@ -99,8 +98,7 @@ def test_resume__one_that_sees_an_old_listing_follows_the_first(
 def test_resume__all_pass_over_one_that_is_torn(interrupted: Path, tiny_data: Path, tmp_path: Path) -> None:
     folder = resumed(interrupted, tmp_path / "run", tiny_data)
     (folder / "checkpoints" / NEWEST / "optimizer.safetensors").unlink()
-    ended = run_ranks([sys.executable, "-m", "vitctl.worker", str(folder)], 2, folder / "out.txt", lambda: None)
-    assert ended.codes == (0, 0)
+    assert two_processes([sys.executable, "-m", "vitctl.launch.worker", str(folder)], folder / "out.txt") == (0, 0)
     assert [record["step"] for record in records(folder, "resume")] == [4]
     assert (folder / "checkpoints" / f"torn_{NEWEST}").is_dir()
     straight = [record["loss"] for record in train_records(interrupted)]

@@ -22,7 +22,7 @@ from vitctl.engine.checkpoint import newest_checkpoint
 from vitctl.engine.preemption import StopFlag
 from vitctl.errors import CheckpointError, VitctlError
 from vitctl.jobs.pretrain import pretrain
-from vitctl.launch import prepare
+from vitctl.launch.prepare import prepare
 from vitctl.recipe.load import Override, load_recipe
 
 SHORT = {"schedule.total_steps": 8, "checkpoint.every_steps": 2, "evaluation.every_steps": 4}

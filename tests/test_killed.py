@@ -14,15 +14,14 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.conftest import TINY, Run, checkpoint, sample_keys, train_records
+from tests.conftest import TINY, Run, checkpoint, sample_keys, train_records, two_processes
 from tests.harmed import poisoned
 from tests.test_faults import SHORT, records
 from tests.test_golden import command
 from vitctl.engine.checkpoint import newest_checkpoint
 from vitctl.engine.skips import SKIPPED
 from vitctl.jobs import setup
-from vitctl.launch import prepare
-from vitctl.ranks import run_ranks
+from vitctl.launch.prepare import prepare
 from vitctl.recipe.load import Override, load_recipe
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -67,7 +66,7 @@ def flip_a_bit(path: Path) -> None:
 @pytest.fixture(scope="module")
 def whole(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run of eight steps with whole checkpoints of steps 6 and 8."""
-    from vitctl.worker import work
+    from vitctl.launch.worker import work
 
     folder = prepared(tmp_path_factory.mktemp("whole") / "run", tiny_data)
     work(folder)
@@ -206,8 +205,8 @@ def test_not_finite__on_one_of_two_processes_is_skipped_by_both(
         poison.setattr(setup, "classify", poisoned)
         one = run("one", **values)
     two = prepared(tmp_path / "two", tiny_data, **values, **{"machine.processes": 2})
-    ended = run_ranks(harmed("nan_on_one_rank", two), 2, tmp_path / "out.txt", lambda: None)
-    assert ended.codes == (0, 0), (tmp_path / "out.txt").read_text()
+    codes = two_processes(harmed("nan_on_one_rank", two), tmp_path / "out.txt")
+    assert codes == (0, 0), (tmp_path / "out.txt").read_text()
     skipped = [json.loads(line) for line in (two / SKIPPED).read_text().splitlines()]
     steps = sorted({line["step"] for line in skipped})
     assert steps == [3, 6]

@@ -7,7 +7,6 @@ import importlib.util
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,7 +17,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from tests.conftest import Run, checkpoint, sample_keys, train_records
+from tests.conftest import Run, checkpoint, free_port, sample_keys, train_records
 from tests.test_golden import assert_golden, command
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -38,12 +37,6 @@ def srun(line: list[str], rank: int, port: int) -> "subprocess.Popen[str]":
         "MASTER_PORT": str(port),
     }
     return subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **env})
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def test_srun__two_nodes_of_two_processes(run: Run, tiny_data: Path, tmp_path: Path) -> None:

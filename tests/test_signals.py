@@ -1,7 +1,8 @@
 """A signal at any moment of any command: code 3 and one line, and what was begun goes on as if nothing had been.
 
 Signals come from within, right before the n-th call of a function, so that they hit the same moment every time. That they come
-from outside, to one process or to several, is held by test_faults.py, test_golden.py, test_launch.py and benchmarks/soak.py.
+from outside, to one process or to several, is held by test_faults.py, test_golden.py, launch/test_launcher.py
+and benchmarks/soak.py.
 """
 
 import json

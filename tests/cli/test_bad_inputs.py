@@ -15,9 +15,9 @@ from tests.conftest import TINY
 from vitctl.cli.app import main
 from vitctl.cli.render import CONSOLE
 from vitctl.engine.journal import read_json
-from vitctl.launch import prepare
+from vitctl.launch.prepare import prepare
+from vitctl.launch.worker import work
 from vitctl.recipe.load import Override, load_recipe
-from vitctl.worker import work
 
 
 class Slip(NamedTuple):

@@ -3,8 +3,8 @@
 import pytest
 
 from tests.cli.conftest import Vitctl
-from vitctl.jobs import doctor
-from vitctl.jobs.doctor import Finding
+from vitctl.launch import doctor
+from vitctl.launch.doctor import Finding
 
 
 def test_doctor__exits_2_when_something_needs_attention(vitctl: Vitctl, monkeypatch: pytest.MonkeyPatch) -> None:

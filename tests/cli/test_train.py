@@ -12,11 +12,11 @@ from PIL import Image
 
 from tests.cli.conftest import Vitctl
 from tests.conftest import TINY
-from vitctl.cli.common import check_start
+from vitctl.cli.common import launch_config
 from vitctl.cli.render import CONSOLE
-from vitctl.cluster import Member
 from vitctl.data import catalog
 from vitctl.errors import LaunchError
+from vitctl.launch.environment import Member
 
 SHORT = ("--set", "schedule.total_steps=6")
 
@@ -118,10 +118,10 @@ def test_dry_run__needs_no_data_and_writes_nothing(vitctl: Vitctl, tmp_path: Pat
         "memory",
         "checkpoint",
         "on disk",
-        "--nproc-per-node 8",
+        "accelerate launch --multi_gpu",
+        "--num_processes 8",
     ):
         assert word in said.out
-    assert "torch.distributed.run --standalone --nproc-per-node" in said.out
     assert list(tmp_path.iterdir()) == []
 
 
@@ -391,7 +391,7 @@ def test_nodes__what_is_wrong_is_one_line_and_starts_nothing(
 def test_nodes__are_not_for_processes_that_were_started() -> None:
     words = "--nodes and --restarts start the processes, and so does torchrun: leave one of them out"
     with pytest.raises(LaunchError, match=words):
-        check_start(Member("torchrun", 0, 2, ""), None, 1, None, None)
+        launch_config(Member("torchrun", 0, 2, ""), None, 1, None, None)
 
 
 def test_pretrain__most_of_whose_updates_were_skipped_is_not_done(

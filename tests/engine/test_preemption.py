@@ -10,6 +10,7 @@ import time
 import pytest
 
 from vitctl.engine.preemption import SIGNALS, StopFlag, stop_on_signals
+from vitctl.system.signals import hears
 
 # The main thread is in C and gives no Python a chance to run there.
 BLOCKED = """
@@ -124,3 +125,18 @@ def test_stop_on_signals__ends_while_a_child_holds_its_pipe() -> None:
         "os.kill(child, 9)\n"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+def test_hears__a_process_that_has_only_begun_does_not() -> None:
+    code = "import signal\ninput()\nsignal.signal(10, lambda *_: None)\nprint('ready', flush=True)\ninput()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None and process.stdout is not None
+        assert [hears(process.pid, number) for number in (signal.SIGUSR1, signal.SIGUSR2)] == [False, False]
+        process.stdin.write("\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "ready\n"
+        assert [hears(process.pid, number) for number in (signal.SIGUSR1, signal.SIGUSR2)] == [True, False]
+        process.communicate("\n")
+    assert not hears(process.pid, signal.SIGUSR1)

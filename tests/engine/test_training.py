@@ -21,7 +21,7 @@ from vitctl.engine.preemption import StopFlag, Stopped
 from vitctl.errors import DataError
 from vitctl.jobs import setup
 from vitctl.jobs.pretrain import pretrain
-from vitctl.launch import prepare
+from vitctl.launch.prepare import prepare
 from vitctl.recipe.load import Override, load_recipe
 
 SHORT = {"schedule.total_steps": 8, "checkpoint.every_steps": 2, "evaluation.every_steps": 4}

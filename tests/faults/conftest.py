@@ -11,9 +11,9 @@ import pytest
 
 from tests.conftest import TINY, checkpoint, sample_keys
 from vitctl.engine.journal import read_lines
-from vitctl.launch import prepare
+from vitctl.launch.prepare import prepare
+from vitctl.launch.worker import work
 from vitctl.recipe.load import Override, load_recipe
-from vitctl.worker import work
 
 SHORT = {"schedule.total_steps": 12, "checkpoint.every_steps": 3, "evaluation.every_steps": 4}
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}  # the last bit of a sum depends on the number of threads

@@ -13,7 +13,7 @@ from vitctl.engine import averaging, evaluation, loop
 from vitctl.engine.checkpoint import newest_checkpoint
 from vitctl.engine.training import CHECKPOINTS, Run
 from vitctl.errors import DataError, VitctlError
-from vitctl.worker import work
+from vitctl.launch.worker import work
 
 Broken = Callable[..., None]
 

@@ -15,7 +15,7 @@ from tests.faults.conftest import assert_same, prepared, records, warnings
 from vitctl.engine import checkpoint, saving
 from vitctl.engine.checkpoint import keep, newest_checkpoint
 from vitctl.errors import CheckpointError
-from vitctl.worker import work
+from vitctl.launch.worker import work
 
 Act = Callable[[], None]
 

@@ -12,14 +12,15 @@ import pytest
 
 from tests.conftest import TINY
 from tests.jobs.conftest import CPU, do
-from tests.test_launch import HOLD
+from tests.launch.conftest import HOLD
 from vitctl.data.datasets import shapes
 from vitctl.data.shards import write_split
 from vitctl.engine.checkpoint import STATE, read_checkpoint
 from vitctl.engine.journal import LOG, read_lines
 from vitctl.errors import CheckpointError, LaunchError, RecipeError
 from vitctl.jobs import identity
-from vitctl.launch import launch, prepare
+from vitctl.launch.launcher import launch
+from vitctl.launch.prepare import prepare
 from vitctl.recipe.load import Override, load_recipe
 
 STEPS = {

@@ -20,9 +20,9 @@ from rich.console import Console
 from tests.faults.conftest import ENVIRONMENT, assert_same, command, prepared, records, resume, warnings
 from vitctl.cli.render import Screen
 from vitctl.engine.journal import append_line, read_lines, spared
-from vitctl.launch import _Follower
+from vitctl.launch.follower import Follower
+from vitctl.launch.worker import work
 from vitctl.system.screen import Lenient, check_screen, outlive_screen, restore_screen
-from vitctl.worker import work
 
 SHOWN = "progress cannot be shown any more"
 
@@ -164,7 +164,7 @@ def test_lenient__never_fails(act: Callable[[Any], object], error: Exception) ->
 
 def test_follower__a_log_of_foreign_lines_and_a_folder_in_its_place_end_nothing(tmp_path: Path) -> None:
     seen: list[Any] = []
-    follower = _Follower(tmp_path / "log.jsonl", seen.append, tmp_path / "now.json")
+    follower = Follower(tmp_path / "log.jsonl", seen.append, tmp_path / "now.json")
     (tmp_path / "log.jsonl").mkdir()
     (tmp_path / "now.json").write_text("[1]")
     follower.poll()

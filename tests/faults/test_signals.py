@@ -14,8 +14,8 @@ import pytest
 from tests.faults.conftest import ENVIRONMENT, assert_same, command, prepared, records, resume
 from vitctl.data.hashing import IGNORED_SIGNALS
 from vitctl.engine import loop
+from vitctl.launch.worker import work
 from vitctl.system.signals import ASKED, SIGNALS
-from vitctl.worker import work
 
 NEW = (signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR2, signal.SIGXCPU, signal.SIGALRM, signal.SIGVTALRM)
 

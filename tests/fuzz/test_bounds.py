@@ -30,9 +30,9 @@ from vitctl.engine.evaluation import Score
 from vitctl.engine.journal import append_line, cut_after, read_lines
 from vitctl.errors import DataError, VitctlError
 from vitctl.jobs.result import read_result
+from vitctl.launch.run_folder import read_status
 from vitctl.recipe.grid import find_sweep
 from vitctl.recipe.load import load_recipe
-from vitctl.run_folder import read_status
 
 EXAMPLES = [40, pytest.param(1500, marks=pytest.mark.slow)]
 MOST_SECONDS, MOST_BYTES = 5.0, 2**30

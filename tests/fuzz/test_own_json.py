@@ -17,9 +17,9 @@ from vitctl.jobs.compare import compare
 from vitctl.jobs.kept import Attention, MicroBatch, read_kept
 from vitctl.jobs.result import FILE as RESULT
 from vitctl.jobs.result import RunResult, read_result
-from vitctl.run_folder import read_status
+from vitctl.launch.errors import LOGS, first_error
+from vitctl.launch.run_folder import read_status
 from vitctl.system.text import has_control
-from vitctl.worker import LOGS, first_error
 
 EXAMPLES = [50, pytest.param(2000, marks=pytest.mark.slow)]
 STATE_OF_A_RUN = {

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from tests.conftest import TINY
-from vitctl.launch import prepare
+from vitctl.launch.prepare import prepare
+from vitctl.launch.worker import work
 from vitctl.recipe.load import Override, load_recipe
-from vitctl.worker import work
 
 SMALL = {"schedule.batch_size": 8, "schedule.total_steps": 6, "schedule.warmup_steps": 1, "data.crop": "none"}
 CPU = {"machine.device": "cpu", "machine.workers": 0, "machine.precision": "float64"}

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from vitctl.jobs.export import export
-from vitctl.launch import prepare
+from vitctl.launch.prepare import prepare
 from vitctl.models.build import build, load_state
 from vitctl.models.variants import variant
 from vitctl.models.weights.load import read_weights, save_weights

@@ -15,7 +15,8 @@ from vitctl.data.datasets.files import class_list
 from vitctl.data.datasets.png import encode_png
 from vitctl.data.shards import Item, write_split
 from vitctl.errors import CheckpointError, DataError, RecipeError
-from vitctl.launch import launch, prepare
+from vitctl.launch.launcher import launch
+from vitctl.launch.prepare import prepare
 from vitctl.recipe.load import Override, load_recipe
 
 WNIDS = class_list("imagenet")

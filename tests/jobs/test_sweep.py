@@ -18,7 +18,8 @@ from vitctl.engine.loop import Result, Trainer
 from vitctl.errors import CheckpointError, DataError, RecipeError
 from vitctl.jobs.result import read_result
 from vitctl.jobs.sweep import Tried, best
-from vitctl.launch import launch, prepare
+from vitctl.launch.launcher import launch
+from vitctl.launch.prepare import prepare
 from vitctl.recipe.load import Override, load_recipe
 
 LRS = (0.003, 0.1, 1e-6)
@@ -115,7 +116,7 @@ def dying(self, step, batches):
         os._exit(9)
     return update(self, step, batches)
 Trainer.update = dying
-from vitctl.worker import work
+from vitctl.launch.worker import work
 work(Path(sys.argv[1]))
 """
 

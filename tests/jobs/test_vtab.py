@@ -19,7 +19,8 @@ from vitctl.jobs.inputs import find_weights, loaded_model
 from vitctl.jobs.table_9 import TABLE_9
 from vitctl.jobs.vtab_light import L2S
 from vitctl.jobs.vtab_runs import Setting, settings
-from vitctl.launch import launch, prepare
+from vitctl.launch.launcher import launch
+from vitctl.launch.prepare import prepare
 from vitctl.recipe.load import Override, load_recipe
 from vitctl.recipe.schema import Vtab
 

@@ -15,7 +15,7 @@ from tests.jobs.vtab_names import Catalog
 from vitctl.data import vtab_data
 from vitctl.data.vtab import VTAB
 from vitctl.errors import DataError
-from vitctl.launch import prepare
+from vitctl.launch.prepare import prepare
 from vitctl.recipe.load import Override, load_recipe
 
 RUN_7 = f"{SEVENTH}lr_0.01_steps_4/seed_0"

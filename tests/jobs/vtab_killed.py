@@ -9,7 +9,7 @@ from typing import Any
 from tests.jobs.vtab_names import Catalog
 from vitctl.data import vtab_data
 from vitctl.engine import evaluation
-from vitctl.worker import work
+from vitctl.launch.worker import work
 
 SEVENTH = "tasks/svhn/"
 

@@ -91,7 +91,7 @@ def main() -> None:
         code = _said_why(error)
     restore_screen()
     _give_up_unwritten()
-    sys.exit(_for_torchrun(code) if isinstance(code, int) else 0)
+    sys.exit(code if isinstance(code, int) else 0)
 
 
 def _said_why(error: Exception) -> int:
@@ -146,14 +146,3 @@ def _give_up_unwritten() -> None:
         except OSError:
             with suppress(OSError):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-
-
-def _for_torchrun(code: int) -> int:
-    """A torchrun that vitctl started takes every other code for a reason to start the process again."""
-    from vitctl.cluster import ELASTIC_RUN
-
-    if ELASTIC_RUN not in os.environ:
-        return code
-    from vitctl.elastic import exit_code
-
-    return exit_code(code)

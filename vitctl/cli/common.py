@@ -13,9 +13,9 @@ from vitctl.system.screen import outlive_screen
 from vitctl.system.text import typed
 
 if TYPE_CHECKING:
-    from vitctl.cluster import Member
+    from vitctl.launch.command import LaunchConfig
+    from vitctl.launch.environment import Member
     from vitctl.recipe.load import Loaded, Override
-    from vitctl.recipe.schema import Recipe
 
 RecipeName = Annotated[
     str,
@@ -113,7 +113,7 @@ Restarts = Annotated[
     int,
     typer.Option(
         "--restarts",
-        help="How often the processes are started again, by torchrun, when one is lost.",
+        help="How often the processes are started again when one is lost.",
         rich_help_panel=MACHINE,
     ),
 ]
@@ -182,7 +182,7 @@ def run_job(
     member = begin()
     if not (dry_run or slurm):
         outlive_screen()
-    check_start(member, nodes, restarts, out, slurm)
+    config = launch_config(member, nodes, restarts, out, slurm)
     overrides = [parse_override(text) for text in sets or ()]
     overrides += [Override(key, value, flag) for flag, (key, value) in flags.items() if value is not None]
     overrides += started_with(member) + asked_of(slurm)
@@ -192,27 +192,27 @@ def run_job(
         from vitctl.cli.download import fetch_weights
 
         fetch_weights(source)
-    from vitctl.launch import new_run_dir, prepare
+    from vitctl.launch.command import check_spread
+    from vitctl.launch.prepare import prepare
+    from vitctl.launch.run_folder import new_run_dir
 
     run_dir = out or (member.run_dir(loaded.name) if member else new_run_dir(loaded.name))
     if dry_run:
         from vitctl.cli.plan import show_plan
 
-        show_plan(loaded, run_dir, everything=everything)
+        show_plan(loaded, run_dir, config, everything=everything)
         return
-    if nodes or restarts:
-        go_elastic(nodes, restarts, loaded.recipe, run_dir, given=out is not None)
-        return
+    check_spread(config, loaded.recipe.machine.processes)
     from vitctl.cli.render import CONSOLE, waiting
 
     with waiting("looking at data and weights"):
-        taken = prepare(loaded, run_dir)
+        taken = prepare(loaded, run_dir, config=config)
     if taken:
         CONSOLE.print(taken, style="bold yellow", markup=False, soft_wrap=True)
     if slurm:
         hand_over(slurm, run_dir, loaded.name)
         return
-    go(run_dir, member)
+    go(run_dir, member, config)
 
 
 def _fitted(recipe: str, overrides: "list[Override]", job: str, *, in_time: bool) -> "Loaded":
@@ -270,7 +270,7 @@ def check_flags(flags: Mapping[str, Any]) -> None:
 
 def hand_over(slurm: str, run_dir: Path, name: str) -> None:
     """Write the Slurm job of a prepared run, and submit it where that is asked for."""
-    from vitctl.slurm import parse_job, submit, write_job
+    from vitctl.launch.slurm import parse_job, submit, write_job
 
     job = parse_job(slurm)
     file = write_job(job, run_dir, Path(name).stem)
@@ -279,15 +279,11 @@ def hand_over(slurm: str, run_dir: Path, name: str) -> None:
 
 def begin() -> "Member | None":
     """Before anything slow: a signal ends the command with code 3, and of several processes only the first speaks."""
-    from vitctl.cluster import ELASTIC_RUN, find_member
-    from vitctl.engine.preemption import die_with, leave_on_signals
+    from vitctl.engine.preemption import leave_on_signals
+    from vitctl.launch.environment import find_member
 
     member = find_member()
     leave_on_signals(while_waiting=member is not None)
-    if ELASTIC_RUN in os.environ:
-        from vitctl.ranks import LAUNCHER
-
-        die_with(int(os.environ[LAUNCHER]))
     if member is not None and member.rank > 0:
         silence = os.open(os.devnull, os.O_WRONLY)
         os.dup2(silence, 1)
@@ -308,58 +304,29 @@ def asked_of(slurm: str | None) -> "list[Override]":
 
     if slurm is None:
         return []
-    from vitctl.slurm import parse_job
+    from vitctl.launch.slurm import parse_job
 
     return [Override("machine.processes", parse_job(slurm).num_processes, "--slurm")]
 
 
-def check_start(member: "Member | None", nodes: str | None, restarts: int, out: Path | None, slurm: str | None) -> None:
-    """What can be said of --nodes and --restarts before anything is read.
+def launch_config(
+    member: "Member | None", nodes: str | None, restarts: int, out: Path | None, slurm: str | None
+) -> "LaunchConfig":
+    """What --nodes and --restarts say.
 
     Raises:
         LaunchError: something else starts the processes, or the machines would not have one run folder.
     """
     from vitctl.errors import LaunchError
+    from vitctl.launch.command import parse_nodes
 
-    if not nodes and not restarts:
-        return
-    from vitctl.elastic import parse_nodes
-
-    if member is not None or slurm:
+    config = parse_nodes(nodes or "1", restarts)
+    if (nodes or restarts) and (member is not None or slurm):
         other = member.starter if member is not None else "--slurm"
         raise LaunchError(f"--nodes and --restarts start the processes, and so does {other}: leave one of them out")
-    if nodes and parse_nodes(nodes).nodes > 1 and out is None:
+    if config.nodes > 1 and out is None:
         raise LaunchError(f"--nodes {nodes}: give all machines the same run folder with --out")
-
-
-def go_elastic(nodes: str | None, restarts: int, recipe: "Recipe", run_dir: Path, *, given: bool) -> None:
-    """Run by torchrun this machine's share of a run, which the first process prepares and shows; ends with the exit code.
-
-    Args:
-        nodes: the machines, and where they meet; None: this one.
-        restarts: how often the processes may be started again after one was lost.
-        recipe: checked.
-        run_dir: of all machines.
-        given: the command that was typed names the run folder.
-    """
-    from vitctl.cli.render import CONSOLE
-    from vitctl.elastic import check_spread, own_command, parse_nodes, run_elastic
-
-    meeting = parse_nodes(nodes or "1")
-    check_spread(meeting, recipe.machine.processes, restarts)
-    here = recipe.machine.processes // meeting.nodes
-    if meeting.nodes > 1:
-        print(
-            f"{here} process{'es' * (here > 1)} here; {meeting.nodes} machines meet at {meeting.host}:"
-            f"{meeting.port}; progress is shown where process 0 runs, and in {run_dir / 'log.jsonl'}",
-            file=sys.stderr,
-        )
-    command = own_command(sys.argv[1:], None if given else run_dir)
-    try:
-        result = run_elastic(meeting, recipe, restarts, run_dir, command)
-    finally:
-        CONSOLE.show_cursor()  # which a killed process has hidden
-    end(result, run_dir)
+    return config
 
 
 def end(result: Mapping[str, Any], run_dir: Path) -> None:
@@ -371,18 +338,20 @@ def end(result: Mapping[str, Any], run_dir: Path) -> None:
         raise typer.Exit(3)
 
 
-def go(run_dir: Path, member: "Member | None" = None) -> None:
+def go(run_dir: Path, member: "Member | None" = None, config: "LaunchConfig | None" = None) -> None:
     """Run a prepared folder with progress on the screen, print its result, and exit with its code."""
     from vitctl.cli.render import Screen, show_result
-    from vitctl.cluster import ELASTIC_RUN
-    from vitctl.launch import launch
+    from vitctl.launch.command import LaunchConfig
+    from vitctl.launch.launcher import launch
 
-    shown_elsewhere = ELASTIC_RUN in os.environ  # by the vitctl that started torchrun
-    if member is not None and (member.rank > 0 or shown_elsewhere):
-        from vitctl.worker import be_quiet
+    config = config or LaunchConfig()
+    if config.nodes > 1:
+        print(f"{config.nodes} machines meet at {config.host}:{config.port}", file=sys.stderr)
+    if member is not None and member.rank > 0:
+        from vitctl.launch.worker import be_quiet
 
-        be_quiet(run_dir, (1, 2) if member.rank > 0 else (2,))
+        be_quiet(run_dir)
     with Screen(run_dir) as screen:
-        result = launch(run_dir, screen.report)
+        result = launch(run_dir, screen.report, config)
     end(result, run_dir)
     show_result(result, run_dir)

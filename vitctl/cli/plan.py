@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, cast
 from rich.markup import escape
 
 from vitctl.cli.render import CONSOLE, bytes_text, show_table
-from vitctl.launch import launch_line
+from vitctl.launch.command import LaunchConfig, launch_line
 from vitctl.models.configs import Config, HybridConfig, ResNetConfig, ViTConfig
 from vitctl.models.hardware import PEAK_TFLOPS
 from vitctl.recipe.load import Loaded
@@ -20,12 +20,15 @@ BAR = 40
 GPU, MFU, GPU_TEXT = "H100", 0.4, "80 GiB"
 
 
-def show_plan(loaded: Loaded, run_dir: Path, *, everything: bool = False) -> None:
+def show_plan(
+    loaded: Loaded, run_dir: Path, config: LaunchConfig = LaunchConfig(), *, everything: bool = False
+) -> None:
     """Print what a run does, how long it takes and whether it fits, then the values that somebody set.
 
     Args:
         loaded: a recipe that trains.
         run_dir: where it would run.
+        config: the machines and the restarts.
         everything: add the defaults.
     """
     from vitctl.jobs.plan import plan_loaded
@@ -56,7 +59,7 @@ def show_plan(loaded: Loaded, run_dir: Path, *, everything: bool = False) -> Non
     for step, lr in plan.curve:
         CONSOLE.print(f"  step {step:>9,}  {lr:.3e}  {'#' * round(BAR * lr / top)}")
     CONSOLE.print("\nlaunch", style="bold")
-    CONSOLE.print(escape(f"  {launch_line(run_dir, recipe)}"), soft_wrap=True)
+    CONSOLE.print(escape(f"  {launch_line(run_dir, recipe, config)}"), soft_wrap=True)
     CONSOLE.print()
     CONSOLE.print(escape(to_toml(loaded, defaults=everything)), soft_wrap=True)
     if not everything:

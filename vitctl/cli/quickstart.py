@@ -12,9 +12,10 @@ from rich.markup import escape
 from vitctl.cli.render import CONSOLE, Screen, show_table
 from vitctl.data.catalog import find_data_set, make_set, open_split
 from vitctl.errors import writing
-from vitctl.launch import launch, prepare
+from vitctl.launch.launcher import launch
+from vitctl.launch.prepare import prepare
+from vitctl.launch.run_folder import not_foreign
 from vitctl.recipe.load import Override, load_recipe
-from vitctl.run_folder import not_foreign
 
 SETS = ("glyphs", "digits", "shapes-location", "shapes-count")
 TASKS = [name for name in SETS if name != "glyphs"]

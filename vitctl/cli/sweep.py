@@ -48,10 +48,10 @@ def sweep(
     command is given again with the same --out. Ends with one table (sweep.csv, sweep.json) and one plot (sweep.png, where
     matplotlib is installed).
     """
-    from vitctl.launch import new_run_dir
+    from vitctl.launch.run_folder import new_run_dir
+    from vitctl.launch.sweep import is_done, prepare_cells
     from vitctl.recipe.grid import find_sweep, parse_axis, spread
     from vitctl.recipe.load import Override, parse_override
-    from vitctl.sweep import is_done, prepare_cells
 
     if not (print_ or dry_run or slurm):
         outlive_screen()

@@ -13,10 +13,10 @@ from vitctl.errors import RecipeError, VitctlError
 from vitctl.jobs.plan import make_plan
 from vitctl.jobs.sweep_plot import can_plot, draw
 from vitctl.jobs.sweep_table import Outcome, groups, shared_words
+from vitctl.launch.sweep import is_done, run_cells
 from vitctl.recipe.grid import Cell, Sweep
 from vitctl.recipe.load import load_recipe
 from vitctl.recipe.schema import Finetune, Pretrain
-from vitctl.sweep import is_done, run_cells
 
 
 def run_and_show(found: Sweep, cells: Sequence[Cell], folder: Path, metric: str) -> None:

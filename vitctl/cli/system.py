@@ -11,7 +11,7 @@ from vitctl.system.screen import outlive_screen
 def doctor() -> None:
     """Check this installation and this machine, and say what would be used."""
     from vitctl.cli.render import CONSOLE, show_table
-    from vitctl.jobs.doctor import examine
+    from vitctl.launch.doctor import examine
 
     findings = examine()
     show_table(("", "", ""), [("ok" if f.ok else "!!", f.what, f.said) for f in findings], left=None)

@@ -30,10 +30,9 @@ from vitctl.cli.common import (
     WhichWeights,
     asked_of,
     begin,
-    check_start,
     go,
-    go_elastic,
     hand_over,
+    launch_config,
     run_job,
     schedule_flags,
     started_with,
@@ -188,13 +187,14 @@ def resume(
     """Go on with a stopped run from its newest whole checkpoint. For example: vitctl resume runs/smoke_20260101-120000"""
     from vitctl.cli.render import waiting
     from vitctl.errors import CheckpointError
-    from vitctl.launch import prepare
+    from vitctl.launch.command import check_spread
+    from vitctl.launch.prepare import prepare
     from vitctl.recipe.load import Override, load_recipe, parse_override
 
     member = begin()
     if not slurm:
         outlive_screen()
-    check_start(member, nodes, restarts, run, slurm)
+    config = launch_config(member, nodes, restarts, run, slurm)
     if not (run / "recipe.toml").is_file():
         raise CheckpointError(
             f"{run}: not a run folder, it has no recipe.toml; `vitctl pretrain --out {typed(run)}` would start one"
@@ -203,12 +203,10 @@ def resume(
     overrides += [Override("machine.processes", processes, "--processes")] if processes else []
     overrides += started_with(member) + asked_of(slurm)
     loaded = load_recipe(str(run / "recipe.toml"), overrides)
-    if nodes or restarts:
-        go_elastic(nodes, restarts, loaded.recipe, run, given=True)
-        return
+    check_spread(config, loaded.recipe.machine.processes)
     with waiting("looking at data and weights"):
-        prepare(loaded, run, allow or ())
+        prepare(loaded, run, allow or (), config)
     if slurm:
         hand_over(slurm, run, run.name)
         return
-    go(run, member)
+    go(run, member, config)

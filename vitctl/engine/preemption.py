@@ -115,10 +115,15 @@ def interrupt_on_signals() -> Iterator[None]:
         yield
 
 
-def say(text: str) -> None:
-    """A line on standard error from within a signal handler, where no stream may be used; on a terminal below what stands there."""
+def say(text: str, file: int = 2) -> None:
+    """A line from within a signal handler, where no stream may be used; on a terminal below what stands there.
+
+    Args:
+        text: the line.
+        file: its descriptor; standard error, or what stands for it.
+    """
     with suppress(OSError):
-        os.write(2, f"{_NEW_LINE if os.isatty(2) else ''}vitctl: {one_line(text)}\n".encode())
+        os.write(file, f"{_NEW_LINE if os.isatty(file) else ''}vitctl: {one_line(text)}\n".encode())
 
 
 def _leave_at_the_first(read: int) -> None:
@@ -140,9 +145,7 @@ def _leave_saying(text: str) -> None:
     os._exit(RESUMABLE)
 
 
-def die_with(parent: int) -> None:
-    """End this process when `parent` ends, however that ends: nobody else may go on with its run."""
+def die_with_parent() -> None:
+    """End this process when its parent ends, however that ends: nobody else may go on with its run."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
-    if os.getppid() != parent:  # it went before it could be tied to
-        os._exit(1)

@@ -4,8 +4,10 @@ SIGXFSZ and SIGPIPE are none of these: Python ignores both, so that a file limit
 """
 
 import signal
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -45,6 +47,23 @@ def handled(handler: Handler, afterwards: signal.Handlers | None = None) -> Iter
 def is_second(number: int, before: Iterable[int]) -> bool:
     """Whether a signal asks for the second time, after those `before` it: who sends it does not want to wait."""
     return number in ASKED and any(other in ASKED for other in before)
+
+
+def hears(process: int, number: int) -> bool:
+    """Whether a process handles a signal by now: one that has only just begun, or is at its end, would be killed by it, or deaf.
+
+    Args:
+        process: its id.
+        number: of the signal.
+    """
+    if sys.platform != "linux":
+        return True
+    try:
+        lines = Path(f"/proc/{process}/status").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return False
+    caught = next((line.split()[1] for line in lines if line.startswith("SigCgt:")), "0")
+    return bool(int(caught, 16) >> (number - 1) & 1)
 
 
 def begin_child(numbers: Sequence[int] = SIGNALS) -> None:

@@ -1,4 +1,4 @@
-"""The run folder, the launch line, and runs in more than one process.
+"""Runs in one process and in several on this machine.
 
 That two processes read every sample once, and step the learning rate once per update, is held by tests/test_golden.py: the
 loss, rate and sample keys of two processes equal those of one.
@@ -7,13 +7,10 @@ loss, rate and sample keys of two processes equal those of one.
 import json
 import os
 import re
-import shlex
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,110 +18,15 @@ import psutil
 import pytest
 
 from tests.conftest import TINY, Run, checkpoint, sample_keys
+from tests.launch.conftest import HOLD, Load
 from tests.test_golden import assert_golden, command
-from vitctl.engine.journal import append_line, cut_after
-from vitctl.errors import LaunchError, RecipeError
-from vitctl.launch import _Follower, launch, launch_command, launch_line, new_run_dir, prepare
-from vitctl.recipe.load import Loaded, Override, load_recipe
-from vitctl.worker import first_error
-
-Load = Callable[..., Loaded]
-
-
-@pytest.fixture
-def load(tiny_data: Path) -> Load:
-    def do(**values: Any) -> Loaded:
-        given = {"data.path": str(tiny_data), **values}
-        return load_recipe(str(TINY), [Override(key, value) for key, value in given.items()])
-
-    return do
-
-
-def test_new_run_dir__is_named_after_the_recipe_and_new(tmp_path: Path) -> None:
-    first = new_run_dir("some/where/jft_h14.toml", tmp_path)
-    assert first.parent == tmp_path
-    assert first.name.startswith("jft_h14_2")
-    first.mkdir()
-    assert new_run_dir("jft_h14", tmp_path) not in (first, None)
-    assert not new_run_dir("jft_h14", tmp_path).exists()
-
-
-def test_prepare__writes_what_the_processes_need(load: Load, tmp_path: Path) -> None:
-    folder = tmp_path / "runs" / "[b16] ü"
-    loaded = load(seed=3)
-    prepare(loaded, folder)
-    assert sorted(p.name for p in folder.iterdir()) == [".lock", "env.json", "launch.txt", "recipe.toml"]
-    assert load_recipe(str(folder / "recipe.toml")).recipe == loaded.recipe
-    assert "seed = 3                                  # --set" in (folder / "recipe.toml").read_text()
-    assert shlex.split((folder / "launch.txt").read_text()) == [sys.executable, "-m", "vitctl.worker", str(folder)]
-    env = json.loads((folder / "env.json").read_text())
-    assert {"versions", "python", "platform", "host", "cpus", "git_commit"} == set(env)
-    assert env["versions"]["torch"][0].isdigit()
-
-
-def test_prepare__a_changed_recipe_is_refused_and_its_keys_are_named(load: Load, tmp_path: Path) -> None:
-    prepare(load(), tmp_path)
-    before = (tmp_path / "recipe.toml").read_text()
-    with pytest.raises(RecipeError) as caught:
-        prepare(load(**{"optimizer.lr": 0.5, "seed": 1}), tmp_path)
-    assert str(caught.value) == (
-        f"{tmp_path}: holds a run of another recipe: seed was 0, now 1; optimizer.lr was 0.01, now 0.5; "
-        f"choose another folder with --out, or go on all the same with: vitctl resume {tmp_path} --set seed=1 "
-        "--allow seed --set optimizer.lr=0.5 --allow optimizer.lr"
-    )
-    assert (tmp_path / "recipe.toml").read_text() == before
-    with pytest.raises(RecipeError, match="holds a run of another recipe: seed was 0, now 1; choose"):
-        prepare(load(**{"optimizer.lr": 0.5, "seed": 1}), tmp_path, allow=["optimizer"])
-    with pytest.raises(RecipeError, match=r"--allow optimzer\.lr: no key of the recipe; give one as it is named"):
-        prepare(load(**{"optimizer.lr": 0.5}), tmp_path, allow=["optimzer.lr"])
-    many = load(seed=1, **{"optimizer.lr": 0.5, "model.depth": 3, "data.flip": False, "averaging.decay": 0.5})
-    with pytest.raises(RecipeError, match="; and 1 more; choose another"):
-        prepare(many, tmp_path)
-
-
-def test_prepare__precision_decides_the_numbers_and_cannot_change(load: Load, tmp_path: Path) -> None:
-    prepare(load(), tmp_path)
-    with pytest.raises(RecipeError, match=r'machine.precision was "float64", now "float32"'):
-        prepare(load(**{"machine.precision": "float32"}), tmp_path)
-
-
-def test_prepare__the_machine_the_log_and_the_keep_budgets_may_change(load: Load, tmp_path: Path) -> None:
-    prepare(load(), tmp_path)
-    free = {
-        "machine.workers": 1,
-        "machine.micro_batch": 3,
-        "log.every_steps": 9,
-        "checkpoint.keep_last": 5,
-        "note": "again",
-    }
-    prepare(load(**free), tmp_path)
-    assert load_recipe(str(tmp_path / "recipe.toml")).recipe == load(**free).recipe
-
-
-@pytest.mark.parametrize(
-    ("folder", "said"),
-    [
-        ("file", "is a file, should be a folder for a run; choose another name with --out"),
-        ("file/run", "not a directory; a file stands where a folder should be; choose another place"),
-    ],
-)
-def test_prepare__a_folder_that_cannot_be_written(load: Load, tmp_path: Path, folder: str, said: str) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(LaunchError) as caught:
-        prepare(load(), tmp_path / folder)
-    assert str(caught.value) == f"{tmp_path / folder}: {said}"
-
-
-def test_launch_command__is_the_way_without_this_one(load: Load, tmp_path: Path) -> None:
-    one, two = load().recipe, load(**{"machine.processes": 2}).recipe
-    assert launch_command(tmp_path, one) == [sys.executable, "-m", "vitctl.worker", str(tmp_path)]
-    line = launch_line(tmp_path, two)
-    assert line.endswith(f"-m torch.distributed.run --standalone --nproc-per-node 2 -m vitctl.worker {tmp_path}")
-
-
-HOLD = (
-    "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.lockf(f, fcntl.LOCK_EX); print('held', flush=True); input()"
-)
+from vitctl.engine.checkpoint import newest_checkpoint
+from vitctl.errors import LaunchError
+from vitctl.launch import launcher
+from vitctl.launch.launcher import launch
+from vitctl.launch.prepare import prepare
+from vitctl.recipe.load import Override, load_recipe
+from vitctl.system.signals import SIGNALS
 
 
 def test_launch__one_run_per_folder(load: Load, tmp_path: Path) -> None:
@@ -139,40 +41,6 @@ def test_launch__one_run_per_folder(load: Load, tmp_path: Path) -> None:
             launch(tmp_path, lambda _: None)
         holder.communicate("\n")
     assert launch(tmp_path, lambda _: None)["status"] == "done"
-
-
-def test_follower__reports_each_whole_new_record_once(tmp_path: Path) -> None:
-    path = tmp_path / "log.jsonl"
-    seen: list[dict[str, Any]] = []
-    append_line(path, {"step": 1, "time": 5})
-    follower = _Follower(path, seen.append)
-    follower.poll()
-    assert seen == []
-    append_line(path, {"step": 2, "time": time.time() + 1})
-    with path.open("a") as file:
-        file.write('{"step": 3, "ti')
-    follower.poll()
-    follower.poll()
-    assert [r["step"] for r in seen] == [2]
-    with path.open("a") as file:
-        file.write(f'me": {time.time() + 1}}}\nnot a record\n')
-    follower.poll()
-    assert [r["step"] for r in seen] == [2, 3]
-    aside = tmp_path / "new"
-    append_line(aside, {"step": 4, "time": time.time() + 1})
-    aside.replace(path)
-    follower.poll()
-    assert [r["step"] for r in seen] == [2, 3, 4]
-
-
-def test_first_error__is_the_earliest(tmp_path: Path) -> None:
-    assert first_error(tmp_path) is None
-    (tmp_path / "logs").mkdir()
-    for rank, when in ((0, 7.0), (1, 5.0)):
-        (tmp_path / "logs" / f"error_{rank:02d}.json").write_text(
-            json.dumps({"rank": rank, "time": when, "mendable": False})
-        )
-    assert first_error(tmp_path) == {"rank": 1, "time": 5.0, "mendable": False}
 
 
 def test_one_process__whatever_the_environment_says_of_accelerate(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,7 +77,7 @@ def test_two_processes__whatever_the_environment_says_of_accelerate(tiny_data: P
     assert "going on" not in done.stdout
     assert "step 20/20" in done.stdout
     assert re.search(r"^node \S+: processes 0 to 1, CPU", done.stdout, re.M)
-    assert (folder / "logs" / "launcher.txt").read_text() == ""
+    assert next((folder / "logs").glob("launcher_*.txt")).read_text() == ""
 
 
 def test_two_processes__stopped_by_a_signal_go_on_as_one_bit_for_bit_in_what_was_read(
@@ -264,28 +132,14 @@ def test_processes__are_not_started_inside_a_cluster_job(
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     called: list[Path] = []
-    from vitctl import worker
 
     def work(run_dir: Path, _report: Any) -> dict[str, str]:
         called.append(run_dir)
         return {"status": "done"}
 
-    monkeypatch.setattr(worker, "work", work)
+    monkeypatch.setattr(launcher, "work_as_member", work)
     assert launch(tmp_path, lambda _: None) == {"status": "done"}
     assert called == [tmp_path]
-
-
-def test_prepare__allowed_changes_are_made_and_said(load: Load, tmp_path: Path) -> None:
-    prepare(load(), tmp_path)
-    longer = load(**{"schedule.total_steps": 30, "optimizer.lr": 0.5})
-    prepare(longer, tmp_path, allow=["schedule.total_steps", "optimizer"])
-    assert load_recipe(str(tmp_path / "recipe.toml")).recipe == longer.recipe
-    [said] = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
-    assert said["text"] == (
-        "the recipe was changed on purpose: optimizer.lr was 0.01, now 0.5; schedule.total_steps was 20, now 30"
-    )
-    prepare(longer, tmp_path)
-    assert len((tmp_path / "log.jsonl").read_text().splitlines()) == 1
 
 
 def test_two_processes__a_killed_one_is_named_and_the_run_goes_on(run: Run, tiny_data: Path, tmp_path: Path) -> None:
@@ -325,40 +179,6 @@ def test_two_processes__none_outlives_the_launcher(tiny_data: Path, tmp_path: Pa
     assert [p for p in alive if p.status() != "zombie"] == []
 
 
-def test_loaded__is_not_changed_by_prepare(load: Load, tmp_path: Path) -> None:
-    loaded = load()
-    copy = replace(loaded, origins=dict(loaded.origins))
-    prepare(loaded, tmp_path)
-    assert loaded == copy
-
-
-def test_follower__of_a_clock_that_is_set_back(tmp_path: Path) -> None:
-    path, now, seen = tmp_path / "log.jsonl", tmp_path / "now.json", list[dict[str, Any]]()
-    append_line(path, {"step": 1, "time": 9e9})
-    follower = _Follower(path, seen.append, now)
-    append_line(path, {"step": 2, "time": 5.0})
-    for when in (9e9, 5.0):
-        now.write_text(json.dumps({"kind": "now", "time": when}))
-        follower.poll()
-    cut_after(path, 1)
-    append_line(path, {"step": 2, "time": 6.0})
-    follower.poll()
-    assert [(r.get("step"), r["time"]) for r in seen] == [(2, 5.0), (None, 9e9), (None, 5.0), (2, 6.0)]
-
-
-def test_follower__hands_on_what_is_under_way_once(tmp_path: Path) -> None:
-    now, seen = tmp_path / "now.json", list[dict[str, Any]]()
-    follower = _Follower(tmp_path / "log.jsonl", seen.append, now)
-    follower.poll()
-    for when in (1.0, 2.0):
-        now.write_text(json.dumps({"kind": "now", "step": 7, "time": when}))
-        follower.poll()
-        follower.poll()
-    now.write_text('{"kind": "no')
-    follower.poll()
-    assert [record["time"] for record in seen] == [1.0, 2.0]
-
-
 def test_launch__progress_is_told_from_step_0(tiny_data: Path, tmp_path: Path) -> None:
     """The log has every tenth of 20 steps; the screen is told before the first, by one process and by two."""
     for processes in (1, 2):
@@ -373,3 +193,99 @@ def test_launch__progress_is_told_from_step_0(tiny_data: Path, tmp_path: Path) -
         if processes == 1:
             assert any(record.get("step") == 0 for record in seen[:first])
         assert '"now"' not in (folder / "log.jsonl").read_text()
+
+
+HOSTILE = """\
+compute_environment: LOCAL_MACHINE
+distributed_type: MULTI_CPU
+mixed_precision: fp8
+num_processes: 7
+num_machines: 3
+machine_rank: 2
+use_cpu: true
+debug: true
+gpu_ids: '5'
+main_process_ip: 10.9.9.9
+main_process_port: 1
+dynamo_config:
+  dynamo_backend: INDUCTOR
+"""
+
+
+@pytest.fixture
+def hostile(tmp_path: Path) -> dict[str, str]:
+    """An environment in which accelerate finds a configuration that somebody made for something else."""
+    (tmp_path / "hf" / "accelerate").mkdir(parents=True)
+    (tmp_path / "hf" / "accelerate" / "default_config.yaml").write_text(HOSTILE)
+    return {**os.environ, "HF_HOME": str(tmp_path / "hf"), "PET_NNODES": "5", "PET_MAX_RESTARTS": "9"}
+
+
+def test_two_launches_at_once__beside_a_configuration_of_somebody_else(
+    hostile: dict[str, str], load: Load, run: Run, tiny_data: Path, tmp_path: Path
+) -> None:
+    """One by vitctl, one by its line, pasted: neither takes the other's port, a rank or a setting."""
+    folder, pasted = tmp_path / "run", tmp_path / "pasted"
+    two = {"machine.processes": 2, "optimizer.clip_norm": 0.0, "machine.micro_batch": 8}
+    prepare(load(**two), pasted)
+    hostile_line = {name: value for name, value in hostile.items() if not name.startswith("PET_")}
+    both = [
+        subprocess.Popen(command(folder, tiny_data, **two), stderr=subprocess.PIPE, text=True, env=hostile),
+        subprocess.Popen(
+            (pasted / "launch.txt").read_text(), shell=True, stderr=subprocess.PIPE, text=True, env=hostile_line
+        ),
+    ]
+    said = [process.communicate(timeout=240)[1] for process in both]
+    assert [process.returncode for process in both] == [0, 0], said
+    assert said == ["", ""]
+    straight = run("straight", **{**two, "machine.processes": 1})
+    for one in (folder, pasted):
+        assert json.loads((one / "result.json").read_text())["status"] == "done"
+        assert checkpoint(one, 20) == checkpoint(straight, 20)
+        assert sample_keys(one) == sample_keys(straight)
+
+
+SLOW = """
+from vitctl.launch import command, launcher
+command.WORKER = launcher.WORKER = "tests.launch.slow_worker"
+from vitctl.__main__ import main
+main()
+"""
+
+
+def test_signal__is_passed_on_once_and_a_slow_save_completes(tiny_data: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    values = {"machine.processes": 2, "checkpoint.every_steps": 0, "schedule.total_steps": 5000}
+    line = [sys.executable, "-c", SLOW, *command(folder, tiny_data, **values)[3:]]
+    with subprocess.Popen(
+        line, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        while not (folder / "log.jsonl").exists() or '"step": 2,' not in (folder / "log.jsonl").read_text():
+            assert process.poll() is None
+            time.sleep(0.01)
+        os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C does
+        _, said = process.communicate(timeout=120)
+    assert process.returncode == 3, said
+    assert said.splitlines() == [
+        "vitctl: SIGINT: stopping after what is under way; a second signal leaves at once",
+        f"stopped and saved in {folder}; go on with: vitctl resume {folder}",
+    ]
+    steps = [json.loads(text)["step"] for text in (folder / "log.jsonl").read_text().splitlines() if '"train"' in text]
+    saved, problems = newest_checkpoint(folder / "checkpoints")
+    assert saved is not None
+    assert (saved.step, problems) == (steps[-1], [])
+    for rank in (0, 1):
+        assert (folder / "logs" / f"rank_0{rank}.txt").read_text().count("stopping after what is under way") == 1
+
+
+def test_launch__of_a_line_that_accelerate_does_not_understand_is_no_silence(
+    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of an accelerate that has dropped a flag."""
+    prepare(load(**{"machine.processes": 2}), tmp_path)
+    monkeypatch.setattr(launcher, "accelerate_words", lambda *_: ["--no_such_flag", "--module", "x"])
+    monkeypatch.delenv("RANK", raising=False)
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    with pytest.raises(RuntimeError, match=r"the processes ended \(.*\) and left no word"):
+        launch(tmp_path, lambda _: None)
+    assert {number: signal.getsignal(number) for number in SIGNALS} == before
+    assert json.loads((tmp_path / "result.json").read_text())["status"] == "failed"

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from vitctl.jobs import doctor
-from vitctl.jobs.doctor import Finding, examine
+from vitctl.launch import doctor
+from vitctl.launch.doctor import Finding, examine
 
 
 def test_examine__looks_at_everything_a_run_stands_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

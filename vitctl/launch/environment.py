@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,8 +10,9 @@ from vitctl.errors import LaunchError
 from vitctl.system.text import one_line
 
 Environment = MutableMapping[str, str]
-# Set for what vitctl's own torchrun starts (elastic.py): the run folder, and the line for a shell that starts it all.
-ELASTIC_RUN, ELASTIC_LINE = "VITCTL_ELASTIC_RUN", "VITCTL_ELASTIC_LINE"
+# Settings of accelerate and torchrun, which nobody chose for this run.
+_SETTINGS = ("ACCELERATE_", "FSDP_", "PET_")
+_AGENT = "TORCHELASTIC_RUN_ID"  # set by torchrun's agent, which accelerate launch runs
 # What we and torch take for whole numbers.
 _NUMBERS = (
     "RANK",
@@ -22,10 +23,25 @@ _NUMBERS = (
     "GROUP_WORLD_SIZE",
     "MASTER_PORT",
     "TORCHELASTIC_RESTART_COUNT",
+    "TORCHELASTIC_MAX_RESTARTS",
     "SLURM_STEP_NUM_TASKS",
-    "VITCTL_LAUNCHER",
 )
 FIRST_PORT, NUM_PORTS = 20_000, 20_000
+
+
+def without_settings(env: Mapping[str, str]) -> dict[str, str]:
+    """An environment without settings of accelerate and torchrun: what decides a run is in its recipe and its launch line."""
+    return {name: value for name, value in env.items() if not name.startswith(_SETTINGS)}
+
+
+def has_agent(env: Mapping[str, str] = os.environ) -> bool:
+    """Whether accelerate launch, or torchrun, started this process and watches it."""
+    return _AGENT in env
+
+
+def restarts_left(env: Mapping[str, str] = os.environ) -> int:
+    """How often the agent will start the processes again."""
+    return int(env.get("TORCHELASTIC_MAX_RESTARTS", "0")) - int(env.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 import fcntl
 import os
 import shutil
+import time
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -13,8 +14,16 @@ from vitctl.errors import CheckpointError, LaunchError, explained, writing
 from vitctl.system.files import open_lock, read_json, write_bytes
 
 LOCK = ".lock"
+LOCK_POLL_SECONDS = 0.2
 _MOST_BYTES = 256 * 2**20
-_OWN = (LOCK, ".stop", "logs", "data")  # what may stand in a run folder before its recipe does
+_OWN = (LOCK, "logs", "data")  # what may stand in a run folder before its recipe does
+
+
+def new_run_dir(name: str, runs: Path = Path("runs")) -> Path:
+    """A folder for a run of this recipe that does not exist yet: runs/NAME_DATE-TIME."""
+    stem = f"{Path(name).stem}_{time.strftime('%Y%m%d-%H%M%S')}"
+    tries = (runs / (stem if n == 0 else f"{stem}_{n}") for n in range(1000))
+    return next(path for path in tries if not path.exists())
 
 
 def read_status(run_dir: Path) -> str | None:
@@ -65,18 +74,20 @@ def _explaining(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def owning(folder: Path) -> Iterator[None]:
+def owning(folder: Path, seconds: float = 0.0) -> Iterator[None]:
     """The folder of a run, made and locked before anything else is done in it; inside as `leaving_nothing`.
+
+    Args:
+        folder: of a run, or to become one.
+        seconds: to wait for another process that has it.
 
     Raises:
         LaunchError: another process has it; nothing was changed.
         VitctlError: as `leaving_nothing`.
     """
     made = [path for path in (folder, *folder.parents) if not os.path.lexists(path)]
-    with _explaining(folder):
-        folder.mkdir(parents=True, exist_ok=True)
     is_new = not (folder / LOCK).exists()
-    with locked(folder):
+    with locked(folder, seconds):
         try:
             with leaving_nothing(folder):
                 yield
@@ -88,25 +99,30 @@ def owning(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def locked(folder: Path, seconds: float = 0.0) -> Iterator[None]:
     """One run per folder. The lock is the kernel's, ends with this process however that ends, and is not inherited by workers.
+
+    Args:
+        folder: of a run.
+        seconds: to wait for another process that has it.
 
     Raises:
         LaunchError: another process has it.
     """
+    until = time.monotonic() + seconds
     while True:
         with _lock_file(folder) as file:
-            _lock(file, fcntl.LOCK_EX, folder)
+            try:
+                _lock(file, folder)
+            except LaunchError:
+                if time.monotonic() > until:
+                    raise
+                time.sleep(LOCK_POLL_SECONDS)
+                continue
             if not _is_at(file, folder / LOCK):
                 continue
             yield
             return
-
-
-def not_locked(folder: Path) -> None:
-    """Raise LaunchError where a run is under way in this folder."""
-    with _lock_file(folder) as file:
-        _lock(file, fcntl.LOCK_SH, folder)  # several machines may ask at once
 
 
 def _is_at(file: IO[bytes], path: Path) -> bool:
@@ -119,12 +135,13 @@ def _is_at(file: IO[bytes], path: Path) -> bool:
 
 def _lock_file(folder: Path) -> IO[bytes]:
     with _explaining(folder):
+        folder.mkdir(parents=True, exist_ok=True)  # a refused command may have taken it away, while this one waited
         return open_lock(folder / LOCK)
 
 
-def _lock(file: IO[bytes], kind: int, folder: Path) -> None:
+def _lock(file: IO[bytes], folder: Path) -> None:
     try:
-        fcntl.lockf(file, kind | fcntl.LOCK_NB)
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         raise LaunchError(
             f"{folder}: another vitctl is running in this folder; wait for it, or choose another --out"
@@ -132,11 +149,28 @@ def _lock(file: IO[bytes], kind: int, folder: Path) -> None:
 
 
 @contextmanager
+def owned(folder: Path) -> Iterator[None]:
+    """The folder is locked for a run; what that was allowed to go on with counts for this once, whoever prepared it.
+
+    Raises:
+        LaunchError: another process has it.
+    """
+    from vitctl.jobs.identity import allow
+
+    with locked(folder), keeping_result(folder):
+        try:
+            yield
+        finally:
+            allow(folder, ())
+
+
+@contextmanager
 def keeping_result(folder: Path) -> Iterator[None]:
     """RUN/result.json goes when a run begins; that of a finished training comes back where going on was refused."""
-    path, steps = folder / "result.json", _checkpoints(folder)
-    done = path.read_bytes() if steps and read_status(folder) == "done" else None
-    path.unlink(missing_ok=True)
+    path, steps, done = folder / "result.json", _checkpoints(folder), None
+    with suppress(FileNotFoundError):  # another machine may do the same
+        done = path.read_bytes() if steps and read_status(folder) == "done" else None
+        path.unlink()
     try:
         yield
     except Exception:

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vitctl.errors import LaunchError
-from vitctl.slurm import Job, job_text, parse_job, submit, write_job
+from vitctl.launch.slurm import Job, job_text, parse_job, submit, write_job
 from vitctl.system.text import has_control
 
-GOLDEN = Path(__file__).parent / "golden" / "job.sbatch"
+GOLDEN = Path(__file__).parents[1] / "golden" / "job.sbatch"
 
 
 def test_parse__reads_every_word() -> None:

@@ -7,9 +7,9 @@ import pytest
 from tests.conftest import TINY, Run
 from vitctl.engine.journal import read_json, write_json
 from vitctl.errors import DataError, LaunchError, RecipeError
-from vitctl.launch import prepare
+from vitctl.launch.prepare import prepare
+from vitctl.launch.run_folder import leaving_nothing, new_run_dir, not_foreign
 from vitctl.recipe.load import Override, load_recipe
-from vitctl.run_folder import leaving_nothing, not_foreign
 
 
 def tiny(data: Path, **values: object) -> list[Override]:
@@ -82,3 +82,12 @@ def test_prepare__what_a_failed_run_has_made_is_not_lost(tiny_data: Path, tmp_pa
     (tmp_path / kept).mkdir(parents=True)
     with pytest.raises(RecipeError, match=r"holds a run of another recipe: schedule\.batch_size"):
         prepare(load_recipe(str(TINY), tiny(tiny_data, **{"schedule.batch_size": 8})), tmp_path)
+
+
+def test_new_run_dir__is_named_after_the_recipe_and_new(tmp_path: Path) -> None:
+    first = new_run_dir("some/where/jft_h14.toml", tmp_path)
+    assert first.parent == tmp_path
+    assert first.name.startswith("jft_h14_2")
+    first.mkdir()
+    assert new_run_dir("jft_h14", tmp_path) not in (first, None)
+    assert not new_run_dir("jft_h14", tmp_path).exists()

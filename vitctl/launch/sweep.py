@@ -9,10 +9,11 @@ from vitctl.engine.journal import Report
 from vitctl.errors import VitctlError
 from vitctl.jobs.result import read_result
 from vitctl.jobs.sweep_table import Outcome, outcome, write_table
-from vitctl.launch import launch, prepare
+from vitctl.launch.launcher import launch
+from vitctl.launch.prepare import prepare
+from vitctl.launch.run_folder import leaving_nothing, not_foreign
 from vitctl.recipe.grid import Cell
 from vitctl.recipe.load import Loaded, Override, load_recipe
-from vitctl.run_folder import leaving_nothing, not_foreign
 
 DATA = "data"
 

@@ -4,8 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from vitctl.cluster import FIRST_PORT, NUM_PORTS, find_member, first_host, tasks_per_node
 from vitctl.errors import LaunchError
+from vitctl.launch.environment import (
+    FIRST_PORT,
+    NUM_PORTS,
+    find_member,
+    first_host,
+    tasks_per_node,
+    without_settings,
+)
 
 
 def slurm(rank: int, **other: str) -> dict[str, str]:
@@ -126,10 +133,21 @@ def test_first_host__of_nonsense(text: str) -> None:
         {"RANK": "0", "WORLD_SIZE": ""},
         {"SLURM_STEP_NUM_TASKS": "\x1b[2J"},
         {"TORCHELASTIC_RESTART_COUNT": "x"},
-        {"VITCTL_LAUNCHER": "x"},
+        {"TORCHELASTIC_MAX_RESTARTS": "x"},
     ],
 )
 def test_environment__what_is_no_number_is_one_line(env: dict[str, str]) -> None:
     with pytest.raises(LaunchError, match=r"^environment: [A-Z_]+ is .*unset") as caught:
         find_member(env)
     assert str(caught.value).isprintable()
+
+
+def test_settings__that_nobody_chose_for_this_run_are_left_out() -> None:
+    env = {
+        "HOME": "/h",
+        "ACCELERATE_USE_FSDP": "true",
+        "FSDP_OFFLOAD_PARAMS": "1",
+        "PET_NNODES": "7",
+        "OMP_NUM_THREADS": "5",
+    }
+    assert without_settings(env) == {"HOME": "/h", "OMP_NUM_THREADS": "5"}

@@ -1,0 +1,26 @@
+"""`python -m tests.launch.slow_worker RUN`: a worker whose checkpoints take six seconds each to write."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+from vitctl.engine import checkpoint
+from vitctl.launch.worker import main
+
+SECONDS = 6.0
+
+
+def slow_down() -> None:
+    """Replace the function that writes a checkpoint's tensors."""
+    write = checkpoint.save_tensors
+
+    def slow(tensors: Any, path: Path) -> None:
+        time.sleep(SECONDS)
+        write(tensors, path)
+
+    checkpoint.save_tensors = slow
+
+
+if __name__ == "__main__":
+    slow_down()
+    main()

@@ -1,0 +1,309 @@
+"""The one way to several processes: `accelerate launch`, with every flag given, inside this process.
+
+On one machine or many, with or without restarts. Every machine runs the same command; the processes of each are started and watched
+by the agent of torchrun, which accelerate runs. What the agent does not know is settled here and in the exit code of a worker: a
+signal is passed on once and a save completes, and a run that was stopped, or that only a person can mend, is not started again.
+"""
+
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import psutil
+
+from vitctl.engine.journal import LOG, Report, read_json, spared, write_json
+from vitctl.engine.preemption import say
+from vitctl.errors import LaunchError
+from vitctl.launch.command import WORKER, LaunchConfig, accelerate_environment, accelerate_words, own_address
+from vitctl.launch.environment import find_member, without_settings
+from vitctl.launch.errors import (
+    LOGS,
+    first_error,
+    forget_errors,
+    is_cause,
+    is_final,
+    note_killed,
+    raise_first_error,
+    write_failure,
+)
+from vitctl.launch.follower import Follower
+from vitctl.launch.run_folder import keeping_result, owned, read_status
+from vitctl.launch.worker import LOCKED, NOW, work, work_as_member
+from vitctl.recipe.load import load_recipe
+from vitctl.recipe.schema import Recipe
+from vitctl.system.files import no_links
+from vitctl.system.signals import ASKED, SIGNALS, handled, hears, is_second
+
+POLL_SECONDS = 0.2
+GRACE_SECONDS = 15.0  # for the other processes, once one has failed for good: they meet its loss and leave
+LINGER_SECONDS = 20.0  # for the other machines, once the processes of this one are through
+WAIT_SECONDS = 5.0  # without processes, before that is said
+NOTES_SECONDS = 5.0  # for what another machine says of a lost process to be seen here
+
+
+def launch(run_dir: Path, report: Report, config: LaunchConfig = LaunchConfig()) -> dict[str, Any]:
+    """Run the recipe of a prepared folder to its end: here, where this is the process or one of them, else in several.
+
+    Args:
+        run_dir: prepared.
+        report: called with every log record.
+        config: the machines and the restarts.
+
+    Returns:
+        the content of RUN/result.json.
+
+    Raises:
+        VitctlError: as the job raises; of several processes, the one that failed first, or one that was killed.
+        RuntimeError: a process failed with a bug.
+    """
+    if find_member() is not None:
+        return work_as_member(run_dir, report)
+    recipe = load_recipe(str(run_dir / "recipe.toml")).recipe
+    if not config.starts(recipe):
+        work(run_dir, report)
+    else:
+        # Of several machines the first process locks the folder, wherever that is.
+        with owned(run_dir) if config.nodes == 1 else keeping_result(run_dir):
+            _launch_processes(run_dir, recipe, report, config)
+    return dict(read_json(run_dir / "result.json"))
+
+
+def _launch_processes(run_dir: Path, recipe: Recipe, report: Report, config: LaunchConfig) -> None:
+    logs = run_dir / LOGS
+    logs.mkdir(exist_ok=True)
+    # The processes of this run start only when all machines have come this far: nothing of theirs is removed here.
+    forget_errors(run_dir)
+    (logs / NOW).unlink(missing_ok=True)
+    follower = Follower(run_dir / LOG, spared(report, run_dir / LOG), logs / NOW)
+    log = logs / f"launcher_{socket.gethostname()}.txt"
+    machine = _Machine(run_dir, follower)
+    ended: BaseException | None = None
+    with _errors_into(log) as machine.screen, _settings(run_dir, config), machine.watched():
+        try:
+            _accelerate(run_dir, recipe.machine.processes, config)
+        except (Exception, SystemExit) as error:  # the latter is how a parser of flags ends
+            ended = error
+            logging.getLogger(__name__).error("%s", error)
+    try:
+        _conclude(run_dir, recipe, config, machine, ended, log)
+    except Exception as error:
+        write_failure(run_dir, recipe.job, str(error))
+        raise
+
+
+def _accelerate(run_dir: Path, processes: int, config: LaunchConfig) -> None:
+    """`accelerate launch`, as its command does it."""
+    from accelerate.commands.launch import launch_command, launch_command_parser
+
+    words = accelerate_words(run_dir, processes, config)
+    words += [LOCKED] if config.nodes == 1 else []
+    launch_command(launch_command_parser().parse_args(words))
+
+
+@contextmanager
+def _settings(run_dir: Path, config: LaunchConfig) -> Iterator[None]:
+    """Within the block the environment says what belongs to this launch, and no setting that somebody made for something else."""
+    before = dict(os.environ)
+    own = {
+        "PET_LOCAL_ADDR": own_address(config),
+        # The agent would end everything at a signal; those that end a process are handled here, and this one nobody sends.
+        "PET_SIGNALS_TO_HANDLE": signal.SIGRTMAX.name,
+    }
+    _replace_environment({**without_settings(before), **accelerate_environment(run_dir, config), **own})
+    try:
+        yield
+    finally:
+        _replace_environment(before)
+
+
+def _replace_environment(values: Mapping[str, str]) -> None:
+    for name in set(os.environ) - set(values):
+        del os.environ[name]
+    os.environ.update(values)
+
+
+@contextmanager
+def _errors_into(log: Path) -> Iterator[int]:
+    """Within the block standard error of this process and of those it starts is a log; yields what it was before."""
+    root, screen = logging.getLogger(), os.dup(2)
+    sys.stderr.flush()
+    with open(log, "a", encoding="utf-8", errors="backslashreplace", opener=no_links) as file:
+        os.dup2(file.fileno(), 2)
+        handler = logging.StreamHandler(file)
+        root.addHandler(handler)  # accelerate adds one that writes to the screen where there is none
+        try:
+            yield screen
+        finally:
+            root.removeHandler(handler)
+            with suppress(OSError):
+                sys.stderr.flush()
+            os.dup2(screen, 2)
+            os.close(screen)
+
+
+class _Over(BaseException):
+    """The agent waits for what will not come, or was told twice to end; torch must not take it for an error of its own."""
+
+
+class _Machine:
+    """The processes of this machine, watched by a thread while the main thread is in `accelerate launch`."""
+
+    def __init__(self, run_dir: Path, follower: Follower) -> None:
+        self.run_dir, self.follower, self.screen = run_dir, follower, 2
+        self.signals: list[int] = []
+        self.told: set[int] = set()
+        self.had_workers = self.said = self.over = False
+        self.clocks: dict[str, float] = {}
+        self.ended = threading.Event()
+
+    @property
+    def stopping(self) -> bool:
+        """Whether somebody told this machine to stop."""
+        return bool(self.signals)
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Within the block signals are passed on; at its end no process is left. `_Over` ends it, too."""
+        watcher = threading.Thread(target=self._watch, daemon=True)
+        with handled(self._hear):
+            try:
+                with suppress(_Over):
+                    try:
+                        watcher.start()
+                        yield
+                    finally:
+                        self.ended.set()
+            finally:
+                watcher.join()
+                left = _workers()
+                for worker in left:
+                    worker.kill()
+                psutil.wait_procs(left, timeout=GRACE_SECONDS)
+        self.follower.poll()
+
+    def _hear(self, number: int, _frame: FrameType | None) -> None:
+        """The signal handler. The first signal lets all processes save; the second that somebody sends ends them at once."""
+        if self.ended.is_set():
+            return
+        if self.over:
+            self._leave()
+        second = is_second(number, self.signals)
+        self.signals.append(number)
+        if second:
+            self._leave()
+        if len(self.signals) == 1:
+            name = signal.Signals(number).name
+            say(f"{name}: stopping after what is under way; a second signal leaves at once", self.screen)
+
+    def _leave(self) -> None:
+        for worker in _workers():
+            worker.kill()
+        raise _Over
+
+    def _watch(self) -> None:
+        while not self.ended.wait(POLL_SECONDS):
+            self.follower.poll()
+            with suppress(OSError, psutil.Error):  # a disk that fails for a moment must not end the run
+                if self._is_over():
+                    self.over = True
+                    signal.pthread_kill(threading.main_thread().ident or 0, ASKED[0])
+                    return
+
+    def _is_over(self) -> bool:
+        """Whether the agent waits for what will not come; signals are passed on, and what it does wait for is said."""
+        workers = _workers()
+        self.had_workers |= bool(workers)
+        self._pass_on(workers)
+        through = not workers and (self.stopping or read_status(self.run_dir) in ("done", "stopped"))
+        failed = is_final(first_error(self.run_dir))
+        waiting = self.had_workers and not (workers or through or failed or self.said)
+        if self._lasts("waiting", waiting, WAIT_SECONDS):
+            self.said = True
+            say(
+                "the processes ended with one that was lost, and start again when all machines meet; where one is missing, type "
+                "the same command there, or on another",
+                self.screen,
+            )
+        return (
+            (self.stopping and not self.had_workers)
+            or self._lasts("through", through, LINGER_SECONDS)
+            or self._lasts("failed", failed, GRACE_SECONDS)
+        )
+
+    def _pass_on(self, workers: list[psutil.Process]) -> None:
+        """Each process is told to stop once: a second signal would end it before it has saved."""
+        for worker in workers if self.stopping else ():
+            if worker.pid not in self.told and hears(worker.pid, signal.SIGUSR1):
+                self.told.add(worker.pid)
+                worker.send_signal(signal.SIGUSR1)
+
+    def _lasts(self, name: str, holds: bool, seconds: float) -> bool:
+        """Whether something has held for that long."""
+        if not holds:
+            self.clocks.pop(name, None)
+            return False
+        return time.monotonic() - self.clocks.setdefault(name, time.monotonic()) > seconds
+
+
+def _workers() -> list[psutil.Process]:
+    """The processes that the agent of this machine has started."""
+    found = []
+    for child in psutil.Process().children():
+        with suppress(psutil.Error):
+            if WORKER in child.cmdline():
+                found.append(child)
+    return found
+
+
+def _conclude(
+    run_dir: Path, recipe: Recipe, config: LaunchConfig, machine: _Machine, ended: BaseException | None, log: Path
+) -> None:
+    """RUN/result.json is there, or what failed first is raised.
+
+    The agent's own end says less: another machine may have ended before its barrier.
+    """
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    status, until = read_status(run_dir), time.monotonic() + NOTES_SECONDS
+    error = first_error(run_dir)
+    if not is_cause(error) and isinstance(ended, ChildFailedError):
+        rank, first = ended.get_first_failure()
+        if first.exitcode < 0 and -first.exitcode not in SIGNALS:
+            note_killed(run_dir, rank, signal.Signals(-first.exitcode).name)
+            error = first_error(run_dir)
+    while config.nodes > 1 and not machine.stopping and _only_lost_peers(error) and time.monotonic() < until:
+        time.sleep(POLL_SECONDS)
+        error = first_error(run_dir)
+    # A process that the agent tells to end, because another has failed, may say that it was stopped.
+    if status == "done" or (status == "stopped" and (machine.stopping or not is_cause(error))):
+        return
+    if machine.stopping and not is_cause(error):
+        write_json(run_dir / "result.json", {"job": recipe.job, "status": "stopped"})
+        return
+    raise_first_error(run_dir, recipe.machine.processes)
+    if config.nodes > 1:
+        place = f"{config.host}:{config.port}"
+        raise LaunchError(
+            f"accelerate launch ended before the processes had met at {place}: all of them have to run this command; {log} says "
+            "why; go on with the same command"
+        )
+    raise RuntimeError(
+        f"the processes ended ({_first_line(ended)}) and left no word; {run_dir / LOGS} has their output"
+    )
+
+
+def _only_lost_peers(error: Mapping[str, Any] | None) -> bool:
+    return error is not None and not is_cause(error)
+
+
+def _first_line(error: BaseException | None) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,0 +1,199 @@
+"""From a checked recipe to a folder that can be run: recipe.toml, launch.txt, env.json, and what may change when a run goes on."""
+
+import os
+import platform
+import socket
+import subprocess
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from vitctl.engine.journal import LOG, Journal, write_json
+from vitctl.errors import LaunchError, RecipeError, VitctlError
+from vitctl.launch.command import LaunchConfig, launch_line, write_accelerate_config
+from vitctl.launch.environment import Member, find_member
+from vitctl.launch.errors import forget_errors
+from vitctl.launch.run_folder import clear, failed_at_once, not_foreign, owning
+from vitctl.launch.worker import on_cpu
+from vitctl.recipe.load import every_key, load_recipe, Loaded
+from vitctl.recipe.schema import Recipe, TrainRecipe
+from vitctl.recipe.write import FREE_TO_CHANGE, differences, to_toml, toml_value
+from vitctl.system.files import write_text
+from vitctl.system.text import has_control, one_line, printable, typed
+
+PACKAGES = (
+    "vitctl",
+    "torch",
+    "torchvision",
+    "accelerate",
+    "numpy",
+    "pillow",
+    "safetensors",
+    "webdataset",
+    "onnx",
+    "onnxruntime",
+)
+WAIT_SECONDS = 600.0  # for another machine of the same run to be through with this
+
+
+def prepare(loaded: Loaded, run_dir: Path, allow: Sequence[str] = (), config: LaunchConfig = LaunchConfig()) -> str:
+    """Check all that can be checked before the first process, then write recipe.toml, launch.txt and env.json.
+
+    Of several processes that something else started, the first does it and the others wait for it. Of several machines each
+    does it, one after the other: the second finds what the first has written.
+
+    Args:
+        loaded: the recipe.
+        run_dir: new, or of a run that goes on.
+        allow: dotted keys, or tables, that may differ from those of the run in the folder.
+        config: of the launch that follows.
+
+    Returns:
+        a line that says which run's weights are taken where the recipe says "newest"; else "".
+
+    Raises:
+        VitctlError: as `check` raises; nothing was written.
+        RecipeError: the folder holds a run of another recipe; the changed keys are named.
+        LaunchError: the folder cannot be written, or the first process said what is wrong.
+    """
+    member = find_member()
+    if member is None:
+        return _prepare(loaded, run_dir, allow, config)
+    return _prepare_together(loaded, run_dir, allow, member)
+
+
+def _prepare_together(loaded: Loaded, run_dir: Path, allow: Sequence[str], member: Member) -> str:
+    from vitctl.engine.together import first_text, join
+
+    if member.num_processes > 1:
+        join(cpu=on_cpu(loaded.recipe))
+    said = taken = ""
+    if member.rank == 0:
+        try:
+            taken = _prepare(loaded, run_dir, allow, LaunchConfig())
+            forget_errors(run_dir)
+        except VitctlError as error:
+            said = str(error)
+    if member.num_processes > 1:
+        said = first_text(said)
+    if said:
+        raise LaunchError(said)
+    return taken
+
+
+def _prepare(loaded: Loaded, run_dir: Path, allow: Sequence[str], config: LaunchConfig) -> str:
+    from vitctl.jobs.identity import allow as note_allowed
+    from vitctl.jobs.plan import check, fit_to_data
+
+    if has_control(str(run_dir)):
+        raise RecipeError(f"--out {one_line(str(run_dir))}: has a control character in its name; choose another")
+    file = run_dir / "recipe.toml"
+    not_foreign(run_dir)
+    with owning(run_dir, WAIT_SECONDS if config.nodes > 1 else 0.0):
+        before = load_recipe(str(file)).recipe if file.exists() and not failed_at_once(run_dir) else None
+        loaded, taken = _pinned(loaded, before)
+        loaded = fit_to_data(loaded, run_dir)
+        changed = _changes(before, loaded.recipe, run_dir, allow) if before is not None else ""
+        _not_shorter(loaded.recipe, run_dir)
+        check(loaded.recipe, run_dir)
+        if before is None:
+            clear(run_dir)
+        if before != loaded.recipe:
+            write_text(file, to_toml(loaded))
+        if allow:
+            note_allowed(run_dir, allow)
+        if changed:
+            Journal(run_dir / LOG).write("warning", step=0, text=f"the recipe was changed on purpose: {changed}")
+        write_accelerate_config(run_dir, loaded.recipe, config)
+        write_text(run_dir / "launch.txt", printable(launch_line(run_dir, loaded.recipe, config)) + "\n")
+        write_json(run_dir / "env.json", environment())
+    return taken
+
+
+def _pinned(loaded: Loaded, before: Recipe | None) -> tuple[Loaded, str]:
+    """Weights that were "newest" when a run began are its weights for good: a resumed run must not take others.
+
+    Returns:
+        the recipe with them, and a line that says which they are; "" where the recipe names its weights.
+    """
+    weights = getattr(loaded.recipe, "weights", None)
+    if weights is None or weights.source != "newest":
+        return loaded, ""
+    from vitctl.jobs.runs import newest_run
+
+    earlier = getattr(before, "weights", None)
+    if earlier is not None:
+        source, taken = (
+            earlier.source,
+            f"no --from: going on with the weights that this run began with, {earlier.source}",
+        )
+    else:
+        newest = newest_run(loaded.recipe.job)
+        source, taken = str(newest.folder), newest.text
+    recipe = loaded.recipe.model_copy(update={"weights": weights.model_copy(update={"source": source})})
+    pinned = replace(loaded, recipe=recipe, origins={**loaded.origins, "weights.source": "newest when the run began"})
+    return pinned, taken
+
+
+_ALLOWED = ("data", "weights")
+
+
+def _changes(before: Recipe, now: Recipe, run_dir: Path, allow: Sequence[str]) -> str:
+    """The differences that are allowed, in words; "" when there are none. Raises RecipeError at the others."""
+    if before.job != now.job:
+        raise RecipeError(
+            f"{run_dir}: holds a run of {before.job}, this is {now.job}; choose another folder with --out"
+        )
+    changed = [d for d in differences(before, now) if not d[0].startswith(FREE_TO_CHANGE)]
+    known = every_key(type(now))
+    if odd := next(
+        (one for one in allow if one not in _ALLOWED and not any(f"{key}.".startswith(f"{one}.") for key in known)), ""
+    ):
+        raise RecipeError(
+            f"--allow {one_line(odd)}: no key of the recipe; give one as it is named in the refusal, or data, or weights"
+        )
+    refused = [d for d in changed if not any(d[0] == key or d[0].startswith(f"{key}.") for key in allow)]
+    if refused:
+        more = f"; and {len(refused) - 4} more" if len(refused) > 4 else ""
+        sets = " ".join(f"--set {typed(f'{key}={toml_value(value)}')} --allow {key}" for key, _, value in refused)
+        raise RecipeError(
+            f"{run_dir}: holds a run of another recipe: {_in_words(refused[:4])}{more}; choose another folder with --out, "
+            f"or go on all the same with: vitctl resume {typed(run_dir)} {sets}"
+        )
+    return _in_words(changed)
+
+
+def _not_shorter(recipe: Recipe, run_dir: Path) -> None:
+    """Refuse a training that would end before the checkpoint that it goes on from."""
+    steps = recipe.schedule.total_steps if isinstance(recipe, TrainRecipe) else 0
+    saved = [path.parent.name[5:] for path in run_dir.glob("checkpoints/step_*/state.json")]
+    done = max((int(step) for step in saved if step.isdigit()), default=0)
+    if 0 < steps < done:
+        raise RecipeError(
+            f"{run_dir}: has a checkpoint of step {done}, and schedule.total_steps = {steps} would end before it; set it to {done} "
+            "or more, or choose another folder with --out"
+        )
+
+
+def _in_words(changes: Sequence[tuple[str, Any, Any]]) -> str:
+    return "; ".join(f"{key} was {toml_value(a) or 'unset'}, now {toml_value(b) or 'unset'}" for key, a, b in changes)
+
+
+def environment() -> dict[str, Any]:
+    """Versions, machine and git commit, for RUN/env.json."""
+    from vitctl.jobs.result import installed
+
+    git = ["git", "-C", str(Path(__file__).resolve().parents[2]), "rev-parse", "HEAD"]
+    try:
+        commit = subprocess.run(git, capture_output=True, text=True, timeout=5, check=False).stdout.strip()
+    except OSError:
+        commit = ""
+    return {
+        "versions": installed(PACKAGES),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "host": socket.gethostname(),
+        "cpus": os.cpu_count(),
+        "git_commit": commit or None,
+    }

@@ -1,0 +1,210 @@
+"""The body of every process: read RUN/recipe.toml, do the job, leave RUN/result.json.
+
+`accelerate launch` starts it as `python -m vitctl.launch.worker RUN`; one process alone, and those that srun or torchrun started
+with a vitctl command, call it.
+"""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from vitctl.engine.journal import LOG, Journal, Record, Report, silent, spared
+from vitctl.engine.preemption import ECHO_SECONDS, StopFlag, Stopped, die_with_parent, stop_on_signals
+from vitctl.errors import LaunchError, explained
+from vitctl.launch.environment import find_member, has_agent, restarts_left, without_settings
+from vitctl.launch.errors import (
+    LOGS,
+    first_error,
+    forget_errors,
+    is_final,
+    log_of,
+    note_error,
+    raise_first_error,
+    write_failure,
+)
+from vitctl.launch.run_folder import owned
+from vitctl.system.files import no_links, replacing
+from vitctl.system.screen import outlive_screen
+from vitctl.system.text import PlainStream, typed
+
+NOW = "now.json"
+LOCKED = "--locked"  # said by a launcher that holds the lock of the run folder itself
+NOTES_SECONDS = 1.0  # for the notes of processes on other nodes to be seen here
+
+
+def work(run_dir: Path, report: Report = silent, *, locked: bool = False) -> dict[str, Any]:
+    """Do the job of RUN/recipe.toml in this process, one of as many as the recipe says.
+
+    Args:
+        run_dir: prepared.
+        report: called with every log record.
+        locked: the process that started this one holds the lock of the folder.
+
+    Returns:
+        the result, also written to RUN/result.json by the main process; its status is "stopped" after a signal.
+
+    Raises:
+        LaunchError: a run is under way in this folder.
+        VitctlError: the user can mend it. RUN/result.json says "failed" and why.
+    """
+    for name in set(os.environ) - set(without_settings(os.environ)):
+        del os.environ[name]
+    echo = ECHO_SECONDS if "RANK" in os.environ else 0.0
+    with (
+        stop_on_signals(echo, deaf_afterwards=has_agent()) as stop,
+        owned(run_dir) if _is_main() and not locked else nullcontext(),
+    ):
+        return _work(run_dir, spared(report, run_dir / LOG if _is_main() else None), stop)
+
+
+def _work(run_dir: Path, report: Report, stop: StopFlag) -> dict[str, Any]:
+    from vitctl.jobs.result import RunResult, with_recipe, write_result
+    from vitctl.recipe.load import load_recipe
+
+    recipe = load_recipe(str(run_dir / "recipe.toml")).recipe
+    try:
+        report({"kind": "now", "text": "starting", "time": time.time()})
+        _meet(run_dir, recipe, report)
+        job = _job(recipe.job)
+        report({"kind": "now", "text": "reading weights and data", "time": time.time()})
+        result = job(recipe, run_dir, report, stop)
+    except Stopped:
+        result = RunResult(recipe.job, "stopped")
+    except Exception as error:
+        mendable = explained(error, run_dir, f"go on with: vitctl resume {typed(run_dir)}")
+        if _is_main():
+            write_failure(run_dir, recipe.job, str(mendable or f"{type(error).__name__}: {error}"))
+        if mendable is not None and mendable is not error:
+            raise mendable from error
+        raise
+    result = with_recipe(result, recipe)
+    return vars(write_result(run_dir, result) if _is_main() else result)
+
+
+def work_as_member(run_dir: Path, report: Report = silent, *, locked: bool = False) -> dict[str, Any]:
+    """`work` in one of several processes; what failed first, on whatever node, is what every one of them raises."""
+    try:
+        result = work(run_dir, report, locked=locked)
+    except Exception as error:
+        note_error(run_dir, error)
+        time.sleep(NOTES_SECONDS)
+        raise_first_error(run_dir, int(os.environ.get("WORLD_SIZE", "1")))
+        raise
+    leave_group()
+    return result
+
+
+def _is_main() -> bool:
+    return os.environ.get("RANK", "0") == "0"
+
+
+def _job(name: str) -> Callable[..., Any]:
+    """Imported here, because that takes seconds in which a signal must already be heard."""
+    from vitctl.jobs.evaluate import evaluate
+    from vitctl.jobs.export import export
+    from vitctl.jobs.fewshot import fewshot
+    from vitctl.jobs.finetune import finetune
+    from vitctl.jobs.pretrain import pretrain
+    from vitctl.jobs.vtab import vtab
+
+    jobs: dict[str, Callable[..., Any]] = {
+        "pretrain": pretrain,
+        "finetune": finetune,
+        "fewshot": fewshot,
+        "vtab": vtab,
+        "evaluate": evaluate,
+        "export": export,
+    }
+    return jobs[name]
+
+
+def _meet(run_dir: Path, recipe: Any, report: Report) -> None:
+    """Find the other processes, and write a line for each node."""
+    restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    journal = Journal(run_dir / LOG if _is_main() else None, report)
+    if restarts:
+        journal.write("warning", step=0, text=f"a process was lost, all were started again (restart {restarts})")
+    if int(os.environ.get("WORLD_SIZE", "1")) < 2:
+        return
+    from vitctl.engine.together import check_same, check_sum, join, node_lines
+
+    cpu = on_cpu(recipe)
+    join(cpu=cpu)
+    if _is_main():
+        forget_errors(run_dir)  # of those before; these ones are all there, and wait in check_sum
+    check_sum(cpu=cpu)
+    check_same(
+        {"recipe": recipe.model_dump_json()},
+        f"{run_dir / 'recipe.toml'} is not the same file on all nodes; see that they share {run_dir}, then start again",
+    )
+    lines = node_lines(cpu=cpu)
+    for line in lines:
+        journal.write("node", step=0, text=line)
+
+
+def on_cpu(recipe: Any) -> bool:
+    """Whether a recipe's job computes on the CPU here."""
+    import torch
+
+    return recipe.machine.device == "cpu" or not torch.cuda.is_available()
+
+
+def be_quiet(run_dir: Path, streams: Sequence[int] = (1, 2)) -> None:
+    """From here on all that this process prints goes to its log; or only its errors, stream 2."""
+    log = log_of(run_dir, int(os.environ.get("RANK", "0")))
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with open(log, "a", encoding="utf-8", opener=no_links) as file:
+        for stream in streams:
+            os.dup2(file.fileno(), stream)
+    for stream in streams:
+        name = "stdout" if stream == 1 else "stderr"
+        setattr(sys, name, PlainStream(getattr(sys, name)))
+
+
+def leave_group() -> None:
+    """Part from the other processes, when there are any."""
+    import torch
+
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+def main() -> None:
+    """`python -m vitctl.launch.worker RUN`: quiet, its output and its error go to RUN/logs.
+
+    The exit code tells the agent that watches this process whether to start all of them again: 0 where the job is done or
+    stopped, and where only a person can mend what is wrong; else 1.
+    """
+    if has_agent():
+        die_with_parent()
+    try:
+        find_member()
+    except LaunchError as error:
+        sys.exit(f"vitctl: {error}")
+    run_dir = Path(sys.argv[1])
+    be_quiet(run_dir)
+    outlive_screen()  # which is a file on a disk that may be full
+    report = partial(_pass_on, run_dir / LOGS / NOW) if _is_main() else silent
+    try:
+        work_as_member(run_dir, report, locked=LOCKED in sys.argv)
+    except Exception:
+        sys.stderr.flush()
+        in_vain = restarts_left() > 0 and is_final(first_error(run_dir))
+        os._exit(0 if in_vain else 1)  # gloo's threads may abort a process that ends in the usual way
+
+
+def _pass_on(path: Path, record: Record) -> None:
+    """For the process that has the screen: what is under way, which is in no log; a full disk is no reason to stop."""
+    if record["kind"] == "now":
+        with suppress(OSError), replacing(path, flushed=False) as aside:
+            aside.write_text(json.dumps(record), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
