@@ -78,15 +78,16 @@ def test_write_split__bytes_are_those_of_every_version_before(tmp_path: Path, se
     assert hashlib.sha256(digests.encode()).hexdigest() == WRITTEN_BEFORE[several_labels]
 
 
-def test_shard_writer__an_error_leaves_nothing_open(tmp_path: Path) -> None:
+def test_shard_writer__an_error_leaves_nothing_open() -> None:
     """An archive that is collected unfinished writes its end into a closed file: a warning, here an error."""
-    with (
-        pytest.raises(OSError, match="No space left"),
-        Path("/dev/full").open("wb", buffering=0) as file,
-        ShardWriter(file) as writer,
-    ):
-        for number in range(100):
-            writer.write(str(number), {"jpg": bytes(1000)})
+
+    def fill() -> None:
+        with Path("/dev/full").open("wb", buffering=0) as file, ShardWriter(file) as writer:
+            for number in range(100):
+                writer.write(str(number), {"jpg": bytes(1000)})
+
+    with pytest.raises(OSError, match="No space left"):
+        fill()
     gc.collect()
 
 
@@ -122,10 +123,9 @@ def test_class_names__go_with_the_shards_and_no_reader_sees_a_sample_more(tmp_pa
 
 def test_class_names__of_shards_without_them_are_numbers_and_different_ones_are_refused(tmp_path: Path) -> None:
     old = tmp_path / "old.tar"
-    with old.open("wb") as file:
-        with ShardWriter(file) as writer:  # as all were written before
-            for number in range(3):
-                writer.write(f"k{number}", {"png": encode_png(np.zeros((2, 2), np.uint8)), "cls": str(number).encode()})
+    with old.open("wb") as file, ShardWriter(file) as writer:  # as all were written before
+        for number in range(3):
+            writer.write(f"k{number}", {"png": encode_png(np.zeros((2, 2), np.uint8)), "cls": str(number).encode()})
     assert index_shards([old]).class_names == ("0", "1", "2")
     other = write_split(make_items(4), tmp_path / "new", CLASSES, seed=0, source_text="")
     (tmp_path / "mixed").mkdir()

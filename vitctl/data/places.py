@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from braceexpand import braceexpand
 
 from vitctl.data.cache import ShardCache, cache_folder
 from vitctl.data.exclusion import read_exclusion, without_excluded
@@ -30,7 +31,8 @@ from vitctl.system.files import read_bytes, replacing, write_bytes, write_text
 from vitctl.system.text import one_line
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
-_RANGE = re.compile(r"([0-9]{1,18})\.\.([0-9]{1,18})")
+_STRAY_BRACE = re.compile(r"\{[^}]*(\{|$)|(^|\})[^{]*\}")
+_RANGE = re.compile(r"([0-9]{1,18})\.\.([0-9]{1,18})(\.\.[0-9]{1,18})?")
 _MOST_NAMES = 10**6
 _ETAG, _MOST_ETAG_BYTES = "index.json.etag", 1000
 _LOOKED_FOR = ("train", "validation", "val", "test", "train800", "val200", "train800val200")
@@ -177,21 +179,19 @@ def _parts(text: str) -> Iterator[str]:
 
 
 def _expand_braces(text: str) -> Iterator[str]:
-    found = _BRACES.search(text)
-    if found is None:
-        yield text
-        return
-    inside, before, after = found[1], text[: found.start()], text[found.end() :]
-    span = _RANGE.fullmatch(inside)
-    if span is None and "," not in inside:
-        raise DataError(f"{text}: '{{{inside}}}' should be a range as {{000..127}} or a choice as {{a,b}}")
-    choices = (
-        (str(number).zfill(len(span[1])) for number in range(int(span[1]), int(span[2]) + 1))
-        if span
-        else inside.split(",")
-    )
-    for choice in choices:
-        yield from _expand_braces(f"{before}{choice}{after}")
+    """With webdataset's package. Refused are what it would take for plain text, and what it would fill the memory with."""
+    choices = _BRACES.findall(text)
+    for inside in choices:
+        span = _RANGE.fullmatch(inside)
+        if span is None and "," not in inside:
+            raise DataError(f"{text}: '{{{inside}}}' should be a range as {{000..127}} or a choice as {{a,b}}")
+        if len(choices) >= _MOST_NAMES.bit_length() or span and abs(int(span[2]) - int(span[1])) >= _MOST_NAMES:
+            raise DataError(f"{text[:80]}: more than {_MOST_NAMES:,} names")
+    if not choices:
+        return iter((text,))
+    if _STRAY_BRACE.search(text):
+        raise DataError(f"{text[:80]}: braces within braces, or one that is not closed; list the names in @FILE")
+    return braceexpand(text, escape=False)
 
 
 def _remote_splits(url: str, split: str) -> dict[str, SplitPlace]:
