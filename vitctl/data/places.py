@@ -184,8 +184,10 @@ def _expand_braces(text: str) -> Iterator[str]:
     for inside in choices:
         span = _RANGE.fullmatch(inside)
         if span is None and "," not in inside:
-            raise DataError(f"{text}: '{{{inside}}}' should be a range as {{000..127}} or a choice as {{a,b}}")
-        if len(choices) >= _MOST_NAMES.bit_length() or span and abs(int(span[2]) - int(span[1])) >= _MOST_NAMES:
+            raise DataError(
+                f"{text[:80]}: '{{{inside[:80]}}}' should be a range as {{000..127}} or a choice as {{a,b}}"
+            )
+        if len(choices) >= _MOST_NAMES.bit_length() or (span and abs(int(span[2]) - int(span[1])) >= _MOST_NAMES):
             raise DataError(f"{text[:80]}: more than {_MOST_NAMES:,} names")
     if not choices:
         return iter((text,))
