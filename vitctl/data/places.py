@@ -2,6 +2,7 @@
 
 import difflib
 import hashlib
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -25,6 +26,7 @@ from vitctl.data.remote import (
     read_changed,
     read_file,
 )
+from vitctl.data.unindexed import index_folder, index_list
 from vitctl.errors import DataError
 from vitctl.system.bounds import INDEX, SHARD_LIST
 from vitctl.system.files import read_bytes, replacing, write_bytes, write_text
@@ -80,7 +82,7 @@ def every_place(text: str) -> dict[str, SplitPlace]:
     Raises:
         DataError: as `find_places`; or nothing is indexed there.
     """
-    found = find_places(text, "+".join(_LOOKED_FOR))
+    found = find_places(text, "+".join(_LOOKED_FOR), makes_index=False)
     if found:
         return found
     if is_remote(text):
@@ -90,19 +92,24 @@ def every_place(text: str) -> dict[str, SplitPlace]:
     raise DataError(nothing_indexed(text))
 
 
-def find_places(text: str, split: str) -> dict[str, SplitPlace]:
+def find_places(text: str, split: str, *, makes_index: bool = True) -> dict[str, SplitPlace]:
     """The splits behind what was given as data, by name; empty when nothing is indexed there.
+
+    Local shards without an index are indexed first, and that is said; see unindexed.py.
 
     Args:
         text: a local folder of shards or of splits; the address of one; shards as `train/{000..127}.tar`, joined by
             commas, or in a text file as `@shards.txt`.
         split: the split expression that is wanted; an address cannot be listed, so its splits are asked for by name.
+        makes_index: index local shards that have none.
 
     Raises:
         DataError: the text is malformed, an address is refused or cannot be read.
     """
     if not text.startswith("@") and not _BRACES.search(text) and "," not in text and not text.endswith(".tar"):
         if not is_remote(text):
+            if makes_index:
+                index_folder(Path(text), _names(split))
             return {name: SplitPlace(folder) for name, folder in find_splits(Path(text)).items()}
         return _remote_splits(text.rstrip("/"), split)
     shards = expand(text)
@@ -112,7 +119,9 @@ def find_places(text: str, split: str) -> dict[str, SplitPlace]:
             f"{text}: names {len(shards)} files in {len(folders)} folders, should be the .tar shards of one split"
         )
     (folder,) = folders
-    found = find_places(folder or ".", split)
+    found = find_places(folder or ".", split, makes_index=False)
+    if not found and makes_index and not is_remote(text) and all(map(os.path.exists, shards)):
+        return {Path(folder).resolve().name: SplitPlace(index_list([Path(shard) for shard in shards]))}
     if len(found) != 1:
         raise DataError(
             f"{folder}: no index.json beside these shards; write one with `vitctl data index '{text}' --out FOLDER`"
@@ -130,7 +139,8 @@ def nothing_indexed(path: str, split: str = "train") -> str:
         return f"{path}: no such folder{f'; did you mean {Path(path).parent / near[0]}?' if near else ''}"
     if Path(path).is_dir() and not any(Path(path).iterdir()):
         return f"{path}: is empty; should be a folder of shards made by `vitctl data shards`"
-    if Path(path).is_dir() and not any(Path(path).rglob("*.tar")):
+    shard = next(Path(path).rglob("*.tar"), None)
+    if Path(path).is_dir() and shard is None:
         out = f"{path.rstrip('/')}-shards"
         return (
             f"{path}: holds files and no shards; make them with `vitctl data shards {path} {out}`, then type the same line with "
@@ -138,7 +148,7 @@ def nothing_indexed(path: str, split: str = "train") -> str:
         )
     return (
         f"{path}: no shards with an index here; make them with `vitctl data shards SOURCE {path}`, "
-        f"or index those you have with `vitctl data index {path}`"
+        f"or index those you have with `vitctl data index {shard.parent if shard else path}`"
     )
 
 
@@ -196,10 +206,15 @@ def _expand_braces(text: str) -> Iterator[str]:
     return braceexpand(text, escape=False)
 
 
+def _names(split: str) -> list[str]:
+    """The splits that an expression names."""
+    return list(dict.fromkeys(part.split("[")[0].strip() for part in split.split("+")))
+
+
 def _remote_splits(url: str, split: str) -> dict[str, SplitPlace]:
     """An address is a split folder itself, or holds a folder for each split."""
     check_address(url)
-    names = list(dict.fromkeys(part.split("[")[0].strip() for part in split.split("+")))
+    names = _names(split)
     # What was a folder of splits before is not asked whether it is a split: offline there would be no answer.
     if not any((_copy(f"{url}/{name}") / "index.json").exists() for name in names):
         try:
