@@ -2,7 +2,7 @@
 
 The images of a tar file of class folders are unpacked first, so that all sides begin with the same folder, which was read once
 before. `tar` packs the folder as it is; webdataset's writer is given image and label of every file in the order of the
-folder; vitctl lists, checks, shuffles, writes, reads back and indexes. All of it in one run, in turns.
+folder; vitctl lists, checks, shuffles, writes, hashes and indexes. All of it in one run, in turns.
 """
 
 import argparse

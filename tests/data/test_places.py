@@ -1,6 +1,8 @@
 import json
 import os
 import shutil
+import subprocess
+import time
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
@@ -207,6 +209,36 @@ def test_find_places__a_shard_that_the_index_lacks(make_split: MakeSplit) -> Non
 def test_expand__braces_nest_side_by_side_and_keep_zeros() -> None:
     assert expand("{08..11}{a,b}") == ["08a", "08b", "09a", "09b", "10a", "10b", "11a", "11b"]
     assert expand("x, y{1,2} ,z") == ["x", "y1", "y2", "z"]
+
+
+@pytest.mark.parametrize(
+    "text", ["{08..11}{a,b}", "{00..127}", "x{3..0}y", "{1..10..3}", "x{a,,b}", r"a\{1,2}", "{é..,z}", "{0..0}"]
+)
+def test_expand__braces_are_those_of_the_shell(text: str) -> None:
+    shell = subprocess.run(
+        ["bash", "-c", f"printf '%s\n' {text.replace(chr(92), chr(92) * 2)}"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert expand(text) == shell.stdout.splitlines()
+
+
+@pytest.mark.parametrize(
+    "text", ["{0..9999999}", "{0..999}{0..999}{0..1}", "{a,b}" * 20_000, "{x,y" + "{0..999}" * 9 + "}"]
+)
+def test_expand__too_many_names_are_refused_before_they_fill_the_memory(text: str) -> None:
+    began = time.process_time()
+    with pytest.raises(DataError, match=r"more than 1,000,000 names|list the names in @FILE") as caught:
+        expand(text)
+    assert len(str(caught.value)) < 300 and "\n" not in str(caught.value)
+    assert time.process_time() - began < 5
+
+
+@pytest.mark.parametrize("text", ["{a,{b,c}}", "{a,b}}", "}{a,b}"])
+def test_expand__braces_that_do_not_pair_up_are_refused(text: str) -> None:
+    with pytest.raises(DataError, match=r"braces within braces, or one that is not closed; list the names in @FILE"):
+        expand(text)
 
 
 def test_find_places__images_left_out_stay_out_of_chosen_shards_too(make_split: MakeSplit) -> None:

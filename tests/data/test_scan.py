@@ -1,12 +1,15 @@
 import hashlib
 import io
 import tarfile
+import time
+from itertools import zip_longest
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from PIL import Image
+from webdataset.tariterators import base_plus_ext, group_by_keys, tar_file_expander
 
 from vitctl.data.index import index_shards, read_index
 from vitctl.data.read import ShardSource
@@ -159,6 +162,48 @@ def test_escape_key__is_undone_and_free_of_dots(key: str) -> None:
     assert "." not in escape_key(key)
     assert unescape_key(escape_key(key)) == key
     assert split_name(escape_key(key) + ".jpg") == (escape_key(key), "jpg")
+
+
+@given(st.text(st.sampled_from("ab./_é"), max_size=12) | st.text(st.characters(exclude_characters="\n")))
+@example("a.b/c.d.JPG")
+@example("README")
+@example(".jpg")
+@example("d/.jpg")
+@example("a/b.c/d")
+def test_split_name__is_webdatasets(name: str) -> None:
+    folder, _, base = name.rpartition("/")
+    assume(not base.startswith("._"))  # of macOS
+    assume(
+        not (base.startswith(".") and "." in folder)
+    )  # webdataset loses a sample without a name, in a folder with a dot
+    key, extension = base_plus_ext(name)
+    assert split_name(name) == (key or "", (extension or "").lower())
+
+
+def test_split_name__the_longest_is_quick() -> None:
+    began = time.process_time()
+    assert split_name("a/" * 2**15 + "b") == ("", "")
+    assert time.process_time() - began < 0.1
+
+
+def test_scan__what_webdataset_takes_for_no_member_of_a_sample_is_none(tmp_path: Path) -> None:
+    """Files without an extension or without a name, and what macOS puts beside every file."""
+    others = ["README", ".DS_Store", "._a.jpg", "folder/._b.jpg", "folder/LICENSE"]
+    members = [
+        ("a.jpg", b"1"),
+        ("a.cls", b"0"),
+        ("folder/b.c.jpg", b"2"),
+        ("folder/b.jpg", b"3"),
+        ("folder/b.cls", b"1"),
+    ]
+    between = [pair for member, name in zip_longest(members, others) for pair in ((name, b"x"), member) if pair]
+    path = write_tar(tmp_path / "s.tar", between)
+    scan = read_shard(path)
+    assert scan.rows["label"].tolist() == [0, 1]
+    assert [path.read_bytes()[row["header"] + row["data"] :][:1] for row in scan.rows] == [b"1", b"3"]
+    with path.open("rb") as file:
+        theirs = list(group_by_keys(tar_file_expander([{"url": "", "stream": file}])))
+    assert [sample["__key__"] for sample in theirs if "jpg" in sample] == ["a", "folder/b"]
 
 
 def test_member_name__is_empty_for_what_is_no_header() -> None:

@@ -95,7 +95,8 @@ def told_by_tarfile(data: bytes) -> list[tuple[bytes, int]]:
         for member in tar:
             if file := tar.extractfile(member):
                 key, extension = split_name(member.name)
-                samples.setdefault(key, {})[extension] = file.read()
+                if key:
+                    samples.setdefault(key, {})[extension] = file.read()
     return [(sample["png"], int(sample["cls"])) for sample in samples.values()]
 
 

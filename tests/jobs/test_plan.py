@@ -13,6 +13,7 @@ import pytest
 
 from tests.conftest import TINY
 from tests.models.weights.test_header import hollow
+from vitctl.data.catalog import open_split
 from vitctl.data.datasets.png import encode_png
 from vitctl.data.shards import Item, write_split
 from vitctl.errors import DataError, RecipeError, VitctlError
@@ -212,3 +213,13 @@ def test_within__says_why_there_is_nothing() -> None:
         raise DataError("no such server")
 
     assert within(5, refuse) == "no such server"
+
+
+def test_make_plan__archives_of_a_known_set_are_not_taken_for_shards(tmp_path: Path) -> None:
+    """ImageNet's own lie there as train/n01440764.tar; they were not given with --data, and are not indexed."""
+    (tmp_path / "imagenet/train").mkdir(parents=True)
+    (tmp_path / "imagenet/train/n01440764.tar").write_bytes(bytes(10_240))
+    plan = make_plan(recipe("jft_b16", **{"data.root": str(tmp_path), "data.dataset": "imagenet"}))
+    assert plan.data == "imagenet, as known by name"
+    with pytest.raises(DataError, match="expected shards with split 'train'"):
+        open_split("train", dataset="imagenet", root=str(tmp_path))

@@ -150,6 +150,7 @@ def index(
     from vitctl.data.places import expand
     from vitctl.data.remote import is_remote
     from vitctl.data.scan import Fields
+    from vitctl.data.unindexed import INDEXED
     from vitctl.errors import DataError, writing
     from vitctl.system.bounds import LIST_FILE
     from vitctl.system.files import read_bytes
@@ -171,15 +172,15 @@ def index(
         raise DataError(f"--classes {classes}: not UTF-8 text; give a text file with a class name per line") from None
     if out is not None:
         check_own(out, [place.rpartition("/")[2] for place in places])
-    members, text = Fields(image_key, label_key), "indexed by vitctl"
+    members = Fields(image_key, label_key)
     with writing(out or Path(places[0]).parent), bar("indexing shards") as progress:
         if remote and out is not None:
-            made = index_addresses(places, out, class_names=names, source=text, members=members, progress=progress)
+            made = index_addresses(places, out, class_names=names, source=INDEXED, members=members, progress=progress)
         else:
             paths = [Path(place) for place in places]
             if out is not None:
                 paths = link_shards(paths, out)
-            made = index_shards(paths, class_names=names, source=text, members=members, progress=progress)
+            made = index_shards(paths, class_names=names, source=INDEXED, members=members, progress=progress)
     CONSOLE.print(
         f"{made.num_samples:,} images of {len(made.class_names):,} classes in {len(made.shards)} shard(s): {made.folder / 'index.json'}",
         markup=False,

@@ -160,7 +160,7 @@ def open_split(
         DataError: in one line what is missing, and how to get it.
     """
     folder = path or str(_folder(split, dataset, root, scratch))
-    splits = find_places(folder, split)
+    splits = find_places(folder, split, makes_index=bool(path))
     if path and not splits:
         raise DataError(nothing_indexed(path, split))
     if dataset and not path and "train800" in splits:

@@ -45,7 +45,7 @@ def left_over(folder: Path) -> tuple[list[str], list[str]]:
             )
         elif shards or (path / "samples.npy").exists():
             problems.append(
-                f"{path}: {len(shards)} shard(s) and no index.json, nobody reads them; write it with `vitctl data index {path}`"
+                f"{path}: {len(shards)} shard(s) and no index.json; write it with `vitctl data index {path}`"
             )
         elif path.name != INTAKE:
             notes.append(f"{path}: left over, of no split")

@@ -8,6 +8,12 @@ _VALIDATION = ("validation", "val", "valid", "dev")
 _OTHER_TRAIN = ("training",)
 _OTHER_TEST = ("testing",)
 NOT_TRAINED = (TEST, *_OTHER_TEST, *_VALIDATION)
+# What a folder or a shard is called, and what it is then for.
+ROLES = {
+    **dict.fromkeys((TRAIN, *_OTHER_TRAIN), TRAIN),
+    **dict.fromkeys((TEST, *_OTHER_TEST), TEST),
+    **dict.fromkeys(_VALIDATION, _VALIDATION[0]),
+}
 
 
 class OwnSplits(NamedTuple):

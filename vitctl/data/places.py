@@ -2,6 +2,7 @@
 
 import difflib
 import hashlib
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from braceexpand import braceexpand
 
 from vitctl.data.cache import ShardCache, cache_folder
 from vitctl.data.exclusion import read_exclusion, without_excluded
@@ -24,13 +26,15 @@ from vitctl.data.remote import (
     read_changed,
     read_file,
 )
+from vitctl.data.unindexed import index_folder, index_list
 from vitctl.errors import DataError
 from vitctl.system.bounds import INDEX, SHARD_LIST
 from vitctl.system.files import read_bytes, replacing, write_bytes, write_text
 from vitctl.system.text import one_line
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
-_RANGE = re.compile(r"([0-9]{1,18})\.\.([0-9]{1,18})")
+_STRAY_BRACE = re.compile(r"\{[^}]*(\{|$)|(^|\})[^{]*\}")
+_RANGE = re.compile(r"([0-9]{1,18})\.\.([0-9]{1,18})(\.\.[0-9]{1,18})?")
 _MOST_NAMES = 10**6
 _ETAG, _MOST_ETAG_BYTES = "index.json.etag", 1000
 _LOOKED_FOR = ("train", "validation", "val", "test", "train800", "val200", "train800val200")
@@ -78,7 +82,7 @@ def every_place(text: str) -> dict[str, SplitPlace]:
     Raises:
         DataError: as `find_places`; or nothing is indexed there.
     """
-    found = find_places(text, "+".join(_LOOKED_FOR))
+    found = find_places(text, "+".join(_LOOKED_FOR), makes_index=False)
     if found:
         return found
     if is_remote(text):
@@ -88,19 +92,24 @@ def every_place(text: str) -> dict[str, SplitPlace]:
     raise DataError(nothing_indexed(text))
 
 
-def find_places(text: str, split: str) -> dict[str, SplitPlace]:
+def find_places(text: str, split: str, *, makes_index: bool = True) -> dict[str, SplitPlace]:
     """The splits behind what was given as data, by name; empty when nothing is indexed there.
+
+    Local shards without an index are indexed first, and that is said; see unindexed.py.
 
     Args:
         text: a local folder of shards or of splits; the address of one; shards as `train/{000..127}.tar`, joined by
             commas, or in a text file as `@shards.txt`.
         split: the split expression that is wanted; an address cannot be listed, so its splits are asked for by name.
+        makes_index: index local shards that have none.
 
     Raises:
         DataError: the text is malformed, an address is refused or cannot be read.
     """
     if not text.startswith("@") and not _BRACES.search(text) and "," not in text and not text.endswith(".tar"):
         if not is_remote(text):
+            if makes_index:
+                index_folder(Path(text), _names(split))
             return {name: SplitPlace(folder) for name, folder in find_splits(Path(text)).items()}
         return _remote_splits(text.rstrip("/"), split)
     shards = expand(text)
@@ -110,7 +119,9 @@ def find_places(text: str, split: str) -> dict[str, SplitPlace]:
             f"{text}: names {len(shards)} files in {len(folders)} folders, should be the .tar shards of one split"
         )
     (folder,) = folders
-    found = find_places(folder or ".", split)
+    found = find_places(folder or ".", split, makes_index=False)
+    if not found and makes_index and not is_remote(text) and all(map(os.path.exists, shards)):
+        return {Path(folder).resolve().name: SplitPlace(index_list([Path(shard) for shard in shards]))}
     if len(found) != 1:
         raise DataError(
             f"{folder}: no index.json beside these shards; write one with `vitctl data index '{text}' --out FOLDER`"
@@ -128,7 +139,8 @@ def nothing_indexed(path: str, split: str = "train") -> str:
         return f"{path}: no such folder{f'; did you mean {Path(path).parent / near[0]}?' if near else ''}"
     if Path(path).is_dir() and not any(Path(path).iterdir()):
         return f"{path}: is empty; should be a folder of shards made by `vitctl data shards`"
-    if Path(path).is_dir() and not any(Path(path).rglob("*.tar")):
+    shard = next(Path(path).rglob("*.tar"), None)
+    if Path(path).is_dir() and shard is None:
         out = f"{path.rstrip('/')}-shards"
         return (
             f"{path}: holds files and no shards; make them with `vitctl data shards {path} {out}`, then type the same line with "
@@ -136,7 +148,7 @@ def nothing_indexed(path: str, split: str = "train") -> str:
         )
     return (
         f"{path}: no shards with an index here; make them with `vitctl data shards SOURCE {path}`, "
-        f"or index those you have with `vitctl data index {path}`"
+        f"or index those you have with `vitctl data index {shard.parent if shard else path}`"
     )
 
 
@@ -177,27 +189,32 @@ def _parts(text: str) -> Iterator[str]:
 
 
 def _expand_braces(text: str) -> Iterator[str]:
-    found = _BRACES.search(text)
-    if found is None:
-        yield text
-        return
-    inside, before, after = found[1], text[: found.start()], text[found.end() :]
-    span = _RANGE.fullmatch(inside)
-    if span is None and "," not in inside:
-        raise DataError(f"{text}: '{{{inside}}}' should be a range as {{000..127}} or a choice as {{a,b}}")
-    choices = (
-        (str(number).zfill(len(span[1])) for number in range(int(span[1]), int(span[2]) + 1))
-        if span
-        else inside.split(",")
-    )
-    for choice in choices:
-        yield from _expand_braces(f"{before}{choice}{after}")
+    """With webdataset's package. Refused are what it would take for plain text, and what it would fill the memory with."""
+    choices = _BRACES.findall(text)
+    for inside in choices:
+        span = _RANGE.fullmatch(inside)
+        if span is None and "," not in inside:
+            raise DataError(
+                f"{text[:80]}: '{{{inside[:80]}}}' should be a range as {{000..127}} or a choice as {{a,b}}"
+            )
+        if len(choices) >= _MOST_NAMES.bit_length() or (span and abs(int(span[2]) - int(span[1])) >= _MOST_NAMES):
+            raise DataError(f"{text[:80]}: more than {_MOST_NAMES:,} names")
+    if not choices:
+        return iter((text,))
+    if _STRAY_BRACE.search(text):
+        raise DataError(f"{text[:80]}: braces within braces, or one that is not closed; list the names in @FILE")
+    return braceexpand(text, escape=False)
+
+
+def _names(split: str) -> list[str]:
+    """The splits that an expression names."""
+    return list(dict.fromkeys(part.split("[")[0].strip() for part in split.split("+")))
 
 
 def _remote_splits(url: str, split: str) -> dict[str, SplitPlace]:
     """An address is a split folder itself, or holds a folder for each split."""
     check_address(url)
-    names = list(dict.fromkeys(part.split("[")[0].strip() for part in split.split("+")))
+    names = _names(split)
     # What was a folder of splits before is not asked whether it is a split: offline there would be no answer.
     if not any((_copy(f"{url}/{name}") / "index.json").exists() for name in names):
         try:

@@ -131,9 +131,15 @@ def told_names(folder: Path, scans: Sequence[Scan]) -> tuple[str, ...] | None:
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """Split a member name into key and extension, at the first dot of its base name, as WebDataset does."""
+    """Split a member name into key and extension, at the first dot of its base name; both empty when it is of no sample.
+
+    As webdataset's `base_plus_ext`, which is not used: importing it imports torch, and it takes the square of the length of a name,
+    seconds for the longest that a shard may have. It also takes `._a.jpg`, which macOS puts beside `a.jpg`, for a sample of its folder.
+    """
     folder, slash, base = name.rpartition("/")
-    stem, _, extension = base.partition(".")
+    stem, dot, extension = base.partition(".")
+    if not dot or not (stem or slash) or base.startswith("._"):
+        return "", ""
     return folder + slash + stem, extension.lower()
 
 
@@ -172,6 +178,8 @@ def _samples(path: Path, tar: tarfile.TarFile, fields: Fields) -> Iterator[_Samp
             continue
         _check_member(path, member)
         key, extension = split_name(member.name)
+        if not key:
+            continue
         if sample is None or sample.key != key:
             if sample is not None:
                 yield sample

@@ -126,6 +126,8 @@ def write_split(
         DataError: `out` is taken or being written, two items share a key, a label has no name, an image is none.
     """
     _check(items, out, class_names)
+    import webdataset  # noqa: F401 - `ShardWriter` needs it: once here, and not in every process that is forked
+
     source = f"{source_text}; {reencode}" if reencode else source_text
     with _own_folder(out) as aside:
         count = _Count(progress, len(items))
@@ -231,17 +233,18 @@ class _Job:
 
     def _write(self, file: IO[bytes], numbers: list[int], done: Done) -> Scan:
         """Fill one shard. What a scan would find in it is known by then."""
-        writer, rows, table = ShardWriter(file, self.class_names), [], self._labels(numbers)
-        for number, first in zip(numbers, table[:, 0].tolist(), strict=True):
-            item = self.items[number]
-            extension, data = self._image(item, number)
-            label_extension, label = label_text(item.label)
-            places = writer.write(escape_key(item.key), {extension: data, label_extension: label})
-            header, begin = places[extension]
-            rows.append((header, begin - header, len(data), first))
-            done(1)
+        rows, table = [], self._labels(numbers)
+        with ShardWriter(file, self.class_names) as writer:
+            for number, first in zip(numbers, table[:, 0].tolist(), strict=True):
+                item = self.items[number]
+                extension, data = self._image(item, number)
+                label_extension, label = label_text(item.label)
+                places = writer.write(escape_key(item.key), {extension: data, label_extension: label})
+                header, begin = places[extension]
+                rows.append((header, begin - header, len(data), first))
+                done(1)
         several = any(isinstance(self.items[number].label, tuple) for number in numbers)
-        return Scan(np.array(rows, ROW), table if several else None, writer.close(), self.class_names)
+        return Scan(np.array(rows, ROW), table if several else None, writer.sha256, self.class_names)
 
     def _image(self, item: Item, number: int) -> tuple[str, bytes]:
         data = self.held[number] if number in self.held else read_item(item)

@@ -1,30 +1,44 @@
-"""Shards byte for byte as webdataset's own writer makes them, in a small part of its time, and with their digest and offsets."""
+"""Shards as webdataset writes them, with their digest and offsets, and the class names that they carry."""
 
 import hashlib
 import json
 import tarfile
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext, suppress
 from typing import IO
 
-_BLOCK = 512
-_MAX_PLAIN_NAME = 100
 _NAMES = "class_names"
 
 
 class ShardWriter:
-    """Appends samples to a tar file.
+    """Writes one shard with `webdataset.TarWriter`, and tells where it put what.
+
+    A context: the archive ends with it, also after an error, when the file is thrown away.
 
     Args:
-        file: empty, open for writing.
+        file: empty, open for writing; it stays open.
         class_names: in label order; they go before the first sample, where `stored_names` finds them. None: they are left out.
     """
 
     def __init__(self, file: IO[bytes], class_names: Sequence[str] = ()) -> None:
-        self._file = file
-        self._digest = hashlib.sha256()
-        self.num_bytes = 0
+        from webdataset import TarWriter  # here, because it imports torch, which the readers of shards do without
+
+        self._stream = _Hashing(file)
+        self._writer = TarWriter(
+            self._stream, user="vitctl", group="vitctl", mtime=0, encoder=False, format="PAX_FORMAT"
+        )
+        self._tar: tarfile.TarFile = self._writer.tarstream
         if class_names:
-            self._put(names_header(class_names))
+            self._stream.write(names_header(class_names))
+            self._tar.offset = self._stream.num_bytes
+
+    def __enter__(self) -> "ShardWriter":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        # An archive that is left open would write its end when it is collected, by then into a closed file.
+        with suppress(OSError) if kind else nullcontext():
+            self._writer.close()
 
     def write(self, key: str, members: Mapping[str, bytes]) -> dict[str, tuple[int, int]]:
         """Add one sample.
@@ -37,22 +51,33 @@ class ShardWriter:
             extension to where the header and the content of the member begin, in bytes.
         """
         places = {}
-        for extension in sorted(members):
-            data = members[extension]
-            header = member_header(f"{key}.{extension}", len(data))
-            places[extension] = self.num_bytes, self.num_bytes + len(header)
-            self._put(b"".join((header, data, bytes(-len(data) % _BLOCK))))
+        for extension in sorted(members):  # one at a time: the offset behind each tells how long its header was
+            header, size = self._tar.offset, len(members[extension])
+            self._writer.write({"__key__": key, extension: members[extension]})
+            places[extension] = header, self._tar.offset - size - -size % tarfile.BLOCKSIZE
+        self._tar.members.clear()  # type: ignore[attr-defined] # it would keep every header in memory
         return places
 
-    def close(self) -> str:
-        """Write the end of the archive; returns the SHA-256 of all, in hex. The file stays open."""
-        self._put(bytes(2 * _BLOCK))
-        self._put(bytes(-self.num_bytes % tarfile.RECORDSIZE))
-        return self._digest.hexdigest()
+    @property
+    def num_bytes(self) -> int:
+        """Of the file; whole when the context has ended."""
+        return self._stream.num_bytes
 
-    def _put(self, data: bytes) -> None:
+    @property
+    def sha256(self) -> str:
+        """Of the file, in hex; when the context has ended."""
+        return self._stream.digest.hexdigest()
+
+
+class _Hashing:
+    """A stream that counts and hashes what goes through it."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file, self.digest, self.num_bytes = file, hashlib.sha256(), 0
+
+    def write(self, data: bytes) -> None:
         self._file.write(data)
-        self._digest.update(data)
+        self.digest.update(data)
         self.num_bytes += len(data)
 
 
@@ -72,27 +97,3 @@ def stored_names(tar: tarfile.TarFile) -> tuple[str, ...]:
         return ()
     names = fields.get(_NAMES) if isinstance(fields, dict) else None
     return tuple(names) if isinstance(names, list) and all(isinstance(name, str) for name in names) else ()
-
-
-def member_header(name: str, size: int) -> bytes:
-    """The header blocks of a read-only file of nobody's, of no time.
-
-    All but name, size and checksum of the usual single block is always the same; names that need more than it are left to
-    Python's tarfile, which takes ten times as long.
-    """
-    if len(name) > _MAX_PLAIN_NAME or not (name.isascii() and name.isprintable()):
-        return _header(name, size)
-    named, sized = name.encode(), b"%011o\0" % size
-    checksum = b"%06o\0 " % (_CHECKSUM + sum(named) + sum(sized))
-    return b"".join((named.ljust(_MAX_PLAIN_NAME, b"\0"), _BEFORE_SIZE, sized, _AFTER_SIZE, checksum, _REST))
-
-
-def _header(name: str, size: int) -> bytes:
-    member = tarfile.TarInfo(name)
-    member.size, member.mode, member.uname, member.gname = size, 0o444, "vitctl", "vitctl"
-    return member.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
-
-
-_PLAIN = _header("", 0)
-_BEFORE_SIZE, _AFTER_SIZE, _REST = _PLAIN[100:124], _PLAIN[136:148], _PLAIN[156:]
-_CHECKSUM = sum(_BEFORE_SIZE) + sum(_AFTER_SIZE) + sum(_REST) + 8 * ord(" ")  # which counts itself as blanks

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from vitctl.data.own_splits import NOT_TRAINED, TEST, TRAIN, OwnSplits, own_splits
 from vitctl.data.places import find_places
+from vitctl.data.remote import is_remote
 from vitctl.errors import DataError
 from vitctl.jobs.fewshot_sets import SPLITS
 from vitctl.recipe.images import Place
@@ -43,6 +44,8 @@ def fit_splits(loaded: Loaded) -> Fitted:
     try:
         found = list(find_places(data.path, _ASKED_FOR))
     except DataError:
+        if not is_remote(data.path):
+            raise
         return Fitted([], "")  # opening it will say what is wrong
     fitting = own_splits(found)
     if fitting is None:

@@ -241,7 +241,7 @@ def _counted(data: TrainImages) -> _Size:
         classes = find_data_set(data.dataset).num_classes if data.dataset else ASSUMED_CLASSES
         return _Size(data.synthetic, classes, "synthetic images", [])
     place = data.path or (str(Path(data.root) / find_data_set(data.dataset).name) if data.dataset else "")
-    if data.mixture or (place and find_places(place, data.train_split)):
+    if data.mixture or (place and find_places(place, data.train_split, makes_index=bool(data.path))):
         source = open_train(data, None)
         shown = f"a mixture of {len(data.mixture)} sources" if data.mixture else place
         return _Size(len(source), len(source.class_names), shown, sampling_notes(data, source))

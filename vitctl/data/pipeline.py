@@ -1,0 +1,103 @@
+"""The order of vitctl's own loader for the training loops of others, as a pipeline of webdataset."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count, islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import webdataset
+from torch.utils.data import get_worker_info
+
+from vitctl.data.catalog import open_split
+from vitctl.data.decode import BadSample
+from vitctl.data.loader import share, told_key
+from vitctl.data.order import Order, SampleOrder
+from vitctl.data.read import Source
+from vitctl.data.shard_plan import label_text
+from vitctl.data.shards import image_extension
+from vitctl.errors import DataError
+
+
+def as_webdataset(
+    data: Source | Path | str,
+    *,
+    split: str = "train",
+    seed: int = 0,
+    batch_size: int,
+    first_step: int = 0,
+    num_steps: int | None = None,
+    rank: int | None = None,
+    num_processes: int | None = None,
+    order: SampleOrder | None = None,
+) -> webdataset.DataPipeline:
+    """The samples that vitctl would train on, in its order, for any loop: the same at every step, on any processes and workers.
+
+    Each is a dictionary as `webdataset.WebDataset` gives it, undecoded: `__key__`, `__url__`, the image under `jpg`, `png` ...,
+    the label under `cls`, or under `json` as `{"labels": [...]}` where images may have several; beside them `__epoch__`, from 0.
+    Add stages with `compose`. A loader worker reads whole steps, so batches of `len(share(batch_size, num_processes, rank))`
+    samples, made by the pipeline or by the loader, come in the order of the steps.
+
+    Args:
+        data: shards, as `--data` takes them, or an opened source.
+        split: expression of the split, where `data` is none.
+        seed: of the order, any integer.
+        batch_size: samples of a global batch, at least `num_processes`; step s has positions `s * batch_size` and on.
+        first_step: finished steps; starting late costs nothing. The number of the step is all that a loop has to keep.
+        num_steps: steps that are given; None: without end.
+        rank: of this process; None: as webdataset finds it, from RANK and WORLD_SIZE or from torch.distributed.
+        num_processes: that share the global batch; None: as webdataset finds it.
+        order: other than the exact shuffle of `seed`, over as many samples as there are.
+
+    Raises:
+        DataError: there is no such split, the numbers do not fit, or, while it runs, a sample cannot be read.
+    """
+    source = open_split(split, path=str(data)) if isinstance(data, Path | str) else data
+    found_rank, found_processes, *_ = webdataset.utils.pytorch_worker_info()
+    rank = found_rank if rank is None else rank
+    num_processes = found_processes if num_processes is None else num_processes
+    order = order or Order(len(source), seed)
+    if not 0 <= rank < num_processes <= batch_size or first_step < 0 or order.num_samples != len(source):
+        raise DataError(
+            f"process {rank} of {num_processes}, batch_size {batch_size}, first_step {first_step}, an order of {order.num_samples} for "
+            f"{len(source)} samples: every process needs a sample of each batch, and the order as many samples as there are"
+        )
+    own = share(batch_size, num_processes, rank)
+    return webdataset.DataPipeline(_Steps(source, order, batch_size, own, first_step, num_steps))
+
+
+@dataclass(frozen=True)
+class _Steps:
+    """What one process reads of every step; a loader worker takes every `num_workers`-th step. It travels by pickling."""
+
+    source: Source
+    order: SampleOrder
+    batch_size: int
+    own: range
+    first_step: int
+    num_steps: int | None
+
+    def __call__(self) -> Iterator[dict[str, Any]]:
+        worker = get_worker_info()
+        first, stride = (worker.id, worker.num_workers) if worker else (0, 1)
+        steps = (
+            count(self.first_step)
+            if self.num_steps is None
+            else range(self.first_step, self.first_step + self.num_steps)
+        )
+        for step in islice(steps, first, None, stride):
+            epochs, samples = self.order.at(step * self.batch_size + np.array(self.own))
+            labels = self.source.labels(samples)
+            for row in zip(samples.tolist(), labels.tolist(), epochs.tolist(), strict=True):
+                yield _members(self.source, *row)
+
+
+def _members(source: Source, sample: int, label: int | list[int], epoch: int) -> dict[str, Any]:
+    try:
+        image = source.read(sample)
+    except BadSample as error:
+        raise DataError(f"{source.place(sample)}: sample {told_key(source, sample)} cannot be read ({error})") from None
+    name, text = label_text(label if isinstance(label, int) else tuple(one for one in label if one >= 0))
+    about = {"__key__": source.key(sample), "__url__": source.place(sample), "__epoch__": epoch}
+    return {**about, image_extension(image) or "jpg": image, name: text}
