@@ -83,7 +83,7 @@ def test_disk_full__the_last_save_is_an_error_and_the_one_before_stays_good(
     folder = tmp_path / "a"
     assert str(caught.value) == (
         f"step 8 could not be saved in {folder / 'checkpoints'} (No space left on device); those that are there are whole: "
-        f"make room or mend its rights, then go on with: vitctl resume {folder}"
+        f"make room or mend its rights, then: vitctl resume {folder}"
     )
     assert json.loads((folder / "result.json").read_text())["error"] == str(caught.value)
     saved, problems = newest_checkpoint(folder / "checkpoints")

@@ -290,7 +290,7 @@ def test_permission_denied__while_saving(run: Run, bound: Bound, whole: Path, ti
     assert done.returncode == 2, done.stderr
     assert done.stderr == (
         f"vitctl: step 8 could not be saved in {folder / 'checkpoints'} (Permission denied); those that are there are whole: "
-        f"make room or mend its rights, then go on with: vitctl resume {folder}\n"
+        f"make room or mend its rights, then: vitctl resume {folder}\n"
     )
     assert [r["step"] for r in records(folder, "checkpoint")] == [2, 4]
     assert [r["text"] for r in records(folder, "warning")] == [

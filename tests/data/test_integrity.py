@@ -126,7 +126,7 @@ def test_verification__stops_when_told_and_says_how_far_it_came(make_split: Make
         time.sleep(0.02)
     begun.finish(0)
     first, whole = source.index.shards[0].num_bytes, sum(shard.num_bytes for shard in source.index.shards)
-    assert begun.found() == Verified(first / whole, ())
+    assert begun.found() == Verified(first / whole, (), num_unread=2)
 
 
 @pytest.mark.parametrize("what", ["a FIFO", "a device", "a folder"])

@@ -224,6 +224,16 @@ def test_decode__a_progressive_picture_without_its_last_scans(mode: str) -> None
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("number", [1, 3, 600])
+def test_decode__bytes_that_fill_up_before_a_marker(kind: str, number: int) -> None:
+    """Source: ITU-T T.81, section B.1.1.2"""
+    data = KINDS[kind]
+    scan = data.find(b"\xff\xda")
+    filled = data[:2] + b"\xff" * number + data[2:scan] + b"\xff" * number + data[scan:]
+    np.testing.assert_array_equal(decode(filled), decode(data))
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_decode__what_harms_no_row_is_taken(kind: str) -> None:
     good = KINDS[kind]
     expected = by_pillow(good)

@@ -160,12 +160,15 @@ def test_read__a_state_of_other_numbers(tmp_path: Path) -> None:
         read_checkpoint(path)
 
 
-def test_read__an_older_one_whose_state_has_no_digest(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sha256", [None, "", "0" * 64, {}])
+def test_read__a_state_without_its_digest_is_refused(tmp_path: Path, sha256: Any) -> None:
+    """Anything could be written into it: another step, no files, no data that it was made of."""
     path = save(tmp_path, 12)
     state = json.loads((path / STATE).read_text())
     del state["sha256"]
-    (path / STATE).write_text(json.dumps(state))
-    assert read_checkpoint(path).step == 12
+    (path / STATE).write_text(json.dumps(state if sha256 == {} else state | {"sha256": sha256}))
+    with pytest.raises(CheckpointError, match=r"state\.json changed since it was written"):
+        read_checkpoint(path)
 
 
 @pytest.mark.parametrize("refused", ["step_00000010/state.json", "step_00000010/model.safetensors", "."])

@@ -16,6 +16,7 @@ from tests.launch.conftest import HOLD
 from vitctl.data.datasets import shapes
 from vitctl.data.shards import write_split
 from vitctl.engine.checkpoint import STATE, read_checkpoint
+from vitctl.engine.checkpoint import _digest as state_digest
 from vitctl.engine.journal import LOG, read_lines
 from vitctl.errors import CheckpointError, LaunchError, RecipeError
 from vitctl.jobs import identity
@@ -188,7 +189,7 @@ def test_resume__a_checkpoint_of_before_goes_on_and_it_is_said(stopped: Path) ->
     file = stopped / "checkpoints" / "step_00000002" / STATE
     state = json.loads(file.read_text())
     del state["sha256"], state[identity.KEY]
-    file.write_text(json.dumps(state))
+    file.write_text(json.dumps(state | {"sha256": state_digest(state)}))
     assert resume(stopped)["status"] == "done"
     assert "step_00000002 is of an earlier vitctl and does not tell its data and recipe" in warnings(stopped)
     assert identity.KEY in read_checkpoint(stopped / "checkpoints" / NEWEST).state

@@ -21,6 +21,7 @@ from vitctl.data.cache import cache_folder
 from vitctl.data.datasets import shapes
 from vitctl.data.exclusion import write_exclusion
 from vitctl.data.index import read_index
+from vitctl.data.integrity import Verification
 from vitctl.data.shards import write_split
 from vitctl.engine.journal import LOG, read_lines
 from vitctl.errors import DataError
@@ -209,6 +210,42 @@ def test_kept_features__shuffled_or_old_are_computed_anew(speck: Path, data: Pat
     score("fewshot", speck, data, tmp_path / "three", **cache)
     assert said(tmp_path / "three") == ""
     assert [record["read"] for record in read_lines(tmp_path / "three" / LOG) if record["kind"] == "features"] == [True]
+
+
+def test_kept_features__are_not_those_of_a_damaged_shard(speck: Path, data: Path, tmp_path: Path) -> None:
+    """They were kept before the shard was verified, under the digest of the good one."""
+    cache, first = {"fewshot.cache": str(tmp_path / "kept")}, score("fewshot", speck, data, tmp_path / "one")
+    whole = (data / "test" / "shard-000000.tar").read_bytes()
+    two_images_exchanged(data / "test")
+    with pytest.raises(DataError, match=SHARD):
+        score("fewshot", speck, data, tmp_path / "two", **cache)
+    (data / "test" / "shard-000000.tar").write_bytes(whole)
+    again = score("fewshot", speck, data, tmp_path / "three", **cache)
+    assert again["metrics"] == first["metrics"]
+
+
+@pytest.mark.parametrize("job", ["evaluate", "fewshot"])
+def test_scores__a_shard_that_changes_after_it_was_verified(
+    speck: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: str
+) -> None:
+    finish = Verification.finish
+
+    def changed(verification: Verification, seconds: float | None) -> None:
+        finish(verification, seconds)
+        path = data / "test" / "shard-000000.tar"
+        path.write_bytes(path.read_bytes())
+
+    monkeypatch.setattr(Verification, "finish", changed)
+    with pytest.raises(DataError, match=r"shard-000000\.tar: changed after it was verified, while it was in use"):
+        score(job, speck, data, tmp_path / "two")
+
+
+def test_scores__a_shard_that_could_not_be_verified(
+    speck: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Verification, "_start", lambda *_: None)
+    with pytest.raises(DataError, match=r"2 shard.s. behind this score could not be held against their digests"):
+        score("evaluate", speck, data, tmp_path / "two")
 
 
 def test_cached_shards__overwritten_at_the_same_size(

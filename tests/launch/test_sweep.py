@@ -89,7 +89,7 @@ def test_sweep__slurm_writes_a_job_for_each_run_and_submits_it(
     done = sweep(out, *axes, "--slurm", "tasks=1,time=10")
     assert done.exit_code == 0, done.output
     jobs = [out / f"seed_{seed}" / "job.sbatch" for seed in (0, 1)]
-    assert done.stdout.splitlines() == [f"wrote {job}; submit it with: sbatch {job}" for job in jobs]
+    assert done.stdout.splitlines() == [f"wrote {job}; submit it with: sbatch '{job}'" for job in jobs]
     assert "#SBATCH --job-name=seed_1\n" in jobs[1].read_text()
     assert not list(out.glob("seed_*/result.json"))
     monkeypatch.setenv("PATH", f"{bin_}:{os.environ['PATH']}")

@@ -23,6 +23,7 @@ from vitctl.system.bounds import RUN_FILE
 from vitctl.system.files import open_regular, read_bytes
 
 FOLDER = "verified"
+_CHANGED = "changed after it was verified, while it was in use"
 _REMOVED = " (a copy in the cache; it was removed and is fetched anew)"
 
 
@@ -42,11 +43,13 @@ class Verified:
     Args:
         share: of the bytes, 0 to 1, that are what the index says. Remote shards count when they are kept whole in the cache, which
             checks what it fetches; what it held before is read like a local shard. Read image by image they do not.
-        damaged: "path: what is wrong" of every shard that is not.
+        damaged: "path: what is wrong" of every shard that is not, or that changed after it was read.
+        num_unread: shards here that nothing is known of.
     """
 
     share: float
     damaged: tuple[str, ...]
+    num_unread: int = 0
 
 
 class Verification:
@@ -64,6 +67,7 @@ class Verification:
         self._files, self._unread = _files(sources)
         self._fetched = {file.path for file in self._files if file.is_kept and not os.path.exists(file.path)}
         self._folder = folder / FOLDER
+        self._changed_before = self._changed()
         known = {*self._records(), *self._fetched}
         todo = [
             file for number, file in enumerate(self._files) if number % num_parts == part and file.path not in known
@@ -112,7 +116,8 @@ class Verification:
 
     def found(self) -> Verified:
         """What all parts have found until now."""
-        known = dict.fromkeys(self._fetched, "") | self._records()
+        changed = {path: _CHANGED for path, *_ in self._changed() - self._changed_before}
+        known = dict.fromkeys(self._fetched, "") | changed | self._records()
         good = sum(file.num_bytes for file in self._files if known.get(file.path) == "")
         total = self._unread + sum(file.num_bytes for file in self._files)
         damaged = tuple(
@@ -120,11 +125,20 @@ class Verification:
             for file in self._files
             if known.get(file.path)
         )
-        return Verified(good / total if total else 1.0, damaged)
+        num_unread = sum(file.path not in known and not file.is_kept for file in self._files)
+        return Verified(good / total if total else 1.0, damaged, num_unread)
 
     def _records(self) -> dict[str, str]:
         """Path -> problem of the files that were read, have not changed since, and are asked for with the same digest."""
-        wanted, found = {file.path: file for file in self._files}, {}
+        return {path: problem for path, problem, _ in self._read() if problem is not None}
+
+    def _changed(self) -> set[tuple[str, str]]:
+        """Paths of files that changed after they were read, with what was noted of them."""
+        return {(path, noted) for path, problem, noted in self._read() if problem is None}
+
+    def _read(self) -> Iterator[tuple[str, str | None, str]]:
+        """Path, problem (None: it changed since) and line of every record that is asked for with the same digest."""
+        wanted = {file.path: file for file in self._files}
         for path in sorted(self._folder.glob("*.jsonl")):
             try:
                 text = read_bytes(path, RUN_FILE.most, error=DataError).decode(errors="replace")
@@ -135,9 +149,8 @@ class Verification:
                 with suppress(ValueError, KeyError, TypeError, OSError, RecursionError):
                     record = json.loads(line)
                     file = wanted[record["path"]]
-                    if file.sha256 == record["sha256"] and _stands(record, file):
-                        found[file.path] = record["problem"]
-        return found
+                    if file.sha256 == record["sha256"]:
+                        yield file.path, str(record["problem"]) if _stands(record, file) else None, line
 
 
 def _stands(record: Mapping[str, Any], file: _File) -> bool:

@@ -126,6 +126,8 @@ def lacks_scans(data: bytes, num_colours: int) -> bool:
             for colour in header[: 2 * num : 2]:
                 precise.setdefault(colour, set()).update(range(first, last + 1) if bits & 15 == 0 else ())
         position = data.find(b"\xff%c" % _START_OF_SCAN, position + 2)
+    if not precise:  # no scan was found: whoever decodes it may know more
+        return False
     return len(precise) < num_colours or any(len(known) < _COEFFICIENTS for known in precise.values())
 
 
@@ -137,6 +139,9 @@ def _code_begins(data: bytes) -> int:
             break
         if data[position + 1] == _START_OF_SCAN:
             return position
+        if data[position + 1] == 0xFF:  # bytes that fill up
+            position += 1
+            continue
         position += 2 + int.from_bytes(data[position + 2 : position + 4])
     return len(data)
 

@@ -3,6 +3,7 @@
 import hashlib
 import io
 import json
+import re
 import tarfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -216,7 +217,8 @@ def _label(
     text = file.read() if file is not None else b""
     try:
         if not extension.endswith("json"):
-            return tuple(map(int, text.split())) if len(text.split()) > 1 else int(text)
+            numbers = tuple(map(_whole, text.split() or [text]))
+            return numbers[0] if len(numbers) == 1 else numbers
         values = json.loads(text)
         if not isinstance(values, dict):
             return None
@@ -224,10 +226,20 @@ def _label(
         found = values.get(own) if own else values.get("label", values.get("cls", values.get("labels")))
         if isinstance(found, list):
             return tuple(found) if all(type(one) is int for one in found) else None
-        return None if found is None else int(found)
+        return None if found is None else _whole(found)
     except (ValueError, TypeError, RecursionError):
         shown = text[:40].decode(errors="replace")
         raise DataError(f"{path}: {member.name} holds {shown!r}, should hold an integer label") from None
+
+
+def _whole(told: object) -> int:
+    """A whole number as JSON or a text writes it. Raises ValueError at everything else that Python would take for one."""
+    if type(told) is int:
+        return told
+    text = told.decode("ascii") if isinstance(told, bytes) else told
+    if not (isinstance(text, str) and re.fullmatch(r"\s*-?[0-9]{1,18}\s*", text, re.ASCII)):
+        raise ValueError(f"{text!r} is no whole number")
+    return int(text)
 
 
 def _row(path: Path, sample: _Sample) -> tuple[int, int, int, int]:

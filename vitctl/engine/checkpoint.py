@@ -164,8 +164,7 @@ def read_checkpoint(folder: Path) -> Saved:
         PermissionError: it may not be read.
     """
     state = read_state(folder)
-    own = state.pop("sha256", None)  # the first checkpoints of this format had none
-    if own is not None and own != _digest(state):
+    if state.pop("sha256", None) != _digest(state):
         raise CheckpointError(f"{folder}: not a whole checkpoint: {STATE} changed since it was written")
     for name, noted in state["files"].items():
         if not _is_as_noted(folder / name, noted):

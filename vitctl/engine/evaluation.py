@@ -140,16 +140,24 @@ def best_answers(
 
     Raises:
         Stopped: a signal came to any process.
-        DataError: an image is missing or counted twice.
+        DataError: an image is missing or counted twice, or the network gives no numbers.
     """
     model.eval()
+    finite: list[Tensor] = []
 
     def best(batch: Batch) -> Tensor:
         with runtime.autocast():
-            scores = answers(model(normalise(batch.images)))
+            logits = model(normalise(batch.images))
+        finite.append(logits.isfinite().all())
+        scores = answers(logits)
         return scores.sort(dim=1, descending=True, stable=True).indices[:, :NUM_BEST]
 
-    return _table(runtime, batches, best, num_images, stop)
+    found = _table(runtime, batches, best, num_images, stop)
+    if runtime.sum([float(len(finite) - sum(map(bool, finite)))])[0]:
+        raise DataError(
+            "the network's answers are NaN or infinite, so that no score of them means anything; take other weights"
+        )
+    return found
 
 
 @torch.no_grad()

@@ -26,6 +26,7 @@ def cached_features(
     *,
     num_images: int,
     limit_bytes: int,
+    may_keep: Callable[[], bool] = lambda: True,
     note: Callable[[str], None] = lambda _: None,
 ) -> tuple[Tensor | None, bool]:
     """Representations of a split, from the folder where a run with the same key left them, else computed and left there.
@@ -36,6 +37,7 @@ def cached_features(
         key: all that decides the numbers: digests of weights and data, pre-processing, precision; JSON.
         compute: the pass over the images, [num_images, R] float32.
         num_images: a file of another length is not taken.
+        may_keep: asked by every process once all is computed: whether the images were what the key says.
         limit_bytes: files used longest ago are deleted until the folder is no larger.
         note: told in words why nothing could be left there, or why what was there is not taken; that is no reason to stop.
 
@@ -48,7 +50,7 @@ def cached_features(
     if runtime.sum([float(found is not None)])[0]:
         return found, True
     features = compute()
-    if file is not None and runtime.is_main:
+    if file is not None and may_keep() and runtime.is_main:
         try:
             _write(file, text, features)
             _keep_below(file.parent, limit_bytes)

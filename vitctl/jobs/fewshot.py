@@ -16,10 +16,11 @@ from vitctl.engine.judging import baselines
 from vitctl.engine.preemption import StopFlag
 from vitctl.engine.ridge import L2_GRID, choose_l2
 from vitctl.engine.runtime import Runtime
+from vitctl.errors import DataError
 from vitctl.jobs.fewshot_sets import FewshotSet, drawn_rows, open_sets, score_draw
 from vitctl.jobs.frozen import FeaturePass, cached_pass
 from vitctl.jobs.inputs import Found, loaded_model, weights_of
-from vitctl.jobs.integrity import verified, verify
+from vitctl.jobs.integrity import are_whole, verified, verify
 from vitctl.jobs.network import unseen_pixels
 from vitctl.jobs.provenance import computed, shown, weights_used
 from vitctl.jobs.result import RunResult
@@ -84,7 +85,10 @@ def fewshot(recipe: Fewshot, run_dir: Path, report: Report = silent, stop: StopF
     folder = Path(recipe.fewshot.cache) if recipe.fewshot.cache else run_dir.parent / CACHE
     limit = int(recipe.fewshot.cache_gib * 2**30)
     warn = partial(journal.write, "warning", step=0)
-    features = cached_pass(one_pass, model, model.config, folder, limit_bytes=limit, note=lambda text: warn(text=text))
+    may_keep = partial(are_whole, bytes_read, runtime)
+    features = cached_pass(
+        one_pass, model, model.config, folder, limit_bytes=limit, may_keep=may_keep, note=lambda text: warn(text=text)
+    )
 
     lines: list[Line] = []
     for one in sets:
@@ -127,6 +131,10 @@ def _grid(recipe: Fewshot) -> tuple[float, ...]:
 
 def _score(recipe: Fewshot, one: FewshotSet, features: tuple[Tensor, Tensor], stop: StopFlag) -> list[Line]:
     """The lines of a data set; after a signal only some of them."""
+    if not all(bool(part.isfinite().all()) for part in features):
+        raise DataError(
+            "the network's representations are NaN or infinite, so that no score of them means anything; take other weights"
+        )
     dtype = torch.float64 if recipe.fewshot.float64 else torch.float32
     return [
         Line(one.name, shots, seed, l2, score.accuracy, score.correct, score.total, score.mean_per_class or 0.0)

@@ -71,6 +71,7 @@ def cached_pass(
     folder: Path,
     *,
     limit_bytes: int,
+    may_keep: Callable[[], bool],
     note: Callable[[str], None] = lambda _: None,
 ) -> Callable[[Source], tuple[Tensor | None, bool]]:
     """A pass that leaves its representations in a folder and reads them back: see `cached_features`."""
@@ -84,6 +85,7 @@ def cached_pass(
             lambda: one(model, source),
             num_images=len(source),
             limit_bytes=limit_bytes,
+            may_keep=may_keep,
             note=note,
         )
 

@@ -23,6 +23,14 @@ def verify(runtime: Runtime, run_dir: Path, *sources: Source | None) -> Verifica
     return Verification(stored, run_dir, part=runtime.rank, num_parts=runtime.num_processes)
 
 
+def are_whole(begun: Verification, runtime: Runtime) -> bool:
+    """Whether all that is read here is, and stayed, what its index says; every process waits until all is known."""
+    begun.finish(None)
+    runtime.wait()
+    found = begun.found()
+    return not (found.damaged or found.num_unread)
+
+
 def verified(begun: Verification, runtime: Runtime, journal: Journal, *, is_score: bool) -> dict[str, Any]:
     """What goes into the provenance: `data_verified` is true, the share of the bytes that was reached, or false with `data_damaged`.
 
@@ -32,7 +40,7 @@ def verified(begun: Verification, runtime: Runtime, journal: Journal, *, is_scor
         is_score: a score waits until all is read, and is refused where a shard is damaged. A training ends when it ends.
 
     Raises:
-        DataError: a shard behind a score is not what its index says.
+        DataError: a shard behind a score is not what its index says, changed while it was read, or could not be read.
     """
     if begun.is_of_nothing:
         return {}
@@ -48,6 +56,10 @@ def verified(begun: Verification, runtime: Runtime, journal: Journal, *, is_scor
             )
         journal.write("warning", step=0, text=f"{found.damaged[0]}{more}; the result says data_verified = false")
         return {"data_verified": False, "data_damaged": list(found.damaged)}
+    if is_score and found.num_unread:
+        raise DataError(
+            f"{found.num_unread} shard(s) behind this score could not be held against their digests; may they be read? then run it again"
+        )
     if found.share < 1:
         text = f"{found.share:.1%} of the bytes of the shards were verified against their digests; the result says so"
         journal.write("data", step=0, text=text)

@@ -3,6 +3,8 @@
 Every job writes these into the provenance of its result; `vitctl compare` holds them against each other (see compare.py).
 """
 
+import hashlib
+import json
 import platform
 from pathlib import Path
 from typing import Any
@@ -62,6 +64,13 @@ def shown(transform: EvalTransform) -> dict[str, Any]:
     }
 
 
+def _network_digest(found: Found) -> str:
+    """Of what the same tensors would be another network by: its configuration, and how images become numbers."""
+    meta = found.weights.meta
+    told = [repr(found.weights.config), list(meta["mean"]), list(meta["std"])]
+    return hashlib.sha256(json.dumps(told).encode()).hexdigest()
+
+
 def weights_used(found: Found, section: StartWeights) -> dict[str, Any]:
     """Which pre-trained weights a result stands on."""
     return {
@@ -77,6 +86,7 @@ def weights_scored(found: Found) -> dict[str, Any]:
     return {
         "weights": found.path,
         "weights_sha256": weights_digest(found.weights.state),
+        "network_sha256": _network_digest(found),
         **found.chosen.used("weights"),
     }
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from vitctl.errors import VitctlError
+from vitctl.errors import LaunchError, VitctlError
 from vitctl.system.bounds import DEPTH, RECIPE, RECIPE_LINE
 from vitctl.system.parsing import said_by
 from vitctl.system.text import escaped_json
@@ -186,8 +186,17 @@ def read_toml(path: Path, *, error: type[VitctlError]) -> tuple[dict[str, Any], 
 
 
 def open_lock(path: Path) -> IO[bytes]:
-    """A lock file, made when missing. A link in its place is not followed, its content is never touched."""
-    return open(os.open(path, _LOCK, _RIGHTS), "r+b")
+    """A lock file, made when missing. A link in its place is not followed, its content is never touched.
+
+    Raises:
+        LaunchError: something that is no file stands there.
+    """
+    descriptor = os.open(path, _LOCK | os.O_NONBLOCK, _RIGHTS)
+    kind = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(kind):
+        os.close(descriptor)
+        raise LaunchError(f"{path}: is {_in_words(kind)}, should be a file; remove it")
+    return open(descriptor, "r+b")
 
 
 def _no_number(name: str) -> float:

@@ -114,6 +114,10 @@ def read_weights(
 
 def check_numbers(state: Mapping[str, Tensor]) -> None:
     """Raises CheckpointError where a tensor holds NaN or an infinity, as after a training that diverged."""
+    if odd := [name for name in sorted(state) if not state[name].is_floating_point()]:
+        raise CheckpointError(
+            f"{odd[0]} holds {str(state[odd[0]].dtype).removeprefix('torch.')}, should hold numbers with fractions"
+        )
     wrong = [name for name in sorted(state) if not _is_finite(state[name])]
     if wrong:
         raise CheckpointError(
