@@ -21,16 +21,22 @@ def build_optimizer(
     """
     if name == "adam":
         return AdamW(model.parameters(), lr=0.0, betas=(beta1, beta2), eps=eps, weight_decay=weight_decay)
-    return SGD(model.parameters(), lr=0.0, momentum=momentum, weight_decay=0.0)
+    return DecoupledSGD(model.parameters(), momentum=momentum, weight_decay=weight_decay)
 
 
-def decay_weights(optimizer: Optimizer, lr: float, weight_decay: float) -> None:
-    """Decoupled decay for SGD, whose own weight_decay would enter the momentum; AdamW does this inside its step."""
-    if isinstance(optimizer, SGD) and weight_decay:
-        with torch.no_grad():
-            torch._foreach_mul_(
-                [p for group in optimizer.param_groups for p in group["params"]], 1.0 - lr * weight_decay
-            )
+class DecoupledSGD(SGD):
+    """SGD with momentum, whose decay stays out of the momentum, as AdamW's stays out of the moments."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter], *, momentum: float, weight_decay: float) -> None:
+        super().__init__(parameters, lr=0.0, momentum=momentum)
+        self.decoupled_decay = weight_decay
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Decay with the learning rate of each group, then step."""
+        for group in self.param_groups if self.decoupled_decay else ():
+            torch._foreach_mul_(group["params"], 1.0 - group["lr"] * self.decoupled_decay)
+        super().step(closure)
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor:

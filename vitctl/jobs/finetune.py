@@ -12,30 +12,14 @@ from vitctl.engine.journal import Journal, Record, Report, silent
 from vitctl.engine.judging import baselines
 from vitctl.engine.preemption import StopFlag
 from vitctl.engine.runtime import Runtime
-from vitctl.jobs.inputs import (
-    Found,
-    at_size,
-    eval_transform,
-    mixing,
-    open_training_images,
-    preprocessing,
-    train_transform,
-    transferred_model,
-    weights_of,
-)
+from vitctl.jobs.inputs import Found, at_size, open_training_images, transferred_model, weights_of
 from vitctl.jobs.integrity import verified, verify
 from vitctl.jobs.length import fitted
 from vitctl.jobs.network import rates_in_words, rates_of, unseen_pixels
 from vitctl.jobs.provenance import trained, training_result, weights_used
 from vitctl.jobs.result import RunResult
-from vitctl.jobs.sampling import sampling_notes, training_order
-from vitctl.jobs.setup import (
-    dropout_draws,
-    on_device,
-    open_journal,
-    start_runtime,
-    train,
-)
+from vitctl.jobs.sampling import sampling_notes
+from vitctl.jobs.setup import Work, dropout_draws, images_of, on_device, open_journal, start_runtime, train
 from vitctl.jobs.sweep import SEEDS, Tried, best, same_everywhere, sweep
 from vitctl.models.weights.load import weights_digest
 from vitctl.recipe.images import TrainImages
@@ -218,22 +202,14 @@ def _train(
     journal.write("weights", step=0, path=found.path, text=text)
     for text in unseen_pixels(model.config):
         journal.write("warning", step=0, text=text)
-    mean, std = tuple(found.weights.meta["mean"]), tuple(found.weights.meta["std"])
-    meta = preprocessing(data, mean, std) | {"class_names": list(train_on.class_names)}
+    images = images_of(data, train_on, score_on, recipe.seed)
+    meta = images.meta(found.weights.meta["mean"], found.weights.meta["std"])
     score = train(
         recipe,
-        bench.runtime,
-        folder,
-        journal,
-        bench.stop,
-        model=on_device(model, bench.runtime),
-        config=model.config,
-        meta=meta,
-        train_on=(train_on, train_transform(data)),
-        score_on=(score_on, eval_transform(data)) if score_on is not None else None,
-        mixing=mixing(data),
-        max_bad_fraction=data.max_bad_fraction,
-        order=training_order(data, train_on, recipe.seed) if not data.synthetic else None,
+        Work(bench.runtime, folder, journal, bench.stop),
+        on_device(model, bench.runtime),
+        images,
+        meta,
         started_from=weights_digest(found.weights.state),
     )
     used = trained(recipe, data, bench.runtime, train_on, score_on, meta)

@@ -23,7 +23,7 @@ from vitctl.errors import DataError
 from vitctl.jobs.inputs import Found, transferred_model
 from vitctl.jobs.network import rates_of
 from vitctl.jobs.result import RunResult, read_result, write_result
-from vitctl.jobs.setup import dropout_draws, on_device, open_journal, train
+from vitctl.jobs.setup import Images, Work, dropout_draws, on_device, open_journal, train
 from vitctl.jobs.sweep import same_everywhere
 from vitctl.models.weights.load import weights_digest
 from vitctl.recipe.schema import Vtab
@@ -209,44 +209,29 @@ def _train(
     score_on: Source,
 ) -> tuple[Score, dict[str, Any]]:
     """The score after the last step, and what is known only now; on the main process the digest of the scored weights too."""
-    runtime, weights, size = bench.runtime, bench.found.weights, bench.image_size
+    runtime, weights = bench.runtime, bench.found.weights
     model, _ = transferred_model(
         weights,
         recipe.weights,
         num_classes=data.task.num_classes,
-        image_size=size,
+        image_size=bench.image_size,
         **bench.rates,
         seed=recipe.seed,
         dtype=runtime.dtype,
     )
     placed = on_device(model, runtime)
-    resample = recipe.data.resample
-    meta = {
-        "mean": weights.meta["mean"],
-        "std": weights.meta["std"],
-        "class_names": list(score_on.class_names),
-        "image_size": size,
-        "eval_method": "square",
-        "eval_resize": 0,
-        "resample": resample,
-        "exif_orientation": False,
-    }
+    images = Images(*train_on, score_on, scored_as(bench))
+    meta = images.meta(weights.meta["mean"], weights.meta["std"])
 
     def report(record: Record) -> None:
         bench.report({**record, "task": str(folder.relative_to(bench.run_dir))})
 
     score = train(
         recipe,
-        runtime,
-        folder,
-        open_journal(runtime, folder, report),
-        bench.stop,
-        model=placed,
-        config=model.config,
-        meta=meta,
-        train_on=train_on,
-        score_on=(score_on, scored_as(bench)),
-        max_bad_fraction=recipe.data.max_bad_fraction,
+        Work(runtime, folder, open_journal(runtime, folder, report), bench.stop),
+        placed,
+        images,
+        meta,
         started_from=bench.from_sha256,
     )
     runtime.release()
