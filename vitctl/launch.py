@@ -18,8 +18,9 @@ from vitctl.engine.journal import LOG, Journal, Record, Report, parse_lines, rea
 from vitctl.errors import LaunchError, RecipeError, VitctlError
 from vitctl.ranks import run_ranks
 from vitctl.recipe.load import Loaded, load_recipe
+from vitctl.recipe.neutral import FREE_TO_CHANGE
 from vitctl.recipe.schema import Recipe, TrainRecipe
-from vitctl.recipe.write import FREE_TO_CHANGE, differences, to_toml, toml_value
+from vitctl.recipe.write import differences, to_toml, toml_value
 from vitctl.run_folder import clear, failed_at_once, keeping_result, locked, not_foreign, owning, read_status
 from vitctl.system.files import write_text
 from vitctl.system.text import has_control, one_line, printable

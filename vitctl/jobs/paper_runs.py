@@ -14,16 +14,16 @@ from vitctl.jobs.fewshot_sets import SPLITS
 from vitctl.jobs.result import RunResult
 from vitctl.models.weights.load import read_weights, weights_digest
 from vitctl.recipe.load import load_recipe
+from vitctl.recipe.neutral import result_neutral
 from vitctl.recipe.paper import FIGURE_4_SIZES
 from vitctl.recipe.schema import Evaluate, Fewshot, Finetune, Pretrain, Recipe, TrainRecipe, Vtab
 from vitctl.recipe.write import differences
 
-# What may differ in a run that still counts as one of its recipe. Another data.path does not: nothing holds what is there
-# against the data set that the recipe names.
+# What may differ in a run that still counts as one of its recipe, beside what changes no number. Another data.path does not:
+# nothing holds what is there against the data set that the recipe names.
 _FREE = (
-    *("machine.", "log.", "checkpoint.every_steps", "checkpoint.background", "checkpoint.keep_last"),
-    *("evaluation.every_steps", "evaluation.batch_size", "fewshot_probe.", "fewshot.cache"),
-    *("note", "seed", "finetune.seeds", "data.root", "data.cache_gib", "weights.source"),
+    *(*result_neutral(), "machine.precision", "evaluation.every_steps", "fewshot_probe."),
+    *("seed", "finetune.seeds", "weights.source"),
 )
 # What a command line sets where a recipe cannot: the data set of the recipes that are for any.
 _NAMED = {
@@ -190,7 +190,7 @@ def _stands_for(maker: Maker) -> tuple[int, str]:
         for record in read_lines(maker.folder / LOG)
         if record.get("kind") == "evaluate" and {"accuracy", "step"} <= record.keys()
     ]
-    return (max(scores)[1] if maker.recipe.checkpoint.keep_best and scores else _last(maker)), name
+    return (max(scores)[1] if maker.recipe.evaluation.early_stopping and scores else _last(maker)), name
 
 
 def _last(maker: Maker) -> int:

@@ -21,7 +21,7 @@ from vitctl.jobs.result import DATA_DIGEST, RunResult
 from vitctl.jobs.same_inputs import check_found
 from vitctl.jobs.setup import dropout_draws, open_journal, start_runtime
 from vitctl.jobs.vtab_light import score_features
-from vitctl.jobs.vtab_runs import Bench, Setting, fine_tune, recipe_digest, scored_as, settings, tune
+from vitctl.jobs.vtab_runs import Bench, Setting, fine_tune, scored_as, settings, tune
 from vitctl.jobs.vtab_table import make_table, write_table
 from vitctl.jobs.vtab_tasks import chosen_tasks, open_tasks
 from vitctl.models.variants import downstream
@@ -125,8 +125,6 @@ def _provenance(bench: Bench, data: Sequence[TaskData], setting: Setting | None)
         "augment": recipe.data.augment,
         "seeds": list(recipe.vtab.seeds),
         **chosen,
-        "recipe_sha256": recipe_digest(recipe, bench.rates),
-        "recipe": recipe.model_dump(mode="json", exclude={"machine", "log", "checkpoint"}),
         **DATA_DIGEST,
         "tasks": {task.task.name: _images(bench, task) for task in data},
     }

@@ -1,7 +1,5 @@
 """One run of one task of VTAB in a folder of its own: made, gone on with, or read back when it is finished."""
 
-import hashlib
-import json
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -22,12 +20,15 @@ from vitctl.engine.training import CHECKPOINTS
 from vitctl.errors import DataError
 from vitctl.jobs.inputs import Found, transferred_model
 from vitctl.jobs.network import rates_of
-from vitctl.jobs.result import RunResult, read_result, write_result
+from vitctl.jobs.result import RunResult, read_result, recipe_digest, write_result
 from vitctl.jobs.setup import Images, Work, dropout_draws, on_device, open_journal, train
 from vitctl.jobs.sweep import same_everywhere
 from vitctl.models.weights.load import weights_digest
+from vitctl.recipe.neutral import result_neutral
 from vitctl.recipe.schema import Vtab
 
+# Of a run in a table; digests tell images and weights wherever they lie, and `precision` is told as it was resolved.
+_FREE = (*result_neutral(), "vtab.", "machine.precision", "data.path", "data.allow_partial", "weights.source")
 _OWN = ("weights_sha256", "l2")  # what a run finds out, and may not be held against it
 
 
@@ -146,20 +147,9 @@ def belongs_to(bench: Bench, recipe: Vtab, data: TaskData, train_on: str, score_
         "precision": bench.runtime.precision,
         "from_sha256": bench.from_sha256,
         "initialise": recipe.weights.initialise,
-        "recipe_sha256": recipe_digest(recipe, bench.rates),
-    }
-
-
-def recipe_digest(recipe: Vtab, rates: Mapping[str, float]) -> str:
-    """SHA-256 of all values of a recipe that reach the numbers of one run, with the `rates` that it stands for."""
-    free = {"note", "machine", "log", "checkpoint", "vtab"}
-    values = recipe.model_dump(mode="json", exclude=free) | {
         "protocol": "light" if recipe.vtab.light else "fine-tuning",
-        **rates,
+        "recipe_sha256": recipe_digest(recipe, _FREE, bench.rates),
     }
-    values["data"] = {k: v for k, v in values["data"].items() if k not in ("path", "root", "allow_partial")}
-    values["weights"] = {k: v for k, v in values["weights"].items() if k != "source"}
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 def _same(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
