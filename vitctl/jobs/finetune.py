@@ -21,7 +21,6 @@ from vitctl.jobs.result import RunResult
 from vitctl.jobs.sampling import sampling_notes
 from vitctl.jobs.setup import Work, dropout_draws, images_of, on_device, open_journal, start_runtime, train
 from vitctl.jobs.sweep import SEEDS, Tried, best, same_everywhere, sweep
-from vitctl.models.weights.load import weights_digest
 from vitctl.recipe.images import TrainImages
 from vitctl.recipe.schema import Finetune
 
@@ -111,13 +110,8 @@ class _Bench:
 def _sweep(recipe: Finetune, bench: _Bench, run_dir: Path) -> list[Tried]:
     train_on, score_on = open_sweep(recipe, bench.data, run_dir)
 
-    def attempt(lr: float, folder: Path) -> Score:
-        def report(record: Record) -> None:
-            bench.report({**record, "task": f"lr {lr:g}"})
-
-        journal = open_journal(bench.runtime, folder, report)
-        score, _ = _train(_at(recipe, lr), bench, folder, journal, train_on, score_on)
-        return same_everywhere(score, bench.runtime)
+    def attempt(lr: float, folder: Path) -> Score | None:
+        return _one_of_many(_at(recipe, lr), bench, folder, f"lr {lr:g}", (train_on, score_on))
 
     belongs = _belongs(recipe, bench, train_on, score_on)
     tried = sweep(recipe.sweep.lrs, attempt, run_dir, bench.runtime, knob="lr", belongs=belongs)
@@ -139,17 +133,23 @@ def _repeat(
     assert score_on is not None
     bench.runtime.release()
 
-    def attempt(seed: float, folder: Path) -> Score:
-        def report(record: Record) -> None:
-            bench.report({**record, "task": f"seed {seed}"})
-
-        journal = open_journal(bench.runtime, folder, report)
-        score, _ = _train(_seeded(recipe, int(seed)), bench, folder, journal, train_on, score_on)
-        return same_everywhere(score, bench.runtime)
+    def attempt(seed: float, folder: Path) -> Score | None:
+        return _one_of_many(_seeded(recipe, int(seed)), bench, folder, f"seed {seed}", images)
 
     belongs = _belongs(recipe, bench, train_on, score_on) | {"lr": recipe.optimizer.lr}
     others = sweep(seeds[1:], attempt, run_dir, bench.runtime, knob="seed", belongs=belongs, where=SEEDS)
     return [Tried(seeds[0], same_everywhere(first, bench.runtime)), *others]
+
+
+def _one_of_many(
+    recipe: Finetune, bench: _Bench, folder: Path, task: str, images: tuple[Source, Source | None]
+) -> Score | None:
+    """One training of several; what it reports is told to be of `task`."""
+
+    def report(record: Record) -> None:
+        bench.report({**record, "task": task})
+
+    return _train(recipe, bench, folder, open_journal(bench.runtime, folder, report), *images)[0]
 
 
 def over_seeds(repeated: Sequence[Tried]) -> dict[str, Any]:
@@ -167,7 +167,7 @@ def over_seeds(repeated: Sequence[Tried]) -> dict[str, Any]:
 def _belongs(recipe: Finetune, bench: _Bench, train_on: Source, score_on: Source) -> dict[str, Any]:
     """What the scores of one job share."""
     return {
-        "from_sha256": weights_digest(bench.found.weights.state),
+        "from_sha256": bench.found.weights.digest,
         "train_sha256": train_on.digest,
         "data_sha256": score_on.digest,
         "initialise": recipe.weights.initialise,
@@ -210,7 +210,7 @@ def _train(
         on_device(model, bench.runtime),
         images,
         meta,
-        started_from=weights_digest(found.weights.state),
+        started_from=found.weights.digest,
     )
     used = trained(recipe, data, bench.runtime, train_on, score_on, meta)
     return score, used | rates | dropout_draws(recipe, model.config, folder)

@@ -66,7 +66,7 @@ def weights_used(found: Found, section: StartWeights) -> dict[str, Any]:
     """Which pre-trained weights a result stands on."""
     return {
         "from": found.path,
-        "from_sha256": weights_digest(found.weights.state),
+        "from_sha256": found.weights.digest,
         **found.chosen.used("from"),
         "initialise": section.initialise,
     }
@@ -76,7 +76,7 @@ def weights_scored(found: Found) -> dict[str, Any]:
     """Which weights a result is of."""
     return {
         "weights": found.path,
-        "weights_sha256": weights_digest(found.weights.state),
+        "weights_sha256": found.weights.digest,
         **found.chosen.used("weights"),
     }
 
