@@ -1,7 +1,7 @@
 """Parts of a source that are experiments of their own: random subsets that nest, and some of the classes."""
 
-import difflib
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -11,6 +11,7 @@ from vitctl.data.labels import check_labels
 from vitctl.data.order import Order
 from vitctl.data.read import Source, Subset, has_label
 from vitctl.errors import DataError
+from vitctl.system.text import did_you_mean, nearest
 
 _CHUNK = 2**20
 
@@ -51,9 +52,7 @@ def of_classes(source: Source, names: tuple[str, ...]) -> Source:
     known = {name: label for label, name in enumerate(source.class_names)}
     for name in names:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-            hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(list(known)[:5])} ..."
-            raise DataError(f"there is no class {name!r}; {hint}")
+            raise no_class(name, known)
     if len(set(names)) < len(names):
         raise DataError(f"class {next(name for name in names if names.count(name) > 1)!r} is named twice")
     check_labels(source, "data.classes", "pixels")
@@ -63,6 +62,12 @@ def of_classes(source: Source, names: tuple[str, ...]) -> Source:
     if not len(rows):
         raise DataError(f"no image is of the classes {', '.join(names[:3])}{' ...' if len(names) > 3 else ''}")
     return Relabelled(Subset(source, rows), names, new)
+
+
+def no_class(name: str, known: Iterable[str]) -> DataError:
+    """What is wrong where a class is named that there is not."""
+    hint = did_you_mean(nearest(name, known)) or f"known: {', '.join(list(known)[:5])} ..."
+    return DataError(f"there is no class {name!r}; {hint}")
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,6 +8,7 @@ from torch.optim import SGD, AdamW, Optimizer
 
 from vitctl.engine.sharding import full, like, local
 from vitctl.errors import CheckpointError
+from vitctl.models.costs import OPTIMIZER_SLOTS
 
 
 def build_optimizer(
@@ -66,7 +67,7 @@ def gradient_norms(model: nn.Module) -> dict[str, float]:
 
 def optimizer_bytes(optimizer: Optimizer) -> int:
     """What the state of all parameters takes once there has been a step, however it is cut."""
-    slots = 2 if isinstance(optimizer, AdamW) else 1
+    slots = OPTIMIZER_SLOTS["adam" if isinstance(optimizer, AdamW) else "sgd"]
     return slots * sum(p.numel() * p.element_size() for group in optimizer.param_groups for p in group["params"])
 
 

@@ -11,7 +11,7 @@ from vitctl.data.loader import Batch, share
 from vitctl.engine import skips
 from vitctl.engine.agreement import Held, agreed_checkpoint, agreed_tensors, agreed_to_go_on, check_numbers
 from vitctl.engine.averaging import averaged
-from vitctl.engine.checkpoint import OPTIMIZER, Saved, set_aside_after
+from vitctl.engine.checkpoint import AVERAGE, MODEL, OPTIMIZER, Saved, set_aside_after
 from vitctl.engine.evaluation import Score, agree
 from vitctl.engine.journal import LOG, Journal, cut_after, read_lines
 from vitctl.engine.loop import Result, Trainer, run_steps, take
@@ -89,11 +89,11 @@ class Run:
     def _load(self, saved: Saved) -> Held:
         """Take over a checkpoint; what was read of it."""
         read = agreed_tensors(self.runtime, saved)
-        load_full_state(self.trainer.bare, read["model.safetensors"])
+        load_full_state(self.trainer.bare, read[MODEL])
         load_optimizer_tensors(self.trainer.optimizer, self.trainer.bare, read[OPTIMIZER])
         self.counts = Counts(**{name: int(saved.state.get(name, 0)) for name in asdict(Counts())})
         if self.trainer.average is not None:
-            self.trainer.average.load(read["ema.safetensors"], saved.step - self.counts.num_skipped)
+            self.trainer.average.load(read[AVERAGE], saved.step - self.counts.num_skipped)
         self.saved_step = saved.step
         return read
 

@@ -146,7 +146,7 @@ def training_result(
     state = read_state(path.parent)
     weights = {
         **chosen.used(),
-        "weights_sha256": weights_digest(Saved(path.parent, state).tensors(path.name)),
+        "weights_sha256": weights_digest(Saved(path.parent, state).tensors(path.stem)),
         "skipped_updates": state.get("num_skipped", 0),
         **changed_on_purpose(run_dir),
     }

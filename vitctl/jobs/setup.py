@@ -44,6 +44,7 @@ from vitctl.models.attention import choose_attention, set_attention
 from vitctl.models.blocks import compile_blocks, compile_errors
 from vitctl.models.build import Model
 from vitctl.models.configs import ViTConfig
+from vitctl.models.costs import OPTIMIZER_SLOTS
 from vitctl.models.flops import training_flops
 from vitctl.recipe.images import TrainImages
 from vitctl.recipe.schema import Finetune, Pretrain, TrainRecipe, Vtab
@@ -284,7 +285,7 @@ def _micro_batch(
     setting = json.loads(runtime.first(json.dumps(setting)))
     if {name: known.get(name) for name in setting} == setting:
         return int(known["micro_batch"])
-    copies = (2 if recipe.optimizer.name == "adam" else 1) + (recipe.averaging.decay > 0) + (runtime.num_processes > 1)
+    copies = OPTIMIZER_SLOTS[recipe.optimizer.name] + (recipe.averaging.decay > 0) + (runtime.num_processes > 1)
     reserve = copies * sum(p.numel() * p.element_size() for p in model.parameters())
     found = largest_micro_batch(lambda n: fits_everywhere(runtime, model, objective, batch(n), reserve), share)
     if runtime.is_main:

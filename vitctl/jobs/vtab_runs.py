@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from vitctl.data.read import Source
 from vitctl.data.transforms import EvalTransform, TrainTransform
 from vitctl.data.vtab_data import TaskData
-from vitctl.engine.checkpoint import newest_checkpoint
+from vitctl.engine.checkpoint import AVERAGE, newest_checkpoint
 from vitctl.engine.evaluation import Score
 from vitctl.engine.journal import Record, Report
 from vitctl.engine.preemption import StopFlag
@@ -196,7 +196,7 @@ def _train(
 def _scored(recipe: Vtab, folder: Path, model: nn.Module) -> dict[str, Tensor]:
     """The weights that were scored: the last, or their average where there is one."""
     saved, _ = newest_checkpoint(folder / CHECKPOINTS) if recipe.averaging.decay else (None, [])
-    return saved.tensors("ema.safetensors") if saved else model.state_dict()
+    return saved.tensors(AVERAGE) if saved else model.state_dict()
 
 
 def _at(recipe: Vtab, setting: Setting, seed: int) -> Vtab:
