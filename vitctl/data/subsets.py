@@ -9,7 +9,7 @@ import numpy as np
 
 from vitctl.data.labels import check_labels
 from vitctl.data.order import Order
-from vitctl.data.read import Source, Subset, has_label
+from vitctl.data.read import Source, Subset, View, has_label
 from vitctl.errors import DataError
 from vitctl.system.text import did_you_mean, nearest
 
@@ -71,7 +71,7 @@ def no_class(name: str, known: Iterable[str]) -> DataError:
 
 
 @dataclass(frozen=True, eq=False)
-class Relabelled:
+class Relabelled(View):
     """A source whose labels mean something else.
 
     Args:
@@ -80,16 +80,11 @@ class Relabelled:
         new: int64 `[num_old_classes + 1]`, the new label of each old one, -1 for none; the last is that of -1.
     """
 
-    source: Source
     class_names: tuple[str, ...]
     new: np.ndarray
 
     def __len__(self) -> int:
         return len(self.source)
-
-    @property
-    def parts(self) -> tuple[Source, ...]:
-        return (self.source,)
 
     @cached_property
     def digest(self) -> str:
@@ -101,15 +96,3 @@ class Relabelled:
         """Labels of the given samples, or of all: int64, -1 for none, which come last where there may be several."""
         labels = self.new[self.source.labels(samples)]
         return labels if labels.ndim == 1 else -np.sort(-labels, axis=1)
-
-    def key(self, sample: int) -> str:
-        """The key of the sample in its source."""
-        return self.source.key(sample)
-
-    def place(self, sample: int) -> str:
-        """Where the sample lies in its source."""
-        return self.source.place(sample)
-
-    def read(self, sample: int) -> bytes:
-        """The encoded image."""
-        return self.source.read(sample)
