@@ -114,7 +114,7 @@ def other_numbers_read(run_dir: Path) -> dict[str, Any]:
 
     def flipped(saved: checkpoint.Saved, name: str) -> Any:
         read = tensors(saved, name)
-        if name == "model.safetensors":
+        if name == "model":
             flip_last_bit(read["blocks.0.mlp.fc1.weight"])
         return read
 

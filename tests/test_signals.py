@@ -134,7 +134,7 @@ MOMENTS: dict[str, tuple[Moment, signal.Signals]] = {
     "start-up, model": ((pretrain, "build", 1), INT),
     "start-up, folder": ((agreement, "newest_checkpoint", 1), USR1),
     "compile": ((loop.Trainer, "warm_up", 1), USR1),
-    "compiled": ((training, "Hooks", 1), TERM),
+    "compiled": ((training, "run_steps", 1), TERM),
     "training, SIGTERM": ((loop.Trainer, "_step", 5), TERM),
     "training, SIGUSR1": ((loop.Trainer, "_step", 5), USR1),
     "training, SIGINT": ((loop.Trainer, "_step", 5), INT),

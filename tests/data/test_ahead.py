@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from tests.data.server import Faults, serving
-from vitctl.data import remote
 from vitctl.data.ahead import ReadAhead, reads_whole_shards
 from vitctl.data.catalog import open_split
 from vitctl.data.index import Index
@@ -21,6 +20,7 @@ from vitctl.data.order import Order, SampleOrder, WindowedOrder
 from vitctl.data.read import ShardSource, Source, SyntheticSource
 from vitctl.data.transforms import TrainTransform
 from vitctl.errors import DataError
+from vitctl.system import http
 
 MakeSplit = Callable[..., Index]
 GIB = 2**30
@@ -29,7 +29,7 @@ ORDER = WindowedOrder(40, 1, 7, 2)  # three windows of 14, 14 and 12
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(remote, "_PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr(http, "PAUSE_SECONDS", 0.001)
     monkeypatch.setenv("VITCTL_CACHE", str(tmp_path / "cache"))
 
 

@@ -9,18 +9,18 @@ from pathlib import Path
 import pytest
 
 from tests.data.server import Faults, serving
-from vitctl.data import remote
 from vitctl.data.cache import ShardCache, cache_folder
 from vitctl.errors import DataError
 from vitctl.models.weights.download import cache_folder as cache_folder_of_weights
+from vitctl.system import http
 
 FORK = multiprocessing.get_context("fork")
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "_PAUSE_SECONDS", 0.001)
-    monkeypatch.setattr(remote, "_ATTEMPTS", 30)
+    monkeypatch.setattr(http, "PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr(http, "ATTEMPTS", 30)
 
 
 def plant(folder: Path, number: int, size: int = 1000) -> tuple[str, int, str]:

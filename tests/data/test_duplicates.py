@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vitctl.data.duplicates import Match, find_matches, near_pairs, num_bits, repeated
+from vitctl.data.duplicates import Match, find_matches, near_pairs, repeated
 from vitctl.data.fingerprints import DIGEST, Fingerprints
 
 WORDS = st.integers(0, 2**64 - 1)
@@ -15,11 +15,6 @@ def flipped(word: int, bits: list[int]) -> int:
     for bit in bits:
         word ^= 1 << bit
     return word
-
-
-@given(st.lists(WORDS, max_size=20))
-def test_num_bits__counts_ones(words: list[int]) -> None:
-    assert num_bits(np.array(words, np.uint64)).tolist() == [word.bit_count() for word in words]
 
 
 @settings(max_examples=60, deadline=None)

@@ -8,7 +8,6 @@ from scipy.fft import dctn
 from tests.conftest import SHARED
 from vitctl.data.datasets.archives import archive_items
 from vitctl.data.datasets.png import encode_png
-from vitctl.data.duplicates import num_bits
 from vitctl.data.fingerprints import fingerprints, perceptual_hash
 from vitctl.data.read import BadSample, SyntheticSource
 
@@ -63,8 +62,8 @@ def test_perceptual_hash__photographs_smaller_and_worse_keep_it_and_others_do_no
     hashes = np.array([perceptual_hash(data) for data in photos], np.uint64)
     smaller = [Image.open(io.BytesIO(data)).convert("RGB").resize((224, 224)) for data in photos]
     again = np.array([perceptual_hash(encoded(image, "JPEG", quality=70)) for image in smaller], np.uint64)
-    assert (num_bits(hashes ^ again) <= 6).mean() > 0.95
-    between = num_bits(hashes[:, None] ^ hashes[None])[~np.eye(60, dtype=bool)]
+    assert (np.bitwise_count(hashes ^ again) <= 6).mean() > 0.95
+    between = np.bitwise_count(hashes[:, None] ^ hashes[None])[~np.eye(60, dtype=bool)]
     assert between.min() > 12 and 30 < between.mean() < 34
 
 

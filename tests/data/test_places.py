@@ -12,7 +12,6 @@ import pytest
 
 from tests.data.server import Faults, serving
 from tests.data.test_read import contents
-from vitctl.data import remote
 from vitctl.data.catalog import open_split
 from vitctl.data.exclusion import write_exclusion
 from vitctl.data.index import Index, index_addresses
@@ -22,6 +21,7 @@ from vitctl.data.places import expand, find_places
 from vitctl.data.read import ShardSource, Source
 from vitctl.data.transforms import TrainTransform
 from vitctl.errors import DataError
+from vitctl.system import http
 
 MakeSplit = Callable[..., Index]
 FAULTS = {"drop": 0.08, "503": 0.08, "429": 0.04, "short": 0.08, "short_range": 0.08}
@@ -30,8 +30,8 @@ GIB = 2**30
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(remote, "_PAUSE_SECONDS", 0.001)
-    monkeypatch.setattr(remote, "_ATTEMPTS", 30)
+    monkeypatch.setattr(http, "PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr(http, "ATTEMPTS", 30)
     monkeypatch.setenv("VITCTL_CACHE", str(tmp_path / "cache"))
 
 
@@ -97,7 +97,7 @@ def test_remote_split__a_server_that_always_fails_stops_the_run_with_one_line(
     with serving(folder.parent, faults) as url:
         source = open_split("train", path=url)
         faults.shares = {"503": 1.0}
-        monkeypatch.setattr(remote, "_ATTEMPTS", 3)
+        monkeypatch.setattr(http, "ATTEMPTS", 3)
         for num_workers in (0, 2):
             with pytest.raises(DataError, match=r"tar: the server answers 503 .*; gave up after 3 attempts") as caught:
                 epoch(source, Order(40, 1), num_workers)

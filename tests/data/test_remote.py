@@ -8,6 +8,7 @@ from tests.data.server import Faults, serving
 from vitctl.data import remote
 from vitctl.data.remote import MissingError, check_address, read_file, read_range
 from vitctl.errors import DataError
+from vitctl.system import http
 
 TEXT = bytes(range(256)) * 40
 ALL_FAULTS = {"drop": 0.15, "503": 0.15, "429": 0.1, "short": 0.1, "short_range": 0.1}
@@ -15,8 +16,8 @@ ALL_FAULTS = {"drop": 0.15, "503": 0.15, "429": 0.1, "short": 0.1, "short_range"
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(remote, "_PAUSE_SECONDS", 0.001)
-    monkeypatch.setattr(remote, "_ATTEMPTS", 30)
+    monkeypatch.setattr(http, "PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr(http, "ATTEMPTS", 30)
     (tmp_path / "file").write_bytes(TEXT)
 
 
@@ -50,7 +51,7 @@ def test_stream__a_whole_file_needs_no_ranges_but_a_part_does(tmp_path: Path) ->
 def test_stream__gives_up_in_bounded_time_with_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
-    monkeypatch.setattr(remote, "_ATTEMPTS", 5)
+    monkeypatch.setattr(http, "ATTEMPTS", 5)
     faults = Faults(0, **{fault: 1.0})
     began = time.perf_counter()
     with serving(tmp_path, faults) as url, pytest.raises(DataError, match=r"gave up after 5 attempts") as caught:
@@ -61,7 +62,7 @@ def test_stream__gives_up_in_bounded_time_with_one_line(
 
 
 def test_stream__a_dead_server_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "_ATTEMPTS", 3)
+    monkeypatch.setattr(http, "ATTEMPTS", 3)
     with pytest.raises(DataError, match=r"http://127.0.0.1:9/x: .*refused.*; gave up after 3 attempts"):
         read_range("http://127.0.0.1:9/x", 0, 10)
 
@@ -87,11 +88,11 @@ def test_stream__waits_as_long_as_it_is_told_but_not_for_ever(monkeypatch: pytes
     slept: list[float] = []
 
     def ask(*_: object) -> remote._Answer:
-        raise remote._PassingError("busy", 7.0 if len(slept) == 0 else 10**9)
+        raise http.PassingError("busy", 7.0 if len(slept) == 0 else 10**9)
 
     monkeypatch.setattr(remote, "_from_http", ask)
-    monkeypatch.setattr(remote, "_ATTEMPTS", 3)
-    monkeypatch.setattr("vitctl.data.remote.time.sleep", slept.append)
+    monkeypatch.setattr(http, "ATTEMPTS", 3)
+    monkeypatch.setattr("vitctl.system.http.time.sleep", slept.append)
     with pytest.raises(DataError, match="busy; gave up"):
         read_range("https://example.org/x", 0, 1)
     assert slept == [7.0, 30.0]
@@ -101,12 +102,12 @@ def test_stream__pauses_double_up_to_a_bound_and_differ(monkeypatch: pytest.Monk
     slept: list[float] = []
 
     def ask(*_: object) -> remote._Answer:
-        raise remote._PassingError("busy")
+        raise http.PassingError("busy")
 
     monkeypatch.setattr(remote, "_from_http", ask)
-    monkeypatch.setattr(remote, "_ATTEMPTS", 10)
-    monkeypatch.setattr(remote, "_PAUSE_SECONDS", 0.5)
-    monkeypatch.setattr("vitctl.data.remote.time.sleep", slept.append)
+    monkeypatch.setattr(http, "ATTEMPTS", 10)
+    monkeypatch.setattr(http, "PAUSE_SECONDS", 0.5)
+    monkeypatch.setattr("vitctl.system.http.time.sleep", slept.append)
     with pytest.raises(DataError):
         read_range("https://example.org/x", 0, 1)
     bounds = [min(0.5 * 2**turn, 30.0) for turn in range(9)]

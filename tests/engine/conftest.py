@@ -81,7 +81,6 @@ def trainer(runtime: Runtime) -> Callable[..., Trainer]:
             objective=lambda model, batch, _step: loss(model(batch.images.double() / 255), batch.labels, batch.weights),
             lr=k.lr,
             batch_size=k.batch_size,
-            weight_decay=k.weight_decay,
             clip_norm=k.clip_norm,
             seed=0,
             stop=StopFlag(),

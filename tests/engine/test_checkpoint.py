@@ -24,10 +24,9 @@ def save(root: Path, step: int, **state: Any) -> Path:
     return save_checkpoint(
         root,
         step,
-        weights={"model": tensors, "ema": {"w": torch.zeros(3)}},
+        tensors={"model": tensors, "ema": {"w": torch.zeros(3)}, OPTIMIZER: {"exp_avg/w": torch.ones(3)}},
         config=CONFIG,
         meta={"mean": [0.5]},
-        optimizer={"exp_avg/w": torch.ones(3)},
         state={"samples": 8 * step, **state},
     )
 
@@ -35,12 +34,17 @@ def save(root: Path, step: int, **state: Any) -> Path:
 def test_save__reads_back_everything(tmp_path: Path) -> None:
     path = save(tmp_path, 12, num_bad=1)
     assert path == tmp_path / "step_00000012"
-    assert sorted(p.name for p in path.iterdir()) == ["ema.safetensors", "model.safetensors", OPTIMIZER, STATE]
+    assert sorted(p.name for p in path.iterdir()) == [
+        "ema.safetensors",
+        "model.safetensors",
+        "optimizer.safetensors",
+        STATE,
+    ]
     saved = read_checkpoint(path)
     assert (saved.step, saved.state["samples"], saved.state["num_bad"]) == (12, 96, 1)
-    assert torch.equal(saved.tensors("model.safetensors")["w"], torch.full((3,), 12.0))
+    assert torch.equal(saved.tensors("model")["w"], torch.full((3,), 12.0))
     assert torch.equal(saved.tensors(OPTIMIZER)["exp_avg/w"], torch.ones(3))
-    assert saved.tensors("none.safetensors") == {}
+    assert saved.tensors("none") == {}
     assert load_weights(path).config == CONFIG
     assert list(tmp_path.iterdir()) == [path]
 
@@ -98,7 +102,7 @@ def flip_a_bit(path: Path) -> None:
     path.write_bytes(bytes(data))
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "ema.safetensors", OPTIMIZER])
+@pytest.mark.parametrize("name", ["model.safetensors", "ema.safetensors", "optimizer.safetensors"])
 @pytest.mark.parametrize("harm", [truncate, flip_a_bit, os.unlink])
 def test_newest__a_harmed_one_is_passed_over_and_said(tmp_path: Path, name: str, harm: Callable[[Path], None]) -> None:
     save(tmp_path, 5)
@@ -198,7 +202,7 @@ def test_newest__a_disk_that_cannot_read_a_file(tmp_path: Path, monkeypatch: pyt
     real = Path.open
 
     def broken(path: Path, *given: Any, **named: Any) -> Any:
-        if path == tmp_path / "step_00000010" / OPTIMIZER:
+        if path == tmp_path / "step_00000010" / "optimizer.safetensors":
             raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
         return real(path, *given, **named)
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from torch import Tensor
 from tests.engine.conftest import batch, rows
 from vitctl.data.loader import Batch
 from vitctl.engine.averaging import Average
-from vitctl.engine.loop import Hooks, Result, Trainer, run_steps, take
+from vitctl.engine.loop import Result, Trainer, run_steps, take
 from vitctl.engine.losses import classification_loss
 from vitctl.engine.preemption import Stopped
 
@@ -155,15 +156,17 @@ def test_take__whole_shares() -> None:
 class Diary:
     """Hooks that write down what happened."""
 
-    def __init__(self, evaluate_every: int = 0, save_every: int = 0) -> None:
+    def __init__(self) -> None:
         self.said: list[str] = []
-        self.hooks = Hooks(self.log, self.evaluate, self.save, self.rescue, evaluate_every, save_every)
 
     def log(self, step: int, *_: Any) -> None:
         self.said.append(f"log {step}")
 
     def evaluate(self, step: int) -> None:
         self.said.append(f"evaluate {step}")
+
+    def probe(self, step: int) -> None:
+        self.said.append(f"probe {step}")
 
     def save(self, step: int, last: bool) -> None:
         self.said.append(f"save {step}" + " and wait" * last)
@@ -172,26 +175,34 @@ class Diary:
         self.said.append(f"rescue {step} from {error}")
 
 
+def task(total_steps: int, *, evaluate_every: int = 0, probe_every: int = 0, save_every: int = 0) -> Any:
+    return SimpleNamespace(
+        total_steps=total_steps, evaluate_every=evaluate_every, probe_every=probe_every, save_every=save_every
+    )
+
+
 def endless() -> Iterator[Batch]:
     while True:
         yield batch(8)
 
 
 def test_run_steps__evaluates_before_it_saves_and_both_at_the_end(trainer: Make) -> None:
-    diary = Diary(evaluate_every=2, save_every=4)
-    run_steps(trainer(LOSS), endless(), 8, 1, 5, diary.hooks)
-    expected = "log 2, evaluate 2, log 3, log 4, evaluate 4, save 4, log 5, evaluate 5, save 5 and wait"
+    diary = Diary()
+    run_steps(trainer(LOSS), task(5, evaluate_every=2, probe_every=3, save_every=4), endless(), 8, 1, diary)
+    expected = (
+        "log 2, evaluate 2, log 3, probe 3, log 4, evaluate 4, save 4, log 5, evaluate 5, probe 5, save 5 and wait"
+    )
     assert ", ".join(diary.said) == expected
 
 
 def test_run_steps__zero_means_only_at_the_end(trainer: Make) -> None:
     diary = Diary()
-    run_steps(trainer(LOSS), endless(), 8, 0, 2, diary.hooks)
+    run_steps(trainer(LOSS), task(2), endless(), 8, 0, diary)
     assert diary.said == ["log 1", "log 2", "evaluate 2", "save 2 and wait"]
 
 
 def test_run_steps__a_signal_saves_the_finished_step_and_leaves(trainer: Make) -> None:
-    diary, t = Diary(evaluate_every=1), trainer(LOSS)
+    diary, t = Diary(), trainer(LOSS)
 
     def batches() -> Iterator[Batch]:
         for number in range(9):
@@ -200,7 +211,7 @@ def test_run_steps__a_signal_saves_the_finished_step_and_leaves(trainer: Make) -
             yield batch(8)
 
     with pytest.raises(Stopped):
-        run_steps(t, batches(), 8, 0, 9, diary.hooks)
+        run_steps(t, task(9, evaluate_every=1), batches(), 8, 0, diary)
     assert diary.said == ["log 1", "evaluate 1", "log 2", "evaluate 2", "log 3", "save 3 and wait"]
 
 
@@ -208,18 +219,19 @@ def test_run_steps__a_signal_before_the_first_step_saves_what_there_is(trainer: 
     diary, t = Diary(), trainer(LOSS)
     t.stop.raise_(10)
     with pytest.raises(Stopped):
-        run_steps(t, endless(), 8, 4, 9, diary.hooks)
+        run_steps(t, task(9), endless(), 8, 4, diary)
     assert diary.said == ["save 4 and wait"]
 
 
 def test_run_steps__a_signal_during_evaluation_saves_too(trainer: Make) -> None:
-    diary, t = Diary(evaluate_every=2), trainer(LOSS)
+    class Stopping(Diary):
+        def evaluate(self, _: int) -> None:
+            raise Stopped
 
-    def stop(_: int) -> None:
-        raise Stopped
+    diary, t = Stopping(), trainer(LOSS)
 
     with pytest.raises(Stopped):
-        run_steps(t, endless(), 8, 0, 9, replace(diary.hooks, evaluate=stop))
+        run_steps(t, task(9, evaluate_every=2), endless(), 8, 0, diary)
     assert diary.said == ["log 1", "log 2", "save 2 and wait"]
 
 

@@ -10,7 +10,6 @@ from torch import nn
 from vitctl.engine.optimizer import (
     build_optimizer,
     clip_gradients,
-    decay_weights,
     load_optimizer_tensors,
     optimizer_tensors,
 )
@@ -45,18 +44,15 @@ def ten_steps(name: str, weight_decay: float) -> dict[str, Any]:
     model = Toy()
     optimizer = optimizer_for(model, name, weight_decay)
     for lr, grads in zip(LRS, gradients(), strict=True):
-        _step(model, optimizer, lr, grads, weight_decay)
+        _step(model, optimizer, lr, grads)
     return {name: p.detach().numpy() for name, p in model.named_parameters()}
 
 
-def _step(
-    model: nn.Module, optimizer: torch.optim.Optimizer, lr: float, grads: dict[str, Any], weight_decay: float
-) -> None:
+def _step(model: nn.Module, optimizer: torch.optim.Optimizer, lr: float, grads: dict[str, Any]) -> None:
     for key, p in model.named_parameters():
         p.grad = torch.tensor(grads[key])
     for group in optimizer.param_groups:
         group["lr"] = lr
-    decay_weights(optimizer, lr, weight_decay)
     optimizer.step()
 
 
@@ -95,11 +91,23 @@ def test_sgd__momentum_without_nesterov_and_decay_outside_the_momentum(weight_de
         np.testing.assert_allclose(got[k], expected, rtol=1e-12, atol=1e-14)
 
 
+def test_sgd__is_bit_for_bit_a_multiplication_before_torchs_step() -> None:
+    model, other = Toy(), Toy()
+    own, plain = optimizer_for(model, "sgd", 0.1), torch.optim.SGD(other.parameters(), lr=0.0, momentum=0.9)
+    for lr, grads in zip(LRS, gradients(), strict=True):
+        with torch.no_grad():
+            for p in other.parameters():
+                p.mul_(1.0 - lr * 0.1)
+        _step(model, own, lr, grads)
+        _step(other, plain, lr, grads)
+        assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+
+
 @pytest.mark.parametrize("name", ["adam", "sgd"])
 def test_optimizer__rate_0_changes_nothing_but_the_moments(name: str) -> None:
     model = Toy()
     optimizer = optimizer_for(model, name, 0.1)
-    _step(model, optimizer, 0.0, gradients()[0], 0.1)
+    _step(model, optimizer, 0.0, gradients()[0])
     for k, p in model.named_parameters():
         assert torch.equal(p, dict(Toy().named_parameters())[k])
     assert len(optimizer_tensors(optimizer, model)) == (12 if name == "adam" else 4)
@@ -133,9 +141,9 @@ def test_optimizer_tensors__go_on_bit_for_bit(name: str) -> None:
     one, two = optimizer_for(straight, name, 0.1), optimizer_for(model, name, 0.1)
     steps = list(zip(LRS, gradients(), strict=True))
     for lr, grads in steps:
-        _step(straight, one, lr, grads, 0.1)
+        _step(straight, one, lr, grads)
     for lr, grads in steps[:4]:
-        _step(model, two, lr, grads, 0.1)
+        _step(model, two, lr, grads)
     tensors = optimizer_tensors(two, model)
     assert all("/" in key for key in tensors)
     resumed = Toy()
@@ -143,7 +151,7 @@ def test_optimizer_tensors__go_on_bit_for_bit(name: str) -> None:
     three = optimizer_for(resumed, name, 0.1)
     load_optimizer_tensors(three, resumed, tensors)
     for lr, grads in steps[4:]:
-        _step(resumed, three, lr, grads, 0.1)
+        _step(resumed, three, lr, grads)
     assert all(torch.equal(a, b) for a, b in zip(straight.parameters(), resumed.parameters(), strict=True))
     assert {k: v.tolist() for k, v in optimizer_tensors(three, resumed).items()} == {
         k: v.tolist() for k, v in optimizer_tensors(one, straight).items()

@@ -137,7 +137,7 @@ def test_save_checkpoint__leaves_nothing_of_a_failed_one(
 
     monkeypatch.setattr(checkpoint, "write_json", failing)
     with pytest.raises(OSError, match=os.strerror(code)):
-        checkpoint.save_checkpoint(tmp_path, 3, weights={}, config=None, meta={}, optimizer={}, state={})
+        checkpoint.save_checkpoint(tmp_path, 3, tensors={}, config=None, meta={}, state={})
     assert list(tmp_path.iterdir()) == []
 
 

@@ -14,6 +14,7 @@ from vitctl.engine.preemption import Stopped
 from vitctl.errors import RecipeError, VitctlError
 from vitctl.jobs import finetune as finetuning
 from vitctl.jobs.compare import compare
+from vitctl.jobs.setup import Work
 from vitctl.models.weights.load import load_weights, weights_digest
 
 
@@ -165,11 +166,11 @@ def test_finetune__several_seeds_go_on_where_they_stopped(
     whole = job("finetune", "whole", **values)
     train, folders = finetuning.train, []
 
-    def counted(recipe: Any, runtime: Any, folder: Path, *args: Any, **more: Any) -> Any:
-        folders.append(folder.name)
-        if stop_at == folder.name:
+    def counted(recipe: Any, work: Work, *args: Any, **more: Any) -> Any:
+        folders.append(work.folder.name)
+        if stop_at == work.folder.name:
             raise Stopped
-        return train(recipe, runtime, folder, *args, **more)
+        return train(recipe, work, *args, **more)
 
     monkeypatch.setattr(finetuning, "train", counted)
     stop_at = "seed_2"

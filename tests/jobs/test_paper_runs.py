@@ -12,8 +12,15 @@ from vitctl.jobs.our_results import Pretraining, our_results
 from vitctl.jobs.paper_table import Machine, result_rows
 from vitctl.recipe import load
 from vitctl.recipe.load import recipe_folder
+from vitctl.recipe.write import toml_value
 
-PRE = {"schedule.total_steps": 12, "evaluation.every_steps": 2, "checkpoint.every_steps": 2, "checkpoint.keep_best": 1}
+PRE = {
+    "schedule.total_steps": 12,
+    "evaluation.every_steps": 2,
+    "checkpoint.every_steps": 2,
+    "checkpoint.keep_best": 1,
+    "evaluation.early_stopping": True,
+}
 TUNE = """job = "finetune"
 note = "a tiny stand-in"
 [data]
@@ -44,7 +51,7 @@ def shrunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for key, value in values.items():
         section, _, name = key.partition(".")
         at = text.index(f"[{section}]") if f"[{section}]" in text else len(text)
-        text[at : at + 1] = [f"[{section}]", f"{name} = {value!r}".replace("'", '"')]
+        text[at : at + 1] = [f"[{section}]", f"{name} = {toml_value(value)}"]
     (folder / "jft_b32.toml").write_text("\n".join(text) + "\n")
     (folder / "finetune_pets.toml").write_text(TUNE)
     return tmp_path / "runs"

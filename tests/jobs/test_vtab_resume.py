@@ -14,7 +14,7 @@ from tests.jobs.vtab_killed import SEVENTH, interrupted
 from tests.jobs.vtab_names import Catalog
 from vitctl.data import vtab_data
 from vitctl.data.vtab import VTAB
-from vitctl.errors import DataError
+from vitctl.errors import CheckpointError
 from vitctl.launch.prepare import prepare
 from vitctl.recipe.load import Override, load_recipe
 
@@ -145,5 +145,7 @@ def test_vtab__a_result_of_other_data_is_not_taken(speck: Path, tmp_path: Path) 
     result = json.loads(path.read_text())
     result["provenance"]["data_sha256"] = "0" * 64
     path.write_text(json.dumps(result))
-    with pytest.raises(DataError, match=r"seed_0: holds a result of other data_sha256; remove it to run it again, or"):
+    with pytest.raises(
+        CheckpointError, match=r"seed_0: holds a score of other data_sha256; remove it to train it again, or"
+    ):
         do("vtab", folder, **values)

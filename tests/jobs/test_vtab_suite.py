@@ -113,7 +113,6 @@ def _check_provenance(folder: Path, used: dict[str, Any], speck: Path) -> None:
         images.add(p["train_sha256"])
     assert len(images) == 19
     assert len(weights) == 18  # the two of dSprites have the same pictures, labels and number of classes here
-    assert used["recipe"]["optimizer"]["momentum"] == 0.9
 
 
 def _check_csv(folder: Path, metrics: dict[str, Any]) -> None:

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from vitctl.data import remote
 from vitctl.data.remote import read_file
 from vitctl.errors import CheckpointError, DataError
 from vitctl.models.weights.download import fetch
+from vitctl.system import http
 
 Serve = Callable[[socket.socket], None]
 OK = b"HTTP/1.1 200 OK\r\n"
@@ -78,14 +78,14 @@ SERVERS = {
 @pytest.mark.parametrize("name", SERVERS)
 def test_endless_answers__end(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("VITCTL_MAX_HTTP_SECONDS", "1")
-    monkeypatch.setattr(remote, "_ATTEMPTS", 2)
-    monkeypatch.setattr(remote, "_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(http, "ATTEMPTS", 2)
+    monkeypatch.setattr(http, "PAUSE_SECONDS", 0.01)
     monkeypatch.setenv("VITCTL_MAX_WEIGHTS", "4")
     with server(SERVERS[name]) as url:
         began = time.monotonic()
         with pytest.raises(DataError) as caught:
             read_file(url, 2**20)
         with pytest.raises(CheckpointError) as also:
-            fetch(url.replace("index.json", "w.npz"), cache=tmp_path, attempts=2, pause_seconds=0.01, loopback=True)
+            fetch(url.replace("index.json", "w.npz"), cache=tmp_path, attempts=2, loopback=True)
         assert time.monotonic() - began < 20
     assert "\n" not in str(caught.value) + str(also.value)

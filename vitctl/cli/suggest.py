@@ -1,9 +1,10 @@
 """What to type in place of an option that a command lacks: the `--set` that does it."""
 
-import difflib
 import shlex
 from collections.abc import Sequence
 from typing import Any
+
+from vitctl.system.text import nearest
 
 # What people call a key elsewhere.
 OTHER_NAMES = {
@@ -47,7 +48,7 @@ def _keys(word: str, known: Sequence[str]) -> list[str]:
         return same
     if OTHER_NAMES.get(word) in known:
         return [OTHER_NAMES[word]]
-    near = difflib.get_close_matches(word, {key.rpartition(".")[2] for key in known}, n=1, cutoff=0.75)
+    near = nearest(word, sorted({key.rpartition(".")[2] for key in known}), 1)
     return [key for key in known if key.rpartition(".")[2] in near]
 
 

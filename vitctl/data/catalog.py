@@ -1,6 +1,5 @@
 """Known data sets by name, and where a split of anything that can be trained on is found."""
 
-import difflib
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -16,6 +15,7 @@ from vitctl.data.splits import resolve, select
 from vitctl.data.vtab import VtabTask, in_vtab1k
 from vitctl.errors import DataError
 from vitctl.system.parsing import parsing
+from vitctl.system.text import did_you_mean, nearest
 
 
 def _make_digits(out: Path) -> None:
@@ -75,9 +75,9 @@ def find_data_set(name: str) -> DataSet:
     if name.lower() in by_name:
         return by_name[name.lower()]
     starts = [row for row in DATA_SETS if row.startswith(name.lower())] if name else []
-    close = difflib.get_close_matches(name.lower(), by_name, n=3, cutoff=0.5)
+    close = nearest(name.lower(), by_name)
     near = starts[:3] or list(dict.fromkeys(by_name[alias].name for alias in close))
-    hint = f"did you mean {' or '.join(near)}? " if near else ""
+    hint = f"{did_you_mean(near)} " if near else ""
     raise DataError(
         f"no data set is called '{name}'; {hint}known: {', '.join(DATA_SETS)}; for your own images use --data FOLDER"
     )

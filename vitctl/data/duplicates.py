@@ -95,7 +95,7 @@ def near_pairs(a: np.ndarray, b: np.ndarray, max_bits: int) -> tuple[np.ndarray,
             keys.append(_near_in_buckets(a, b, of_a ^ mask, order, starts, max_bits))
     found = np.unique(np.concatenate(keys))
     rows, columns = np.divmod(found, max(1, len(b)))
-    return rows, columns, num_bits(a[rows] ^ b[columns])
+    return rows, columns, np.bitwise_count(a[rows] ^ b[columns]).astype(np.int64)
 
 
 def _near_in_buckets(
@@ -112,14 +112,6 @@ def _near_in_buckets(
         own = np.repeat(part, sizes)
         inside = np.arange(len(own)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
         other = order[np.repeat(starts[buckets[part]], sizes) + inside]
-        near = num_bits(a[own] ^ b[other]) <= max_bits
+        near = np.bitwise_count(a[own] ^ b[other]) <= max_bits
         found.append(own[near] * len(b) + other[near])
     return np.concatenate(found)
-
-
-def num_bits(words: np.ndarray) -> np.ndarray:
-    """How many bits are set in each 64-bit word, int64 `[n]`."""
-    words = words - (words >> np.uint64(1) & np.uint64(0x5555555555555555))
-    words = (words & np.uint64(0x3333333333333333)) + (words >> np.uint64(2) & np.uint64(0x3333333333333333))
-    words = words + (words >> np.uint64(4)) & np.uint64(0x0F0F0F0F0F0F0F0F)
-    return (words * np.uint64(0x0101010101010101) >> np.uint64(56)).astype(np.int64)

@@ -13,7 +13,7 @@ import numpy as np
 from vitctl.data.decode import BadSample
 from vitctl.data.fingerprints import image_digest
 from vitctl.data.index import Index, read_index
-from vitctl.data.read import ShardSource, Source
+from vitctl.data.read import ShardSource, Source, View
 from vitctl.errors import DataError
 from vitctl.system.bounds import INDEX
 from vitctl.system.files import read_json, write_json
@@ -25,7 +25,7 @@ _OTHER_SHARDS = "made for other shards than these; make it again with `vitctl da
 
 
 @dataclass(frozen=True, eq=False)
-class Without:
+class Without(View):
     """A source without some of its samples; the others keep their order. Costs memory only for those left out.
 
     Args:
@@ -33,7 +33,6 @@ class Without:
         excluded: int64 `[m]`, numbers of the samples that are left out, ascending.
     """
 
-    source: Source
     excluded: np.ndarray
 
     def __len__(self) -> int:
@@ -42,10 +41,6 @@ class Without:
     @property
     def class_names(self) -> tuple[str, ...]:
         return self.source.class_names
-
-    @property
-    def parts(self) -> tuple[Source, ...]:
-        return (self.source,)
 
     @cached_property
     def digest(self) -> str:
@@ -57,18 +52,6 @@ class Without:
         if samples is None:
             return np.delete(self.source.labels(), self.excluded, axis=0)
         return self.source.labels(self._whole(np.asarray(samples)))
-
-    def key(self, sample: int) -> str:
-        """The key of the sample in its source."""
-        return self.source.key(self._one(sample))
-
-    def place(self, sample: int) -> str:
-        """Where the sample lies in its source."""
-        return self.source.place(self._one(sample))
-
-    def read(self, sample: int) -> bytes:
-        """The encoded image."""
-        return self.source.read(self._one(sample))
 
     def _one(self, sample: int) -> int:
         if not 0 <= sample < len(self):

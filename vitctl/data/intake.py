@@ -3,7 +3,6 @@
 Nothing of a source is lost in silence: what is not written is listed, with the reason.
 """
 
-import difflib
 import shlex
 import unicodedata
 from collections import Counter
@@ -20,6 +19,7 @@ from vitctl.data.heic import CONVERSION, heic_to_jpeg, is_heic
 from vitctl.data.processes import Done, run_tasks
 from vitctl.data.shards import Item, LeftOut, Originals, image_extension, read_item
 from vitctl.data.sorting import HEAD_BYTES, what_it_is
+from vitctl.data.subsets import no_class
 from vitctl.errors import DataError
 from vitctl.system.bounds import IMAGE_FILE
 from vitctl.system.tables import write_csv
@@ -220,9 +220,7 @@ def _check_named(looked: Mapping[str, _Split], drop: Sequence[str], keep: Sequen
     known = {name for one in looked.values() for name in (*one.originals.class_names, *one.originals.empty_classes)}
     for name in (*drop, *keep):
         if name not in known:
-            near = difflib.get_close_matches(name, sorted(known), n=3, cutoff=0.5)
-            hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(sorted(known)[:5])} ..."
-            raise DataError(f"there is no class {name!r}; {hint}")
+            raise no_class(name, sorted(known))
     if drop and any(isinstance(item.label, tuple) for one in looked.values() for item in one.originals.items):
         raise DataError("--drop-class: these images have several labels each; take the label out of the table")
 

@@ -1,6 +1,5 @@
 """What --data means: a folder, its address, or shards by pattern, by list or by @file."""
 
-import difflib
 import hashlib
 import os
 import re
@@ -30,7 +29,7 @@ from vitctl.data.unindexed import index_folder, index_list
 from vitctl.errors import DataError
 from vitctl.system.bounds import INDEX, SHARD_LIST
 from vitctl.system.files import read_bytes, replacing, write_bytes, write_text
-from vitctl.system.text import one_line
+from vitctl.system.text import nearest, one_line
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _STRAY_BRACE = re.compile(r"\{[^}]*(\{|$)|(^|\})[^{]*\}")
@@ -135,7 +134,7 @@ def nothing_indexed(path: str, split: str = "train") -> str:
     if is_remote(path):
         return f"{path}: neither index.json nor {split}/index.json there; `vitctl data index URL... --out FOLDER` writes one"
     if not Path(path).exists():
-        near = difflib.get_close_matches(Path(path).name, _neighbours(Path(path)), n=1, cutoff=0.6)
+        near = nearest(Path(path).name, _neighbours(Path(path)), 1)
         return f"{path}: no such folder{f'; did you mean {Path(path).parent / near[0]}?' if near else ''}"
     if Path(path).is_dir() and not any(Path(path).iterdir()):
         return f"{path}: is empty; should be a folder of shards made by `vitctl data shards`"

@@ -180,7 +180,33 @@ def _reopen(folder: Path, digest: str, base: str, cache: ShardCache | None) -> S
 
 
 @dataclass(frozen=True, eq=False)
-class Subset:
+class View:
+    """Samples of another source, `source`; `_one(sample)` is the number of a sample there."""
+
+    source: Source
+
+    @property
+    def parts(self) -> tuple[Source, ...]:
+        return (self.source,)
+
+    def key(self, sample: int) -> str:
+        """The key of the sample in its source."""
+        return self.source.key(self._one(sample))
+
+    def place(self, sample: int) -> str:
+        """Where the sample lies in its source."""
+        return self.source.place(self._one(sample))
+
+    def read(self, sample: int) -> bytes:
+        """The encoded image."""
+        return self.source.read(self._one(sample))
+
+    def _one(self, sample: int) -> int:
+        return sample
+
+
+@dataclass(frozen=True, eq=False)
+class Subset(View):
     """Some samples of a source, in an order of their own.
 
     Args:
@@ -188,7 +214,6 @@ class Subset:
         rows: int64 `[n]`, the sample of `source` that each sample of the subset is.
     """
 
-    source: Source
     rows: np.ndarray
 
     def __len__(self) -> int:
@@ -197,10 +222,6 @@ class Subset:
     @property
     def class_names(self) -> tuple[str, ...]:
         return self.source.class_names
-
-    @property
-    def parts(self) -> tuple[Source, ...]:
-        return (self.source,)
 
     @cached_property
     def digest(self) -> str:
@@ -211,17 +232,8 @@ class Subset:
         """Labels of the given samples, or of all: int64, -1 for none."""
         return self.source.labels(self.rows if samples is None else self.rows[samples])
 
-    def key(self, sample: int) -> str:
-        """The key of the sample in its source."""
-        return self.source.key(int(self.rows[sample]))
-
-    def place(self, sample: int) -> str:
-        """Where the sample lies in its source."""
-        return self.source.place(int(self.rows[sample]))
-
-    def read(self, sample: int) -> bytes:
-        """The encoded image."""
-        return self.source.read(int(self.rows[sample]))
+    def _one(self, sample: int) -> int:
+        return int(self.rows[sample])
 
 
 @dataclass(frozen=True)

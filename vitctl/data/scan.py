@@ -19,6 +19,7 @@ from vitctl.system.files import open_regular
 
 ROW = np.dtype([("header", "<u8"), ("data", "<u4"), ("size", "<u4"), ("label", "<i4")])
 IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff")
+IMAGE_SUFFIXES = tuple(f".{extension}" for extension in IMAGE_EXTENSIONS)
 LABEL_EXTENSIONS = ("cls", "json")
 _MAX_LABELS = 256
 _BLOCK = 512

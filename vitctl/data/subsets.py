@@ -1,7 +1,7 @@
 """Parts of a source that are experiments of their own: random subsets that nest, and some of the classes."""
 
-import difflib
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -9,8 +9,9 @@ import numpy as np
 
 from vitctl.data.labels import check_labels
 from vitctl.data.order import Order
-from vitctl.data.read import Source, Subset, has_label
+from vitctl.data.read import Source, Subset, View, has_label
 from vitctl.errors import DataError
+from vitctl.system.text import did_you_mean, nearest
 
 _CHUNK = 2**20
 
@@ -51,9 +52,7 @@ def of_classes(source: Source, names: tuple[str, ...]) -> Source:
     known = {name: label for label, name in enumerate(source.class_names)}
     for name in names:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-            hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(list(known)[:5])} ..."
-            raise DataError(f"there is no class {name!r}; {hint}")
+            raise no_class(name, known)
     if len(set(names)) < len(names):
         raise DataError(f"class {next(name for name in names if names.count(name) > 1)!r} is named twice")
     check_labels(source, "data.classes", "pixels")
@@ -65,8 +64,14 @@ def of_classes(source: Source, names: tuple[str, ...]) -> Source:
     return Relabelled(Subset(source, rows), names, new)
 
 
+def no_class(name: str, known: Iterable[str]) -> DataError:
+    """What is wrong where a class is named that there is not."""
+    hint = did_you_mean(nearest(name, known)) or f"known: {', '.join(list(known)[:5])} ..."
+    return DataError(f"there is no class {name!r}; {hint}")
+
+
 @dataclass(frozen=True, eq=False)
-class Relabelled:
+class Relabelled(View):
     """A source whose labels mean something else.
 
     Args:
@@ -75,16 +80,11 @@ class Relabelled:
         new: int64 `[num_old_classes + 1]`, the new label of each old one, -1 for none; the last is that of -1.
     """
 
-    source: Source
     class_names: tuple[str, ...]
     new: np.ndarray
 
     def __len__(self) -> int:
         return len(self.source)
-
-    @property
-    def parts(self) -> tuple[Source, ...]:
-        return (self.source,)
 
     @cached_property
     def digest(self) -> str:
@@ -96,15 +96,3 @@ class Relabelled:
         """Labels of the given samples, or of all: int64, -1 for none, which come last where there may be several."""
         labels = self.new[self.source.labels(samples)]
         return labels if labels.ndim == 1 else -np.sort(-labels, axis=1)
-
-    def key(self, sample: int) -> str:
-        """The key of the sample in its source."""
-        return self.source.key(sample)
-
-    def place(self, sample: int) -> str:
-        """Where the sample lies in its source."""
-        return self.source.place(sample)
-
-    def read(self, sample: int) -> bytes:
-        """The encoded image."""
-        return self.source.read(sample)

@@ -11,7 +11,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from vitctl.engine.checkpoint import OPTIMIZER, Saved, newest_checkpoint, newest_name, read_checkpoint
+from vitctl.engine.checkpoint import AVERAGE, MODEL, OPTIMIZER, Saved, newest_checkpoint, newest_name, read_checkpoint
 from vitctl.engine.runtime import Runtime
 from vitctl.engine.sharding import is_sharded
 from vitctl.engine.together import check_same, end_together
@@ -19,7 +19,6 @@ from vitctl.errors import CheckpointError
 
 Held = Mapping[str, dict[str, Tensor]]  # file of a checkpoint -> its tensors by name
 
-_FILES = ("model.safetensors", OPTIMIZER, "ema.safetensors")
 _WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _CHUNK = 2**22  # words at a time: what is needed beside the tensors stays at 64 MiB
 _FACTOR = 0x1E3779B97F4A7C15  # odd; spreads the places of a tensor over all 64 bits
@@ -123,7 +122,7 @@ def agreed_tensors(runtime: Runtime, saved: Saved) -> Held:
     """
     problem, read = "", {}
     try:
-        read = {name: saved.tensors(name) for name in _FILES}
+        read = {name: saved.tensors(name) for name in (MODEL, OPTIMIZER, AVERAGE)}
     except (OSError, SafetensorError) as error:
         problem = (
             f"{saved.folder}: process {runtime.rank} on {socket.gethostname()} could not read it ({error}); see that its disk "

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -23,7 +24,8 @@ from vitctl.system.files import flush, parse_json
 from vitctl.system.text import one_line
 
 FORMAT = "vitctl-checkpoint/1"
-OPTIMIZER = "optimizer.safetensors"
+# The files of tensors, each NAME.safetensors; no average where there is none.
+MODEL, AVERAGE, OPTIMIZER = "model", "ema", "optimizer"
 STATE = "state.json"
 _TORN = "torn_"
 
@@ -46,8 +48,8 @@ class Saved:
         return _digest(self.state)
 
     def tensors(self, name: str) -> dict[str, Tensor]:
-        """The tensors of one of its files, on the CPU; none when it has no such file."""
-        path = self.folder / name
+        """The tensors of its model, average or optimizer, on the CPU; none when it has no such file."""
+        path = self.folder / f"{name}.safetensors"
         return load_file(path) if path.exists() else {}
 
 
@@ -55,10 +57,9 @@ def save_checkpoint(
     root: Path,
     step: int,
     *,
-    weights: Mapping[str, Mapping[str, Tensor]],
+    tensors: Mapping[str, Mapping[str, Tensor]],
     config: Any,
     meta: dict[str, Any],
-    optimizer: dict[str, Tensor],
     state: dict[str, Any],
 ) -> Path:
     """Write `root/step_XXXXXXXX` as a whole or not at all.
@@ -66,9 +67,8 @@ def save_checkpoint(
     Args:
         root: the run's checkpoints folder.
         step: finished steps.
-        weights: "model" and perhaps "ema" -> named tensors; each becomes a weights file of its own.
+        tensors: of the model, perhaps of its average, and of the optimizer, by their names; each becomes a file of its own.
         config, meta: of the model, kept inside the weights files.
-        optimizer: named tensors.
         state: what else is needed to go on; JSON.
 
     Returns:
@@ -77,7 +77,7 @@ def save_checkpoint(
     Raises:
         CheckpointError: there is a whole checkpoint of this step, which is never replaced.
     """
-    final = root / f"step_{step:08d}"
+    final = step_folder(root, step)
     if final.exists() and _is_whole(final):
         raise CheckpointError(
             f"{final}: is there already, whole, and is not replaced; move it, or choose another folder"
@@ -85,10 +85,11 @@ def save_checkpoint(
     aside = root / f".{final.name}.{os.getpid()}"
     with _removed_after_an_error(aside):
         aside.mkdir(parents=True)
-        for name, tensors in weights.items():
-            save_weights(aside / f"{name}.safetensors", tensors, config, meta)
-        save_tensors({k: v.detach().cpu().contiguous() for k, v in optimizer.items()}, aside / OPTIMIZER)
-        flush(aside / OPTIMIZER)
+        for name in (part for part in tensors if part != OPTIMIZER):
+            save_weights(aside / f"{name}.safetensors", tensors[name], config, meta)
+        file, state_of = aside / f"{OPTIMIZER}.safetensors", tensors.get(OPTIMIZER, {})
+        save_tensors({k: v.detach().cpu().contiguous() for k, v in state_of.items()}, file)
+        flush(file)
         files = {path.name: {"bytes": path.stat().st_size, "sha256": _sha256(path)} for path in sorted(aside.iterdir())}
         noted = {"format": FORMAT, "step": step, **state, "files": files}
         write_json(aside / STATE, {**noted, "sha256": _digest(noted)})
@@ -145,7 +146,7 @@ def set_aside_after(root: Path, step: int) -> None:
     """
     _remove(path for path in root.glob(".step_*") if path.is_dir())
     for folder in _steps(root):
-        if folder.name[5:].isdigit() and int(folder.name[5:]) > step:
+        if (step_of(folder) or 0) > step:
             aside = folder.with_name(f"{_TORN}{folder.name}")
             shutil.rmtree(aside, ignore_errors=True)
             folder.rename(aside)
@@ -222,6 +223,16 @@ def read_state(folder: Path) -> dict[str, Any]:
     return dict(state)
 
 
+def step_folder(root: Path, step: int) -> Path:
+    """Of the checkpoint of a step."""
+    return root / f"step_{step:08d}"
+
+
+def step_of(folder: Path) -> int | None:
+    """That a checkpoint's folder is named after; None for another folder."""
+    return int(folder.name[5:]) if re.fullmatch(r"step_[0-9]+", folder.name) else None
+
+
 def _is_whole(folder: Path) -> bool:
     try:
         return bool(read_checkpoint(folder))
@@ -260,7 +271,7 @@ def keep(root: Path, *, last: int, best: int, scores: Mapping[int, float], comin
     Returns:
         whether a checkpoint was deleted.
     """
-    folders = {int(path.name[5:]): path for path in root.glob("step_*") if path.name[5:].isdigit()}
+    folders = {step: path for path in root.glob("step_*") if (step := step_of(path)) is not None}
     steps = sorted({*folders, *(() if coming is None else (coming,))})
     ranked = sorted((step for step in steps if step in scores), key=lambda step: (scores[step], step))
     kept = {*steps[-last:], *(ranked[-best:] if best else ()), *sorted(folders)[-1:]}

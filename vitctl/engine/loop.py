@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -12,10 +13,11 @@ from vitctl.data.loader import Batch
 from vitctl.engine.averaging import Average
 from vitctl.engine.evaluation import agree
 from vitctl.engine.losses import Objective
-from vitctl.engine.optimizer import clip_gradients, decay_weights, gradient_norms
+from vitctl.engine.optimizer import clip_gradients, gradient_norms
 from vitctl.engine.preemption import StopFlag, Stopped
 from vitctl.engine.runtime import Runtime, seed_step
 from vitctl.engine.sharding import synced
+from vitctl.engine.task import Task, is_due
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,6 @@ class Trainer:
     objective: Objective
     lr: Callable[[int], float]
     batch_size: int
-    weight_decay: float
     clip_norm: float
     seed: int
     stop: StopFlag
@@ -103,41 +104,41 @@ class Trainer:
     def _step(self, lr: float) -> None:
         for group in self.optimizer.param_groups:
             group["lr"] = lr
-        decay_weights(self.optimizer, lr, self.weight_decay)
         self.optimizer.step()
         if self.average is not None:
             self.average.update(self.bare)
 
 
-@dataclass(frozen=True)
-class Hooks:
-    """What happens around the updates.
+class Hooks(Protocol):
+    """What happens around the updates; each is given the number of finished steps."""
 
-    `evaluate_every` and `save_every` are in steps, 0 for never before the end; so is `probe_every`, 0 for never.
-    `save(step, last)` may write in the background, unless it is the last of this process. `rescue(step, error)` saves
-    what an error left whole, without the other processes, and does not raise.
-    """
+    def log(self, step: int, result: Result, waited: float, micro_batches: list[Batch], /) -> None:
+        """Called after each update, with the seconds that were waited for its images."""
 
-    log: Callable[[int, Result, float, list[Batch]], None]
-    evaluate: Callable[[int], None]
-    save: Callable[[int, bool], None]
-    rescue: Callable[[int, Exception], None]
-    evaluate_every: int
-    save_every: int
-    probe: Callable[[int], None] | None = None
-    probe_every: int = 0
+    def evaluate(self, step: int, /) -> None:
+        """Score the model."""
+
+    def probe(self, step: int, /) -> None:
+        """Score its features few-shot."""
+
+    def save(self, step: int, last: bool, /) -> None:
+        """Save all, in the background unless it is the last of this process."""
+
+    def rescue(self, step: int, error: Exception, /) -> None:
+        """Save what an error left whole, without the other processes, and do not raise."""
 
 
 def run_steps(
-    trainer: Trainer, batches: Iterator[Batch], share: int, first_step: int, total_steps: int, hooks: Hooks
+    trainer: Trainer, task: Task, batches: Iterator[Batch], share: int, first_step: int, hooks: Hooks
 ) -> None:
-    """Train from `first_step` finished steps to `total_steps`.
+    """Train from `first_step` finished steps to `task.total_steps`.
 
     Args:
         trainer: the model and its update.
+        task: how often it is scored and saved.
         batches: micro-batches of this process, from first_step on, without end.
         share: images of this process in a global batch.
-        first_step, total_steps: finished steps before and after.
+        first_step: finished steps before.
         hooks: logging, evaluation, saving.
 
     Raises:
@@ -147,7 +148,7 @@ def run_steps(
     step = first_step
     try:
         agree(trainer.runtime, trainer.stop)
-        while step < total_steps:
+        while step < task.total_steps:
             began = time.perf_counter()
             micro_batches = take(batches, share)
             waited = time.perf_counter() - began
@@ -157,12 +158,13 @@ def run_steps(
             hooks.log(step, result, waited, micro_batches)
             if result.stop:
                 raise Stopped
-            if step == total_steps or (hooks.evaluate_every and step % hooks.evaluate_every == 0):
+            is_last = step == task.total_steps
+            if is_last or is_due(step, task.evaluate_every):
                 hooks.evaluate(step)
-            if hooks.probe and hooks.probe_every and (step == total_steps or step % hooks.probe_every == 0):
+            if is_due(step, task.probe_every) or (is_last and task.probe_every):
                 hooks.probe(step)
-            if step == total_steps or (hooks.save_every and step % hooks.save_every == 0):
-                hooks.save(step, step == total_steps)
+            if is_last or is_due(step, task.save_every):
+                hooks.save(step, is_last)
     except Stopped:
         hooks.save(step, True)
         raise

@@ -8,6 +8,7 @@ from torch.optim import SGD, AdamW, Optimizer
 
 from vitctl.engine.sharding import full, like, local
 from vitctl.errors import CheckpointError
+from vitctl.models.costs import OPTIMIZER_SLOTS
 
 
 def build_optimizer(
@@ -21,16 +22,22 @@ def build_optimizer(
     """
     if name == "adam":
         return AdamW(model.parameters(), lr=0.0, betas=(beta1, beta2), eps=eps, weight_decay=weight_decay)
-    return SGD(model.parameters(), lr=0.0, momentum=momentum, weight_decay=0.0)
+    return DecoupledSGD(model.parameters(), momentum=momentum, weight_decay=weight_decay)
 
 
-def decay_weights(optimizer: Optimizer, lr: float, weight_decay: float) -> None:
-    """Decoupled decay for SGD, whose own weight_decay would enter the momentum; AdamW does this inside its step."""
-    if isinstance(optimizer, SGD) and weight_decay:
-        with torch.no_grad():
-            torch._foreach_mul_(
-                [p for group in optimizer.param_groups for p in group["params"]], 1.0 - lr * weight_decay
-            )
+class DecoupledSGD(SGD):
+    """SGD with momentum, whose decay stays out of the momentum, as AdamW's stays out of the moments."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter], *, momentum: float, weight_decay: float) -> None:
+        super().__init__(parameters, lr=0.0, momentum=momentum)
+        self.decoupled_decay = weight_decay
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Decay with the learning rate of each group, then step."""
+        for group in self.param_groups if self.decoupled_decay else ():
+            torch._foreach_mul_(group["params"], 1.0 - group["lr"] * self.decoupled_decay)
+        super().step(closure)
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor:
@@ -60,7 +67,7 @@ def gradient_norms(model: nn.Module) -> dict[str, float]:
 
 def optimizer_bytes(optimizer: Optimizer) -> int:
     """What the state of all parameters takes once there has been a step, however it is cut."""
-    slots = 2 if isinstance(optimizer, AdamW) else 1
+    slots = OPTIMIZER_SLOTS["adam" if isinstance(optimizer, AdamW) else "sgd"]
     return slots * sum(p.numel() * p.element_size() for group in optimizer.param_groups for p in group["params"])
 
 

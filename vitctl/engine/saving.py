@@ -18,14 +18,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from vitctl.engine.averaging import Average
-from vitctl.engine.checkpoint import is_set_aside, keep, save_checkpoint
+from vitctl.engine.checkpoint import AVERAGE, MODEL, OPTIMIZER, is_set_aside, keep, save_checkpoint
 from vitctl.engine.journal import Journal
 from vitctl.engine.optimizer import optimizer_bytes, optimizer_tensors
 from vitctl.engine.sharding import full
 from vitctl.errors import CheckpointError, os_code
 
 Snapshot = dict[str, dict[str, Tensor]]
-OPTIMIZER_PART = "optimizer"
 ROOM_SECONDS = 10.0  # between two looks for room on a full disk
 SPARE_BYTES = 2**16  # left to the logs
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -58,7 +57,7 @@ class Saver:
 
         Args:
             step: finished steps.
-            parts: (file, name, tensor): "model", perhaps "ema", and "optimizer".
+            parts: (file, name, tensor) of the model, perhaps of its average, and of the optimizer.
             state: what else is needed to go on.
             scores: step -> accuracy, for the best that are kept.
         """
@@ -115,10 +114,9 @@ class Saver:
             save_checkpoint,
             self.root,
             step,
-            weights={name: tensors for name, tensors in snapshot.items() if name != OPTIMIZER_PART},
+            tensors=snapshot,
             config=self.config,
             meta=self.meta,
-            optimizer=snapshot.get(OPTIMIZER_PART, {}),
             state=state,
         )
         num_bytes = sum(tensor.nbytes for tensors in snapshot.values() for tensor in tensors.values())
@@ -181,11 +179,11 @@ def parts(model: nn.Module, average: Average | None, optimizer: Optimizer) -> It
     """All tensors of a training by file and name, whole, one at a time; all processes go through those of a sharded model."""
     averages = {} if average is None else average.tensors
     for name, tensor in model.state_dict().items():
-        yield "model", name, full(tensor)
+        yield MODEL, name, full(tensor)
     for name, tensor in model.state_dict().items() if averages else ():
-        yield "ema", name, full(averages.get(name, tensor))
+        yield AVERAGE, name, full(averages.get(name, tensor))
     for name, tensor in optimizer_tensors(optimizer, model).items():
-        yield OPTIMIZER_PART, name, full(tensor)
+        yield OPTIMIZER, name, full(tensor)
 
 
 def check_space(root: Path, model: nn.Module, average: Average | None, optimizer: Optimizer, *, kept: int) -> None:

@@ -4,26 +4,25 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from itertools import chain
 from pathlib import Path
 
 from vitctl.data.loader import Batch, share
 from vitctl.engine import skips
 from vitctl.engine.agreement import Held, agreed_checkpoint, agreed_tensors, agreed_to_go_on, check_numbers
-from vitctl.engine.averaging import Average, averaged
-from vitctl.engine.checkpoint import OPTIMIZER, Saved, set_aside_after
+from vitctl.engine.averaging import averaged
+from vitctl.engine.checkpoint import AVERAGE, MODEL, OPTIMIZER, Saved, set_aside_after
 from vitctl.engine.evaluation import Score, agree
 from vitctl.engine.journal import LOG, Journal, cut_after, read_lines
-from vitctl.engine.loop import Hooks, Result, Trainer, run_steps, take
+from vitctl.engine.loop import Result, Trainer, run_steps, take
 from vitctl.engine.optimizer import load_optimizer_tensors
-from vitctl.engine.preemption import StopFlag, Stopped
+from vitctl.engine.preemption import Stopped
 from vitctl.engine.rescue import rescue
 from vitctl.engine.runtime import Runtime
 from vitctl.engine.saving import Saver, check_space, parts
 from vitctl.engine.sharding import is_sharded, load_full_state
 from vitctl.engine.skips import SKIPPED, Counts
-from vitctl.engine.task import Settings, Task
+from vitctl.engine.task import Task, is_due
 from vitctl.errors import CheckpointError, DataError
 from vitctl.system.text import typed
 
@@ -35,11 +34,8 @@ BUDGET_FLOOR = 10_000  # images; below this many the bad-sample budget is that o
 class Run:
     """One training run on disk, as one process sees it."""
 
-    runtime: Runtime
     folder: Path
     task: Task
-    settings: Settings
-    journal: Journal
     trainer: Trainer
     saver: Saver
     counts: Counts = field(default_factory=Counts)
@@ -48,6 +44,16 @@ class Run:
     scores: dict[int, Score] = field(default_factory=dict)
     probed: set[int] = field(default_factory=set)
     _window: tuple[float, int, float] = (0.0, 0, 0.0)
+
+    @property
+    def runtime(self) -> Runtime:
+        """This process among its peers."""
+        return self.trainer.runtime
+
+    @property
+    def journal(self) -> Journal:
+        """log.jsonl of the main process."""
+        return self.saver.journal
 
     def resume(self) -> int:
         """Continue from the newest whole checkpoint that the first process sees; returns its step, 0 when there is none.
@@ -60,7 +66,7 @@ class Run:
         for problem in problems:
             self.journal.write("warning", step=0, text=problem)
         step = saved.step if saved else 0
-        if saved and (said := agreed_to_go_on(self.runtime, saved, self.settings.total_steps, self.task.identity)):
+        if saved and (said := agreed_to_go_on(self.runtime, saved, self.task.total_steps, self.task.identity)):
             self.journal.write("warning", step=step, text=said)
         read = self._load(saved) if saved is not None else {}
         trainer = self.trainer
@@ -74,7 +80,7 @@ class Run:
             self.scores |= Score.by_step(records)
             self.probed |= {r["step"] for r in records if r.get("kind") == "fewshot" and "step" in r}
             if step:
-                self.journal.write("resume", step=step, total_steps=self.settings.total_steps)
+                self.journal.write("resume", step=step, total_steps=self.task.total_steps)
         return step
 
     def start_clock(self, step: int) -> None:
@@ -84,11 +90,11 @@ class Run:
     def _load(self, saved: Saved) -> Held:
         """Take over a checkpoint; what was read of it."""
         read = agreed_tensors(self.runtime, saved)
-        load_full_state(self.trainer.bare, read["model.safetensors"])
+        load_full_state(self.trainer.bare, read[MODEL])
         load_optimizer_tensors(self.trainer.optimizer, self.trainer.bare, read[OPTIMIZER])
         self.counts = Counts(**{name: int(saved.state.get(name, 0)) for name in asdict(Counts())})
         if self.trainer.average is not None:
-            self.trainer.average.load(read["ema.safetensors"], saved.step - self.counts.num_skipped)
+            self.trainer.average.load(read[AVERAGE], saved.step - self.counts.num_skipped)
         self.saved_step = saved.step
         return read
 
@@ -104,28 +110,27 @@ class Run:
             self._note_skipped(step, result, micro_batches)
         self._log_step(step, result, waited)
         self.logged_step = step
-        read = (
-            step * self.settings.batch_size
-        )  # what ends a run comes last: the step before it is whole, and so is its log
-        if self.counts.num_bad > self.settings.max_bad_fraction * max(read, BUDGET_FLOOR):
+        # What ends a run comes last: the step before it is whole, and so is its log.
+        read = step * self.trainer.batch_size
+        if self.counts.num_bad > self.task.max_bad_fraction * max(read, BUDGET_FLOOR):
             raise DataError(
                 f"{self.counts.num_bad} of {read} images read so far cannot be used, more than data.max_bad_fraction = "
-                f"{self.settings.max_bad_fraction:g} allows; {self.folder / BAD_SAMPLES} lists them: {self.bad_reasons()}; mend the "
+                f"{self.task.max_bad_fraction:g} allows; {self.folder / BAD_SAMPLES} lists them: {self.bad_reasons()}; mend the "
                 f"data, or go on with: vitctl resume {typed(self.folder)} --set data.max_bad_fraction=SHARE --allow data.max_bad_fraction"
             )
         skips.check_bound(step, self.counts, result, self.folder / SKIPPED)
 
     def _log_step(self, step: int, result: Result, waited: float) -> None:
-        read = step * self.settings.batch_size
+        read = step * self.trainer.batch_size
         began, first, all_waited = self._window
         all_waited += waited
         self._window = (began, first, all_waited)
         seconds = time.perf_counter() - began
-        rate = (step - first) * self.settings.batch_size / seconds
-        if step % self.settings.log_every and step != self.settings.total_steps:
+        rate = (step - first) * self.trainer.batch_size / seconds
+        if step % self.task.log_every and step != self.task.total_steps:
             self.journal.tell(
                 step=step,
-                total_steps=self.settings.total_steps,
+                total_steps=self.task.total_steps,
                 samples=read,
                 loss=result.loss,
                 lr=result.lr,
@@ -138,7 +143,7 @@ class Run:
         self.journal.write(
             "train",
             step=step,
-            total_steps=self.settings.total_steps,
+            total_steps=self.task.total_steps,
             samples=read,
             epoch=round(read / self.task.num_images, 4),
             loss=result.loss,
@@ -171,7 +176,7 @@ class Run:
             for sample, key, reason in batch.bad:
                 bad = {"step": step, "sample": sample, "key": key, "reason": reason}
                 self.journal.append(self.folder / BAD_SAMPLES, bad)
-        if self.settings.log_sample_keys:
+        if self.task.log_sample_keys:
             keys = [self.task.key(int(i)) for batch in micro_batches for i in batch.samples]
             self.journal.append(self._samples_file, {"step": step, "keys": keys})
 
@@ -179,7 +184,7 @@ class Run:
         """Score the model, its average when there is one, once per step."""
         if self.task.score is None or self._all_have(step in self.scores):
             return
-        if step == self.settings.total_steps:
+        if step == self.task.total_steps:
             self.save(step, last=True)  # whatever ends the process in the last evaluation, no step is lost
         began = time.perf_counter()
         with averaged(self.trainer.bare, self.trainer.average):
@@ -194,7 +199,7 @@ class Run:
         """Few-shot accuracies of the model, its average when there is one, once per step."""
         if self.task.probe is None or self._all_have(step in self.probed):
             return
-        if step == self.settings.total_steps:
+        if step == self.task.total_steps:
             self.save(step)
         began = time.perf_counter()
         with averaged(self.trainer.bare, self.trainer.average):
@@ -225,7 +230,7 @@ class Run:
         self._settle()
         if self.saved_step != step:
             self.start_saving(step)
-        if not last and self.settings.save_in_background:
+        if not last and self.task.save_in_background:
             return
         problem = self._settle()
         if problem and last:
@@ -239,13 +244,17 @@ class Run:
         """Begin to write a checkpoint of this step; only of a sharded model other processes have a part in it."""
         everything = parts(self.trainer.bare, self.trainer.average, self.trainer.optimizer)
         if self.runtime.is_main:
-            state = {"samples": step * self.settings.batch_size, **asdict(self.counts)}
+            state = {"samples": step * self.trainer.batch_size, **asdict(self.counts)}
             state |= self.task.identity.state if self.task.identity else {}
             self.saver.start(step, everything, state, self._accuracies)
         elif is_sharded(self.trainer.bare):
             for _ in everything:
                 pass
         self.saved_step = step
+
+    def rescue(self, step: int, error: Exception) -> None:
+        """What `vitctl.engine.rescue` does."""
+        rescue(self, step, error)
 
     def _settle(self) -> str:
         """Wait for the save under way; on every process what went wrong with it, "" when it is whole."""
@@ -259,18 +268,14 @@ class Run:
         return {at: score.accuracy for at, score in self.scores.items()}
 
 
-def fit(
-    runtime: Runtime, folder: Path, task: Task, settings: Settings, journal: Journal, stop: StopFlag
-) -> Score | None:
-    """Train in `folder`, going on from its newest checkpoint, to settings.total_steps.
+def fit(folder: Path, task: Task, trainer: Trainer, saver: Saver) -> Score | None:
+    """Train in `folder`, going on from its newest checkpoint, to task.total_steps.
 
     Args:
-        runtime: this process among its peers.
         folder: of the run; gets log.jsonl, bad_samples.jsonl, checkpoints/.
-        task: model, data, loss and score.
-        settings: the numbers.
-        journal: of the main process.
-        stop: raised by signals.
+        task: data, length and score.
+        trainer: the model and its update.
+        saver: of the checkpoints; its journal is the run's.
 
     Returns:
         the score after the last step; None when there is nothing to score on.
@@ -279,24 +284,7 @@ def fit(
         Stopped: a signal came; the state is saved.
         DataError: too many bad samples.
     """
-    decay, debias = settings.averaging_decay, settings.averaging_debias
-    average = Average(task.model, decay, debias=debias) if decay else None
-    trainer = Trainer(
-        runtime=runtime,
-        model=runtime.wrap(task.model),
-        bare=task.model,
-        optimizer=task.optimizer,
-        average=average,
-        objective=task.objective,
-        lr=task.lr,
-        batch_size=settings.batch_size,
-        weight_decay=settings.weight_decay,
-        clip_norm=settings.clip_norm,
-        seed=settings.seed,
-        stop=stop,
-    )
-    saver = Saver(folder / CHECKPOINTS, task.config, task.meta, settings.keep_last, settings.keep_best, journal=journal)
-    run = Run(runtime, folder, task, settings, journal, trainer, saver)
+    run = Run(folder, task, trainer, saver)
     try:
         return _fit(run)
     finally:
@@ -304,31 +292,27 @@ def fit(
 
 
 def _fit(run: Run) -> Score | None:
-    runtime, task, settings, trainer = run.runtime, run.task, run.settings, run.trainer
-    total_steps = settings.total_steps
+    task, trainer, total_steps = run.task, run.trainer, run.task.total_steps
     first_step = run.resume()
-    if runtime.is_main:
-        kept = settings.keep_last + settings.keep_best
+    if run.runtime.is_main:
+        kept = run.saver.last + run.saver.best
         check_space(run.saver.root, trainer.bare, trainer.average, trainer.optimizer, kept=kept)
-    if first_step and settings.evaluate_every and first_step % settings.evaluate_every == 0:
+    if first_step and is_due(first_step, task.evaluate_every):
         run.evaluate(first_step)
-    if first_step and settings.probe_every and first_step % settings.probe_every == 0:
+    if first_step and is_due(first_step, task.probe_every):
         run.probe(first_step)
     if first_step < total_steps:
-        own = len(share(settings.batch_size, runtime.num_processes, runtime.rank))
+        own = len(share(trainer.batch_size, run.runtime.num_processes, run.runtime.rank))
         batches = task.batches(first_step)
         run.journal.tell(at_once=True, step=first_step, total_steps=total_steps)
-        if settings.warm_up:
+        if task.warm_up:
             batches = _warmed_up(run, batches, own, first_step)
         run.start_clock(first_step)
-        every = settings.evaluate_every, settings.save_every
-        hooks = Hooks(run.log, run.evaluate, run.save, partial(rescue, run), *every, run.probe, settings.probe_every)
-        run_steps(trainer, batches, own, first_step, total_steps, hooks)
+        run_steps(trainer, task, batches, own, first_step, run)
     else:
         run.evaluate(total_steps)
-        if settings.probe_every:
-            run.probe(total_steps)
-    agree(runtime, trainer.stop)
+        run.probe(total_steps)
+    agree(run.runtime, trainer.stop)
     skips.check_share(total_steps, run.counts, run.folder / SKIPPED)
     if run.counts.num_skipped:
         text = f"{run.counts.num_skipped} of {total_steps} updates were not finite and were skipped; {run.folder / SKIPPED} lists them"

@@ -86,7 +86,7 @@ _SOME_DEVICES = (
 )
 # Of a table of tasks, each task's data.
 _TASK_KEYS = ("split", "data_sha256", "data_source", "train_split", "train_sha256")
-_QUIET = {"from", "weights", "tasks", "recipe", "eval_resize"}
+_QUIET = {"from", "weights", "tasks", "eval_resize"}
 _INTEGERS = {"correct", "total", "top5_correct", "step"}
 _SHOWN = 12
 _CROP_TOLERANCE = 0.01  # 224 of 256 and 384 of 438 are one rule

@@ -20,7 +20,7 @@ from vitctl.jobs.provenance import versions, weights_scored
 from vitctl.jobs.resizing import AnswerCheck, Resizing, card
 from vitctl.jobs.result import RunResult
 from vitctl.models.weights.files import read_json, write_json
-from vitctl.models.weights.load import read_weights, weights_digest
+from vitctl.models.weights.load import read_weights
 from vitctl.models.weights.write import Target, write_weights
 from vitctl.recipe.schema import ExportRecipe
 from vitctl.system.files import replacing, write_text
@@ -151,9 +151,7 @@ def _write_onnx(
     meta = {k: v for k, v in found.weights.meta.items() if k != "class_names"}
     notes = {"class_names": json.dumps(found.weights.meta.get("class_names", [])), "preprocessing": json.dumps(meta)}
     notes |= {"resizing": resizing.note} if resizing else {}
-    onnx.helper.set_model_props(
-        proto, {**notes, "producer": "vitctl", "weights_sha256": weights_digest(found.weights.state)}
-    )
+    onnx.helper.set_model_props(proto, {**notes, "producer": "vitctl", "weights_sha256": found.weights.digest})
     with replacing(path) as aside:
         onnx.save(proto, aside, format="protobuf")
         worst = _agree(path, raw, size, batch_sizes, _run_onnx(aside))

@@ -12,32 +12,15 @@ from vitctl.engine.journal import Journal, Record, Report, silent
 from vitctl.engine.judging import baselines
 from vitctl.engine.preemption import StopFlag
 from vitctl.engine.runtime import Runtime
-from vitctl.jobs.inputs import (
-    Found,
-    at_size,
-    eval_transform,
-    mixing,
-    open_training_images,
-    preprocessing,
-    train_transform,
-    transferred_model,
-    weights_of,
-)
+from vitctl.jobs.inputs import Found, at_size, open_training_images, transferred_model, weights_of
 from vitctl.jobs.integrity import verified, verify
 from vitctl.jobs.length import fitted
 from vitctl.jobs.network import rates_in_words, rates_of, unseen_pixels
 from vitctl.jobs.provenance import trained, training_result, weights_used
 from vitctl.jobs.result import RunResult
-from vitctl.jobs.sampling import sampling_notes, training_order
-from vitctl.jobs.setup import (
-    dropout_draws,
-    on_device,
-    open_journal,
-    start_runtime,
-    train,
-)
+from vitctl.jobs.sampling import sampling_notes
+from vitctl.jobs.setup import Work, dropout_draws, images_of, on_device, open_journal, start_runtime, train
 from vitctl.jobs.sweep import SEEDS, Tried, best, same_everywhere, sweep
-from vitctl.models.weights.load import weights_digest
 from vitctl.recipe.images import TrainImages
 from vitctl.recipe.schema import Finetune
 
@@ -127,13 +110,8 @@ class _Bench:
 def _sweep(recipe: Finetune, bench: _Bench, run_dir: Path) -> list[Tried]:
     train_on, score_on = open_sweep(recipe, bench.data, run_dir)
 
-    def attempt(lr: float, folder: Path) -> Score:
-        def report(record: Record) -> None:
-            bench.report({**record, "task": f"lr {lr:g}"})
-
-        journal = open_journal(bench.runtime, folder, report)
-        score, _ = _train(_at(recipe, lr), bench, folder, journal, train_on, score_on)
-        return same_everywhere(score, bench.runtime)
+    def attempt(lr: float, folder: Path) -> Score | None:
+        return _one_of_many(_at(recipe, lr), bench, folder, f"lr {lr:g}", (train_on, score_on))
 
     belongs = _belongs(recipe, bench, train_on, score_on)
     tried = sweep(recipe.sweep.lrs, attempt, run_dir, bench.runtime, knob="lr", belongs=belongs)
@@ -155,17 +133,23 @@ def _repeat(
     assert score_on is not None
     bench.runtime.release()
 
-    def attempt(seed: float, folder: Path) -> Score:
-        def report(record: Record) -> None:
-            bench.report({**record, "task": f"seed {seed}"})
-
-        journal = open_journal(bench.runtime, folder, report)
-        score, _ = _train(_seeded(recipe, int(seed)), bench, folder, journal, train_on, score_on)
-        return same_everywhere(score, bench.runtime)
+    def attempt(seed: float, folder: Path) -> Score | None:
+        return _one_of_many(_seeded(recipe, int(seed)), bench, folder, f"seed {seed}", images)
 
     belongs = _belongs(recipe, bench, train_on, score_on) | {"lr": recipe.optimizer.lr}
     others = sweep(seeds[1:], attempt, run_dir, bench.runtime, knob="seed", belongs=belongs, where=SEEDS)
     return [Tried(seeds[0], same_everywhere(first, bench.runtime)), *others]
+
+
+def _one_of_many(
+    recipe: Finetune, bench: _Bench, folder: Path, task: str, images: tuple[Source, Source | None]
+) -> Score | None:
+    """One training of several; what it reports is told to be of `task`."""
+
+    def report(record: Record) -> None:
+        bench.report({**record, "task": task})
+
+    return _train(recipe, bench, folder, open_journal(bench.runtime, folder, report), *images)[0]
 
 
 def over_seeds(repeated: Sequence[Tried]) -> dict[str, Any]:
@@ -183,7 +167,7 @@ def over_seeds(repeated: Sequence[Tried]) -> dict[str, Any]:
 def _belongs(recipe: Finetune, bench: _Bench, train_on: Source, score_on: Source) -> dict[str, Any]:
     """What the scores of one job share."""
     return {
-        "from_sha256": weights_digest(bench.found.weights.state),
+        "from_sha256": bench.found.weights.digest,
         "train_sha256": train_on.digest,
         "data_sha256": score_on.digest,
         "initialise": recipe.weights.initialise,
@@ -218,23 +202,15 @@ def _train(
     journal.write("weights", step=0, path=found.path, text=text)
     for text in unseen_pixels(model.config):
         journal.write("warning", step=0, text=text)
-    mean, std = tuple(found.weights.meta["mean"]), tuple(found.weights.meta["std"])
-    meta = preprocessing(data, mean, std) | {"class_names": list(train_on.class_names)}
+    images = images_of(data, train_on, score_on, recipe.seed)
+    meta = images.meta(found.weights.meta["mean"], found.weights.meta["std"])
     score = train(
         recipe,
-        bench.runtime,
-        folder,
-        journal,
-        bench.stop,
-        model=on_device(model, bench.runtime),
-        config=model.config,
-        meta=meta,
-        train_on=(train_on, train_transform(data)),
-        score_on=(score_on, eval_transform(data)) if score_on is not None else None,
-        mixing=mixing(data),
-        max_bad_fraction=data.max_bad_fraction,
-        order=training_order(data, train_on, recipe.seed) if not data.synthetic else None,
-        started_from=weights_digest(found.weights.state),
+        Work(bench.runtime, folder, journal, bench.stop),
+        on_device(model, bench.runtime),
+        images,
+        meta,
+        started_from=found.weights.digest,
     )
     used = trained(recipe, data, bench.runtime, train_on, score_on, meta)
     return score, used | rates | dropout_draws(recipe, model.config, folder)

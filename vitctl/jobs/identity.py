@@ -9,8 +9,8 @@ from typing import Any
 
 from vitctl.data.read import Source
 from vitctl.errors import CheckpointError
+from vitctl.recipe.neutral import deciding
 from vitctl.recipe.schema import TrainRecipe
-from vitctl.recipe.write import deciding
 from vitctl.system.files import read_json, write_json
 from vitctl.system.text import typed
 

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from pydantic import ValidationError
@@ -128,19 +127,6 @@ def eval_transform(data: TrainImages) -> EvalTransform:
         exif_orientation=data.turns_upright,
         truncated=data.truncated,
     )
-
-
-def preprocessing(data: TrainImages, mean: tuple[float, ...], std: tuple[float, ...]) -> dict[str, Any]:
-    """What must travel with the weights for the same numbers elsewhere."""
-    return {
-        "image_size": data.image_size,
-        "eval_method": data.eval_method,
-        "eval_resize": data.eval_resize,
-        "resample": data.eval_resample or data.resample,
-        "exif_orientation": data.turns_upright,
-        "mean": list(mean),
-        "std": list(std),
-    }
 
 
 @dataclass(frozen=True)

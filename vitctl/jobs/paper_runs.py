@@ -7,6 +7,7 @@ from typing import Any
 
 from vitctl.data.catalog import known_size
 from vitctl.data.vtab import VTAB
+from vitctl.engine.checkpoint import AVERAGE, MODEL, step_of
 from vitctl.engine.journal import LOG, read_lines
 from vitctl.engine.training import CHECKPOINTS
 from vitctl.errors import VitctlError
@@ -14,16 +15,16 @@ from vitctl.jobs.fewshot_sets import SPLITS
 from vitctl.jobs.result import RunResult
 from vitctl.models.weights.load import read_weights, weights_digest
 from vitctl.recipe.load import load_recipe
+from vitctl.recipe.neutral import result_neutral
 from vitctl.recipe.paper import FIGURE_4_SIZES
 from vitctl.recipe.schema import Evaluate, Fewshot, Finetune, Pretrain, Recipe, TrainRecipe, Vtab
 from vitctl.recipe.write import differences
 
-# What may differ in a run that still counts as one of its recipe. Another data.path does not: nothing holds what is there
-# against the data set that the recipe names.
+# What may differ in a run that still counts as one of its recipe, beside what changes no number. Another data.path does not:
+# nothing holds what is there against the data set that the recipe names.
 _FREE = (
-    *("machine.", "log.", "checkpoint.every_steps", "checkpoint.background", "checkpoint.keep_last"),
-    *("evaluation.every_steps", "evaluation.batch_size", "fewshot_probe.", "fewshot.cache"),
-    *("note", "seed", "finetune.seeds", "data.root", "data.cache_gib", "weights.source"),
+    *(*result_neutral(), "machine.precision", "evaluation.every_steps", "fewshot_probe."),
+    *("seed", "finetune.seeds", "weights.source"),
 )
 # What a command line sets where a recipe cannot: the data set of the recipes that are for any.
 _NAMED = {
@@ -146,7 +147,7 @@ def weights_misfit(run: Maker, makers: Sequence[Maker]) -> tuple[Maker | None, s
         if not digest or (maker.digest != digest and (stored is None or _digest(stored) != digest)):
             continue
         last, wanted = _last(maker), _stands_for(maker)
-        taken = (_step(stored), stored.stem) if stored is not None else (last, "model")
+        taken = ((step_of(stored.parent) or 0), stored.stem) if stored is not None else (last, MODEL)
         if taken != wanted:
             return None, f"of {maker.where} it takes {_told(*taken)}, should be {_told(*wanted)}"
         return maker, ""
@@ -154,7 +155,7 @@ def weights_misfit(run: Maker, makers: Sequence[Maker]) -> tuple[Maker | None, s
 
 
 def _told(step: int, name: str) -> str:
-    return f"{'the average of ' if name == 'ema' else ''}step {step:,}"
+    return f"{'the average of ' if name == AVERAGE else ''}step {step:,}"
 
 
 def _origin(run: Maker) -> tuple[str, Path]:
@@ -184,20 +185,15 @@ def _digest(path: Path) -> str:
 def _stands_for(maker: Maker) -> tuple[int, str]:
     """Step and file name of the weights that stand for a training run."""
     assert isinstance(maker.recipe, TrainRecipe)
-    name = "ema" if maker.recipe.averaging.decay else "model"
+    name = AVERAGE if maker.recipe.averaging.decay else MODEL
     scores = [
         (record["accuracy"], record["step"])
         for record in read_lines(maker.folder / LOG)
         if record.get("kind") == "evaluate" and {"accuracy", "step"} <= record.keys()
     ]
-    return (max(scores)[1] if maker.recipe.checkpoint.keep_best and scores else _last(maker)), name
+    return (max(scores)[1] if maker.recipe.evaluation.early_stopping and scores else _last(maker)), name
 
 
 def _last(maker: Maker) -> int:
     """The step of its last checkpoint."""
-    return _step(Path(maker.result.files.get("model", "")))
-
-
-def _step(file: Path) -> int:
-    name = file.parent.name.removeprefix("step_")
-    return int(name) if name.isdigit() else 0
+    return step_of(Path(maker.result.files.get(MODEL, "")).parent) or 0

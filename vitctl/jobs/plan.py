@@ -20,6 +20,7 @@ from vitctl.jobs.length import TASK_IMAGES, fit, fitted, is_open, learning_rate
 from vitctl.jobs.network import find_network, model_config, needs_labels, rates_in_words, rates_of, unseen_pixels
 from vitctl.jobs.sampling import check_order, open_train, sampling_notes, subset_size
 from vitctl.models.configs import Config, ViTConfig
+from vitctl.models.costs import OPTIMIZER_SLOTS
 from vitctl.models.flops import count_macs, count_parameters, training_flops, training_memory_bytes
 from vitctl.models.variants import downstream
 from vitctl.recipe.images import TrainImages
@@ -73,7 +74,7 @@ class _Memory:
 
     @classmethod
     def of(cls, config: Config, recipe: Pretrain | Finetune, *, checkpoint_blocks: bool) -> "_Memory":
-        slots, averaging = (2 if recipe.optimizer.name == "adam" else 1), recipe.averaging.decay > 0
+        slots, averaging = OPTIMIZER_SLOTS[recipe.optimizer.name], recipe.averaging.decay > 0
         precision: Literal["float32", "bf16", "float64"] = (
             "bf16" if recipe.machine.precision == "auto" else recipe.machine.precision
         )
@@ -130,7 +131,7 @@ def make_plan(recipe: Pretrain | Finetune, size: "_Size | None" = None) -> Plan:
     o, s, m = recipe.optimizer, recipe.schedule, recipe.machine
     steps = total_steps(num_images, s.batch_size, steps=s.total_steps, epochs=s.total_epochs)
     share = -(-s.batch_size // m.processes)
-    slots, averaging = (2 if o.name == "adam" else 1), recipe.averaging.decay > 0
+    slots, averaging = OPTIMIZER_SLOTS[o.name], recipe.averaging.decay > 0
     if m.precision == "auto":
         notes.append("memory is that of bf16, which machine.precision = 'auto' takes where the device has it")
     memory, shards = _Memory.of(config, recipe, checkpoint_blocks=m.checkpoint_blocks), _shards(recipe)

@@ -9,15 +9,15 @@ from torch import Tensor
 from vitctl.engine.journal import Report, silent
 from vitctl.engine.losses import predict_masked_patches
 from vitctl.engine.preemption import StopFlag
-from vitctl.jobs.inputs import eval_transform, mixing, open_training_images, preprocessing, train_transform
+from vitctl.jobs.inputs import open_training_images
 from vitctl.jobs.integrity import verified, verify
 from vitctl.jobs.length import fitted
 from vitctl.jobs.network import model_config, needs_labels, unseen_pixels
 from vitctl.jobs.probe import make_probe, open_probe
 from vitctl.jobs.provenance import trained, training_result
 from vitctl.jobs.result import RunResult
-from vitctl.jobs.sampling import sampling_notes, training_order
-from vitctl.jobs.setup import dropout_draws, on_device, open_journal, start_runtime, train
+from vitctl.jobs.sampling import sampling_notes
+from vitctl.jobs.setup import Work, dropout_draws, images_of, on_device, open_journal, start_runtime, train
 from vitctl.models.build import build
 from vitctl.models.configs import MaskedPatchConfig
 from vitctl.recipe.schema import Pretrain
@@ -54,30 +54,14 @@ def pretrain(recipe: Pretrain, run_dir: Path, report: Report = silent, stop: Sto
     for text in unseen_pixels(config):
         journal.write("warning", step=0, text=text)
     model = on_device(build(config, seed=recipe.seed, dtype=runtime.dtype), runtime)
-    meta = preprocessing(recipe.data, recipe.data.mean, recipe.data.std) | {"class_names": list(train_on.class_names)}
 
     objective = None
     if isinstance(config, MaskedPatchConfig):
         objective, score_on = masked_patch_objective(recipe, config), None  # there are no classes to score
-    score = train(
-        recipe,
-        runtime,
-        run_dir,
-        journal,
-        stop,
-        model=model,
-        config=config,
-        meta=meta,
-        train_on=(train_on, train_transform(recipe.data)),
-        score_on=(score_on, eval_transform(recipe.data)) if score_on is not None else None,
-        objective=objective,
-        mixing=mixing(recipe.data),
-        probe=(make_probe(recipe, probed, runtime, journal, stop), recipe.fewshot_probe.every_steps)
-        if probed
-        else None,
-        max_bad_fraction=recipe.data.max_bad_fraction,
-        order=training_order(recipe.data, train_on, recipe.seed) if not recipe.data.synthetic else None,
-    )
+    work, images = Work(runtime, run_dir, journal, stop), images_of(recipe.data, train_on, score_on, recipe.seed)
+    meta = images.meta(recipe.data.mean, recipe.data.std)
+    probe = make_probe(recipe, probed, runtime, journal, stop) if probed else None
+    score = train(recipe, work, model, images, meta, objective=objective, probe=probe)
     used = trained(recipe, recipe.data, runtime, train_on, score_on, meta) | dropout_draws(recipe, config, run_dir)
     used |= verified(bytes_read, runtime, journal, is_score=False)
     return training_result(recipe, runtime, run_dir, score, used, score_on)

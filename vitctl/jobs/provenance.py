@@ -75,7 +75,7 @@ def weights_used(found: Found, section: StartWeights) -> dict[str, Any]:
     """Which pre-trained weights a result stands on."""
     return {
         "from": found.path,
-        "from_sha256": weights_digest(found.weights.state),
+        "from_sha256": found.weights.digest,
         **found.chosen.used("from"),
         "initialise": section.initialise,
     }
@@ -85,7 +85,7 @@ def weights_scored(found: Found) -> dict[str, Any]:
     """Which weights a result is of."""
     return {
         "weights": found.path,
-        "weights_sha256": weights_digest(found.weights.state),
+        "weights_sha256": found.weights.digest,
         "network_sha256": _network_digest(found),
         **found.chosen.used("weights"),
     }
@@ -156,7 +156,7 @@ def training_result(
     state = read_state(path.parent)
     weights = {
         **chosen.used(),
-        "weights_sha256": weights_digest(Saved(path.parent, state).tensors(path.name)),
+        "weights_sha256": weights_digest(Saved(path.parent, state).tensors(path.stem)),
         "skipped_updates": state.get("num_skipped", 0),
         **changed_on_purpose(run_dir),
     }

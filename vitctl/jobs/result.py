@@ -3,7 +3,7 @@
 import hashlib
 import importlib.metadata
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -15,6 +15,8 @@ from vitctl.data.origin import source_text
 from vitctl.data.read import Source
 from vitctl.engine.journal import with_infinities, write_json
 from vitctl.errors import CheckpointError
+from vitctl.recipe.neutral import deciding, result_neutral
+from vitctl.recipe.schema import Recipe
 from vitctl.system.files import read_bytes
 from vitctl.system.text import one_line
 
@@ -22,10 +24,8 @@ FILE = "result.json"
 _MOST_BYTES = 256 * 2**20
 # What the digests of data cover; those of earlier releases were of index.json alone.
 DATA_DIGEST = {"data_digest": "index, tables, views"}
-# Of a recipe, what does not touch the numbers.
-_IDLE = {"machine", "log", "note", "checkpoint"}
 # What a recipe may leave to the weights ("as_stored") or the device ("auto"): a result tells the value that it stood for.
-_RESOLVED = ("dropout", "drop_path", "precision")
+_RESOLVED = {"dropout": "dropout", "drop_path": "drop_path", "machine.precision": "precision"}
 
 
 class _Numbers(BaseModel):
@@ -94,11 +94,17 @@ def installed(names: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def with_recipe(result: RunResult, recipe: BaseModel) -> RunResult:
+def with_recipe(result: RunResult, recipe: Recipe) -> RunResult:
     """The result with a digest of the recipe values that decide its numbers, and of what "auto" and "as_stored" stood for."""
-    resolved = {key: result.provenance[key] for key in _RESOLVED if key in result.provenance}
-    values = json.dumps(recipe.model_dump(exclude=_IDLE) | resolved, sort_keys=True).encode()
-    return replace(result, provenance=result.provenance | {"recipe_sha256": hashlib.sha256(values).hexdigest()})
+    used = result.provenance
+    resolved = {key: used[name] for key, name in _RESOLVED.items() if name in used}
+    return replace(result, provenance=used | {"recipe_sha256": recipe_digest(recipe, result_neutral(), resolved)})
+
+
+def recipe_digest(recipe: Recipe, free: tuple[str, ...], resolved: Mapping[str, Any]) -> str:
+    """SHA-256 of a recipe's values, but for those whose keys begin as one of `free`; `resolved` replaces some of them."""
+    values = deciding(recipe, free) | dict(resolved)
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 def write_result(folder: Path, result: RunResult) -> RunResult:

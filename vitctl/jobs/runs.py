@@ -1,13 +1,12 @@
 """Finished runs: which of a run's weights stand for it, and which run is taken where none is named."""
 
-import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vitctl.engine.checkpoint import newest_checkpoint, read_checkpoint
+from vitctl.engine.checkpoint import AVERAGE, MODEL, STATE, newest_checkpoint, read_checkpoint, step_folder, step_of
 from vitctl.engine.evaluation import Score
 from vitctl.engine.journal import LOG, read_lines
 from vitctl.engine.training import CHECKPOINTS
@@ -17,7 +16,6 @@ from vitctl.recipe.write import written_name
 from vitctl.system.files import read_toml
 
 RUNS = Path("runs")
-AVERAGE, MODEL = "ema", "model"
 PRETRAINING, TRAINING = ("pretrain",), ("pretrain", "finetune")
 _TAKES_ANY = ("evaluate", "export")  # what also makes sense for a fine-tuned network
 _GIVEN = "as given"
@@ -96,7 +94,7 @@ def choose_weights(place: Path, which: str = "") -> tuple[Path, Chosen]:
             raise CheckpointError(
                 f"{place}: --weights {which} chooses among the checkpoints of a run; give a run folder"
             )
-    is_ours = folder.is_dir() and ((folder / "state.json").exists() or (folder / f"{AVERAGE}.safetensors").exists())
+    is_ours = folder.is_dir() and ((folder / STATE).exists() or (folder / f"{AVERAGE}.safetensors").exists())
     if not is_ours:
         if which:
             raise CheckpointError(f"{place}: --weights {which}: this is one set of weights; leave --weights out")
@@ -104,7 +102,7 @@ def choose_weights(place: Path, which: str = "") -> tuple[Path, Chosen]:
             raise CheckpointError(
                 f"{folder}: no such weights; give a run folder, a checkpoint folder or a weights file with --from"
             )
-        return folder, Chosen(step=_step(folder.parent), averaged=folder.name == f"{AVERAGE}.safetensors")
+        return folder, Chosen(step=step_of(folder.parent), averaged=folder.name == f"{AVERAGE}.safetensors")
     has_average = (folder / f"{AVERAGE}.safetensors").exists()
     name = which if which in (AVERAGE, MODEL) else AVERAGE if has_average else MODEL
     path = folder / f"{name}.safetensors"
@@ -113,18 +111,13 @@ def choose_weights(place: Path, which: str = "") -> tuple[Path, Chosen]:
         chosen = replace(chosen, unfinished=result is None or result.status != "done")
     if not path.exists():
         raise CheckpointError(f"{path}: no such weights; {_INSTEAD[name]}")
-    return path, replace(chosen, step=_step(folder), averaged=name == AVERAGE)
-
-
-def _step(folder: Path) -> int | None:
-    """That a checkpoint's folder is named after."""
-    return int(folder.name[5:]) if re.fullmatch(r"step_\d+", folder.name) else None
+    return path, replace(chosen, step=step_of(folder), averaged=name == AVERAGE)
 
 
 def _checkpoint(run: Path, which: str) -> tuple[Path, Chosen]:
     """The folder of the checkpoint that is asked of a run, whole."""
     root, scores = run / CHECKPOINTS, {step: score.accuracy for step, score in logged_scores(run).items()}
-    kept = sorted(step for path in root.iterdir() if (step := _step(path)) is not None)
+    kept = sorted(step for path in root.iterdir() if (step := step_of(path)) is not None)
     scored = [step for step in kept if step in scores]
     best = max(scored, key=lambda step: (scores[step], step), default=None)
     how = which or ("best" if stops_early(run) else "last")
@@ -135,7 +128,7 @@ def _checkpoint(run: Path, which: str) -> tuple[Path, Chosen]:
         _check_recorded(run, how, saved.step, problems)
         own = scores.get(saved.step)
         better = (best, scores[best]) if best is not None and own is not None and scores[best] > own else None
-        if better and not _is_whole(root / f"step_{better[0]:08d}"):
+        if better and not _is_whole(step_folder(root, better[0])):
             better = None
         return saved.folder, Chosen("last", accuracy=own, better=better, damaged=tuple(problems))
     if how == "best" and best is None:
@@ -147,7 +140,7 @@ def _checkpoint(run: Path, which: str) -> tuple[Path, Chosen]:
         raise CheckpointError(f"{run}: has no checkpoint of step {how}; kept are {', '.join(map(str, kept)) or 'none'}")
     if how == "best":
         _check_recorded(run, how, step, [])
-    folder = read_checkpoint(root / f"step_{step:08d}").folder
+    folder = read_checkpoint(step_folder(root, step)).folder
     return folder, Chosen("best" if how == "best" else "step", accuracy=scores.get(step))
 
 

@@ -2,50 +2,58 @@
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from vitctl.data.loader import Batch, eval_batches, told_key, train_batches
 from vitctl.data.order import Order, SampleOrder
 from vitctl.data.read import Source
 from vitctl.data.transforms import EvalTransform, TrainTransform
+from vitctl.engine.averaging import Average
 from vitctl.engine.evaluation import Score, evaluate
 from vitctl.engine.fitting import fits_everywhere, largest_micro_batch
 from vitctl.engine.journal import LOG, Journal, Report, write_json
+from vitctl.engine.loop import Trainer
 from vitctl.engine.losses import classify
 from vitctl.engine.mixing import Mixing, classify_mixed
 from vitctl.engine.optimizer import build_optimizer
 from vitctl.engine.preemption import StopFlag
 from vitctl.engine.runtime import Runtime, start
+from vitctl.engine.saving import Saver
 from vitctl.engine.schedule import total_steps
 from vitctl.engine.sharding import is_sharded, shard
-from vitctl.engine.task import Settings, Task
-from vitctl.engine.training import fit
+from vitctl.engine.task import Task
+from vitctl.engine.training import CHECKPOINTS, fit
 from vitctl.errors import LaunchError
 from vitctl.jobs.identity import identity
+from vitctl.jobs.inputs import eval_transform, mixing, train_transform
 from vitctl.jobs.kept import Attention, MicroBatch, read_kept
 from vitctl.jobs.length import learning_rate
 from vitctl.jobs.runs import choose_weights, logged_scores
 from vitctl.jobs.same_inputs import check_inputs
+from vitctl.jobs.sampling import training_order
 from vitctl.jobs.tracking import tracking
 from vitctl.models.attention import choose_attention, set_attention
 from vitctl.models.blocks import compile_blocks, compile_errors
+from vitctl.models.build import Model
 from vitctl.models.configs import ViTConfig
+from vitctl.models.costs import OPTIMIZER_SLOTS
 from vitctl.models.flops import training_flops
-from vitctl.recipe.schema import TrainRecipe
+from vitctl.recipe.images import TrainImages
+from vitctl.recipe.schema import Finetune, Pretrain, TrainRecipe, Vtab
 from vitctl.recipe.sections import Log, Loss, Machine, ShardedMachine, TrainMachine
-from vitctl.recipe.sections import Optimizer as OptimizerSection
 
 ATTENTION, MICRO_BATCH = "attention.json", "micro_batch.json"
 
-Probe = tuple[Callable[[nn.Module], dict[int, list[float]]], int]
+M = TypeVar("M", bound=nn.Module)
+Probe = Callable[[nn.Module], dict[int, list[float]]]
 
 
 def start_runtime(machine: Machine, run_dir: Path, log: Log | None = None) -> Runtime:
@@ -74,22 +82,63 @@ def open_journal(runtime: Runtime, run_dir: Path, report: Report) -> Journal:
     return Journal(run_dir / LOG if runtime.is_main else None, report)
 
 
+@dataclass(frozen=True)
+class Work:
+    """Where a training runs: this process among its peers, the folder and its log, and the flag that signals raise."""
+
+    runtime: Runtime
+    folder: Path
+    journal: Journal
+    stop: StopFlag
+
+
+@dataclass(frozen=True)
+class Images:
+    """What is trained and scored on.
+
+    Args:
+        train, augmentation: training images, and how they are shown.
+        scored, pre_processing: images that are scored (None: there are none), and how the network is to be shown any.
+        order: of the training images; None: the exact shuffle by the recipe's seed.
+        mixing: of the images that [loss] is taken of.
+    """
+
+    train: Source
+    augmentation: TrainTransform
+    scored: Source | None
+    pre_processing: EvalTransform
+    order: SampleOrder | None = None
+    mixing: Mixing = field(default_factory=Mixing)
+
+    def meta(self, mean: Sequence[float], std: Sequence[float]) -> dict[str, Any]:
+        """What must travel with the weights for the same numbers elsewhere."""
+        shown = self.pre_processing
+        return {
+            "image_size": shown.image_size,
+            "eval_method": shown.method,
+            "eval_resize": shown.resize,
+            "resample": shown.resample,
+            "exif_orientation": shown.exif_orientation,
+            "mean": list(mean),
+            "std": list(std),
+            "class_names": list(self.train.class_names),
+        }
+
+
+def images_of(data: TrainImages, train_on: Source, score_on: Source | None, seed: int) -> Images:
+    """The images of a recipe's [data], as it shows them."""
+    order = None if data.synthetic else training_order(data, train_on, seed)
+    return Images(train_on, train_transform(data), score_on, eval_transform(data), order, mixing(data))
+
+
 def train(
-    recipe: TrainRecipe,
-    runtime: Runtime,
-    run_dir: Path,
-    journal: Journal,
-    stop: StopFlag,
-    *,
-    model: nn.Module,
-    config: Any,
+    recipe: Pretrain | Finetune | Vtab,
+    work: Work,
+    model: Model,
+    images: Images,
     meta: dict[str, Any],
-    train_on: tuple[Source, TrainTransform],
-    score_on: tuple[Source, EvalTransform] | None,
-    max_bad_fraction: float,
+    *,
     objective: Callable[..., Tensor] | None = None,
-    order: SampleOrder | None = None,
-    mixing: Mixing = Mixing(),
     probe: Probe | None = None,
     started_from: str = "",
 ) -> Score | None:
@@ -97,62 +146,83 @@ def train(
 
     Args:
         recipe: with those sections.
-        runtime, run_dir, journal, stop: of the job.
-        model, config, meta: the model, on the runtime's device, and what is stored with its weights.
-        train_on: training images and their augmentation.
-        score_on: images that are scored and their pre-processing.
-        max_bad_fraction: of unreadable images.
+        work: where.
+        model: on the runtime's device.
+        images: that it is trained and scored on.
+        meta: what is stored with its weights.
         objective: in place of [loss]; it looks at no labels.
-        order: of the training images; the exact shuffle by the recipe's seed when not given.
-        mixing: of the images that [loss] is taken of.
-        probe: few-shot accuracies of the model, and every how many steps.
+        probe: few-shot accuracies of the model.
         started_from: digest of the pre-trained weights; empty without any.
 
     Returns:
         the score after the last step, or with early stopping that of the best checkpoint; None without images to score, and
         perhaps on other processes than the main one.
     """
-    source, _ = train_on
-    check_inputs(runtime, model.state_dict(), config, meta, (source, score_on[0] if score_on else None))
-    s = recipe.schedule
+    runtime, folder, journal, source, scored = work.runtime, work.folder, work.journal, images.train, images.scored
+    check_inputs(runtime, model.state_dict(), model.config, meta, (source, scored))
+    s, machine = recipe.schedule, recipe.machine
     steps = total_steps(len(source), s.batch_size, steps=s.total_steps, epochs=s.total_epochs)
     normalise = partial(runtime.images, mean=tuple(meta["mean"]), std=tuple(meta["std"]))
-    workers = num_workers(recipe.machine, runtime)
+    workers = num_workers(machine, runtime)
     share = -(-s.batch_size // runtime.num_processes)
-    loss = partial(objective or _classification(recipe.loss, mixing, recipe.seed), normalise=normalise)
-    batches = _batches(recipe, runtime, train_on, order, neighbours=mixing.is_on, needs_labels=objective is None)
+    loss = partial(objective or _classification(recipe.loss, images.mixing, recipe.seed), normalise=normalise)
+    batches = _batches(recipe, runtime, images, needs_labels=objective is None)
+    score = partial(score_images, work, images, normalise, recipe.evaluation.batch_size, workers)
 
-    def score(scored: nn.Module) -> Score:
-        assert score_on is not None
-        return score_images(runtime, journal, scored, *score_on, normalise, recipe.evaluation.batch_size, workers, stop)
-
-    choose_kernels(recipe.machine, runtime, run_dir, model, _most(recipe.machine.micro_batch, share))
-    if isinstance(recipe.machine, ShardedMachine) and recipe.machine.sharding == "fsdp":
+    choose_kernels(machine, runtime, folder, model, _most(machine.micro_batch, share))
+    if isinstance(machine, ShardedMachine) and machine.sharding == "fsdp":
         if probe:
             raise LaunchError(
                 "fewshot_probe.every_steps asks the model for its features alone, which machine.sharding = 'fsdp' cannot; "
                 "set one of them to 0 or 'none'"
             )
         shard(model, runtime.device, runtime.num_processes)
-    micro_batch = _micro_batch(recipe, runtime, run_dir, model, loss, lambda n: next(batches(0, n, 0)), share)
+    micro_batch = _micro_batch(recipe, runtime, folder, model, loss, lambda n: next(batches(0, n, 0)), share)
     task = Task(
-        model=model,
-        optimizer=_optimizer(recipe.optimizer, model),
-        objective=loss,
-        lr=learning_rate(recipe, steps),
         batches=lambda first_step: batches(first_step, micro_batch, workers),
         num_images=len(source),
-        flops_per_image=training_flops(config, 1),
+        flops_per_image=training_flops(model.config, 1),
         key=partial(told_key, source),
-        score=score if score_on else None,
-        config=config,
-        meta=meta,
-        probe=probe[0] if probe else None,
-        identity=identity(recipe, run_dir, source, score_on[0] if score_on else None, started_from),
+        score=score if scored is not None else None,
+        probe=probe,
+        identity=identity(recipe, folder, source, scored, started_from),
+        total_steps=steps,
+        evaluate_every=recipe.evaluation.every_steps,
+        probe_every=recipe.fewshot_probe.every_steps if isinstance(recipe, Pretrain) else 0,
+        save_every=recipe.checkpoint.every_steps,
+        save_in_background=recipe.checkpoint.background,
+        log_every=recipe.log.every_steps,
+        log_sample_keys=recipe.log.sample_keys,
+        max_bad_fraction=recipe.data.max_bad_fraction,
+        warm_up=machine.compile,
     )
-    with tracking(runtime, recipe, run_dir), compile_errors() if recipe.machine.compile else nullcontext():
-        last = fit(runtime, run_dir, task, _settings(recipe, steps, max_bad_fraction, probe), journal, stop)
-    return _best_score(run_dir, runtime) if recipe.evaluation.early_stopping else last
+    trainer = _trainer(recipe, work, model, loss, learning_rate(recipe, steps))
+    kept = recipe.checkpoint.keep_last, recipe.checkpoint.keep_best
+    saver = Saver(folder / CHECKPOINTS, model.config, meta, *kept, journal=journal)
+    with tracking(runtime, recipe, folder), compile_errors() if machine.compile else nullcontext():
+        last = fit(folder, task, trainer, saver)
+    return _best_score(folder, runtime) if recipe.evaluation.early_stopping else last
+
+
+def _trainer(
+    recipe: TrainRecipe, work: Work, model: nn.Module, objective: Callable[..., Tensor], lr: Callable[[int], float]
+) -> Trainer:
+    average, o = recipe.averaging, recipe.optimizer
+    adam = {"beta1": o.beta1, "beta2": o.beta2, "eps": o.eps}
+    optimizer = build_optimizer(model, name=o.name, weight_decay=o.weight_decay, momentum=o.momentum, **adam)
+    return Trainer(
+        runtime=work.runtime,
+        average=Average(model, average.decay, debias=average.debias) if average.decay else None,
+        model=work.runtime.wrap(model),
+        bare=model,
+        optimizer=optimizer,
+        objective=objective,
+        lr=lr,
+        batch_size=recipe.schedule.batch_size,
+        clip_norm=o.clip_norm,
+        seed=recipe.seed,
+        stop=work.stop,
+    )
 
 
 def _best_score(run_dir: Path, runtime: Runtime) -> Score | None:
@@ -164,20 +234,13 @@ def _best_score(run_dir: Path, runtime: Runtime) -> Score | None:
 
 
 def _batches(
-    recipe: TrainRecipe,
-    runtime: Runtime,
-    train_on: tuple[Source, TrainTransform],
-    order: SampleOrder | None,
-    neighbours: bool,
-    needs_labels: bool,
+    recipe: TrainRecipe, runtime: Runtime, images: Images, *, needs_labels: bool
 ) -> Callable[[int, int, int], Iterator[Batch]]:
-    source, transform = train_on
-
     def batches(first_step: int, micro_batch: int, num_workers: int) -> Iterator[Batch]:
         return train_batches(
-            source,
-            order or Order(len(source), recipe.seed),
-            transform,
+            images.train,
+            images.order or Order(len(images.train), recipe.seed),
+            images.augmentation,
             seed=recipe.seed,
             batch_size=recipe.schedule.batch_size,
             micro_batch=micro_batch,
@@ -185,7 +248,7 @@ def _batches(
             num_processes=runtime.num_processes,
             first_step=first_step,
             num_workers=num_workers,
-            neighbours=neighbours,
+            neighbours=images.mixing.is_on,
             needs_labels=needs_labels,
         )
 
@@ -222,7 +285,7 @@ def _micro_batch(
     setting = json.loads(runtime.first(json.dumps(setting)))
     if {name: known.get(name) for name in setting} == setting:
         return int(known["micro_batch"])
-    copies = (2 if recipe.optimizer.name == "adam" else 1) + (recipe.averaging.decay > 0) + (runtime.num_processes > 1)
+    copies = OPTIMIZER_SLOTS[recipe.optimizer.name] + (recipe.averaging.decay > 0) + (runtime.num_processes > 1)
     reserve = copies * sum(p.numel() * p.element_size() for p in model.parameters())
     found = largest_micro_batch(lambda n: fits_everywhere(runtime, model, objective, batch(n), reserve), share)
     if runtime.is_main:
@@ -257,65 +320,25 @@ def choose_kernels(machine: TrainMachine, runtime: Runtime, run_dir: Path, model
         compile_blocks(model)
 
 
-def _optimizer(o: OptimizerSection, model: nn.Module) -> Optimizer:
-    return build_optimizer(
-        model,
-        name=o.name,
-        weight_decay=o.weight_decay,
-        beta1=o.beta1,
-        beta2=o.beta2,
-        eps=o.eps,
-        momentum=o.momentum,
-    )
-
-
-def _settings(recipe: TrainRecipe, steps: int, max_bad_fraction: float, probe: Probe | None) -> Settings:
-    return Settings(
-        batch_size=recipe.schedule.batch_size,
-        total_steps=steps,
-        weight_decay=recipe.optimizer.weight_decay,
-        clip_norm=recipe.optimizer.clip_norm,
-        averaging_decay=recipe.averaging.decay,
-        averaging_debias=recipe.averaging.debias,
-        seed=recipe.seed,
-        evaluate_every=recipe.evaluation.every_steps,
-        save_every=recipe.checkpoint.every_steps,
-        keep_last=recipe.checkpoint.keep_last,
-        keep_best=recipe.checkpoint.keep_best,
-        log_every=recipe.log.every_steps,
-        log_sample_keys=recipe.log.sample_keys,
-        max_bad_fraction=max_bad_fraction,
-        probe_every=probe[1] if probe else 0,
-        save_in_background=recipe.checkpoint.background,
-        warm_up=recipe.machine.compile,
-    )
-
-
 def score_images(
-    runtime: Runtime,
-    journal: Journal,
-    model: nn.Module,
-    source: Source,
-    transform: EvalTransform,
-    normalise: Any,
-    batch_size: int,
-    workers: int,
-    stop: StopFlag,
+    work: Work, images: Images, normalise: Callable[[Tensor], Tensor], batch_size: int, workers: int, model: nn.Module
 ) -> Score:
-    """Top-1 accuracy on every image of a split, over all processes."""
+    """Top-1 accuracy on every image that is scored, over all processes."""
+    runtime, source = work.runtime, images.scored
+    assert source is not None
     batches = eval_batches(
         source,
-        transform,
+        images.pre_processing,
         batch_size=batch_size,
         rank=runtime.rank,
         num_processes=runtime.num_processes,
         num_workers=workers,
     )
-    batches = journal.watch(batches, "scoring", len(source), runtime.num_processes)
-    return evaluate(runtime, model, batches, num_images=len(source), normalise=normalise, stop=stop)
+    batches = work.journal.watch(batches, "scoring", len(source), runtime.num_processes)
+    return evaluate(runtime, model, batches, num_images=len(source), normalise=normalise, stop=work.stop)
 
 
-def on_device(model: nn.Module, runtime: Runtime) -> nn.Module:
+def on_device(model: M, runtime: Runtime) -> M:
     """The model on the runtime's device, in the runtime's parameter type."""
     return model.to(device=runtime.device, dtype=runtime.dtype)
 

@@ -13,6 +13,7 @@ from vitctl.errors import CheckpointError
 from vitctl.jobs.result import RunResult, read_result, write_result
 
 SWEEP, SEEDS = "sweep", "seeds"
+Scored = tuple[Score | None, dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Tried:
 
 def sweep(
     values: Sequence[float],
-    attempt: Callable[[float, Path], Score],
+    attempt: Callable[[float, Path], Score | None],
     run_dir: Path,
     runtime: Runtime,
     *,
@@ -37,7 +38,7 @@ def sweep(
 
     Args:
         values: that are tried, in this order.
-        attempt: trains with a value in a folder, going on where it stands, and scores; the same score on every process.
+        attempt: trains with a value in a folder, going on where it stands, and scores.
         run_dir: gets WHERE/KNOB_VALUE/ for each; its result stays, its checkpoints go when it is finished.
         runtime: this process among its peers.
         knob: what the values are of, e.g. "lr".
@@ -56,17 +57,50 @@ def sweep(
     tried = []
     for value in values:
         folder = run_dir / where / (f"{knob}_{value}" if isinstance(value, int) else f"{knob}_{value:g}")
-        score = _finished(folder, runtime, belongs)
-        if score is None:
-            folder.mkdir(parents=True, exist_ok=True)
-            score = attempt(value, folder)
-            runtime.release()
-            if runtime.is_main:
-                write_result(folder, RunResult(where, "done", score.numbers, {**belongs, knob: value}))
-        if runtime.is_main:
-            shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
-        tried.append(Tried(value, score))
+
+        def make(value: float = value, folder: Path = folder) -> Scored:
+            return attempt(value, folder), {knob: value}
+
+        tried.append(Tried(value, finished_or(folder, runtime, belongs, make, job=where)))
     return tried
+
+
+def finished_or(
+    folder: Path,
+    runtime: Runtime,
+    belongs: Mapping[str, Any],
+    make: Callable[[], Scored],
+    *,
+    job: str,
+    keep_checkpoints: bool = False,
+) -> Score:
+    """The score in folder/result.json, where an earlier process finished it, else that of `make`, which is kept there.
+
+    Args:
+        folder: of one training; its checkpoints go when it is finished, unless `keep_checkpoints`.
+        runtime: this process among its peers, all of which call this.
+        belongs: what a finished score must share: digests of data and weights, settings.
+        make: trains in the folder, going on where it stands; gives the score, which the main process knows, and what was found out.
+        job: that the result is of.
+
+    Raises:
+        CheckpointError: the folder holds a score of other data, weights or settings.
+    """
+    result = read_result(folder) if runtime.is_main else None
+    done = result is not None and result.status == "done"
+    if result is not None and done:
+        _check_same(folder, result.provenance, belongs)
+    score = same_everywhere(Score.of(result.metrics) if result is not None and done else None, runtime)
+    if not score.total:
+        folder.mkdir(parents=True, exist_ok=True)
+        own, found_out = make()
+        score = same_everywhere(own, runtime)
+        runtime.release()
+        if runtime.is_main:
+            write_result(folder, RunResult(job, "done", score.numbers, {**belongs, **found_out}))
+    if runtime.is_main and not keep_checkpoints:
+        shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
+    return score
 
 
 def best(tried: Sequence[Tried]) -> Tried:
@@ -82,14 +116,9 @@ def same_everywhere(score: Score | None, runtime: Runtime) -> Score:
     return Score(int(correct), int(total), mean if mean >= 0 else None)
 
 
-def _finished(folder: Path, runtime: Runtime, belongs: Mapping[str, Any]) -> Score | None:
-    result = read_result(folder) if runtime.is_main else None
-    if result is not None:
-        changed = [key for key, value in belongs.items() if result.provenance.get(key) != value]
-        if changed:
-            raise CheckpointError(
-                f"{folder}: holds a score of other {', '.join(changed)}; choose another folder with --out"
-            )
-    known = Score.of(result.metrics) if result is not None else None
-    score = same_everywhere(known, runtime)
-    return score if score.total else None
+def _check_same(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    changed = [key for key, value in now.items() if before.get(key) != value]
+    if changed:
+        raise CheckpointError(
+            f"{folder}: holds a score of other {', '.join(changed)}; remove it to train it again, or choose another folder with --out"
+        )

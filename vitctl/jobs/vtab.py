@@ -21,11 +21,10 @@ from vitctl.jobs.result import DATA_DIGEST, RunResult
 from vitctl.jobs.same_inputs import check_found
 from vitctl.jobs.setup import dropout_draws, open_journal, start_runtime
 from vitctl.jobs.vtab_light import score_features
-from vitctl.jobs.vtab_runs import Bench, Setting, fine_tune, recipe_digest, scored_as, settings, tune
+from vitctl.jobs.vtab_runs import Bench, Setting, fine_tune, scored_as, settings, tune
 from vitctl.jobs.vtab_table import make_table, write_table
 from vitctl.jobs.vtab_tasks import chosen_tasks, open_tasks
 from vitctl.models.variants import downstream
-from vitctl.models.weights.load import weights_digest
 from vitctl.recipe.schema import Vtab
 
 TABLE = "table.csv"
@@ -62,7 +61,7 @@ def vtab(recipe: Vtab, run_dir: Path, report: Report = silent, stop: StopFlag | 
     journal = open_journal(runtime, run_dir, report)
     check_found(runtime, found, [source for one in data for source in (one.train800, one.val200, one.train, one.test)])
     bytes_read = verify(runtime, run_dir, *(source for task in data for source in (task.train, task.test)))
-    bench = Bench(recipe, runtime, run_dir, report, stop, found, weights_digest(found.weights.state))
+    bench = Bench(recipe, runtime, run_dir, report, stop, found)
     text = f"{len(tasks)} tasks, {len(recipe.vtab.seeds)} seeds each"
     text += "" if recipe.vtab.light else f"; {rates_in_words(recipe, bench.rates)}"
     journal.write("weights", step=0, path=found.path, text="; ".join(filter(None, (found.chosen.text, text))))
@@ -125,8 +124,6 @@ def _provenance(bench: Bench, data: Sequence[TaskData], setting: Setting | None)
         "augment": recipe.data.augment,
         "seeds": list(recipe.vtab.seeds),
         **chosen,
-        "recipe_sha256": recipe_digest(recipe, bench.rates),
-        "recipe": recipe.model_dump(mode="json", exclude={"machine", "log", "checkpoint"}),
         **DATA_DIGEST,
         "tasks": {task.task.name: _images(bench, task) for task in data},
     }

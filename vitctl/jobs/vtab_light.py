@@ -1,7 +1,6 @@
 """A quick look at VTAB: a linear classifier on frozen features, in closed form. Not the protocol of the paper."""
 
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +13,8 @@ from vitctl.engine.ridge import fit_and_score
 from vitctl.jobs.frozen import FeaturePass
 from vitctl.jobs.inputs import loaded_model
 from vitctl.jobs.setup import num_workers, on_device, open_journal
-from vitctl.jobs.vtab_runs import Bench, belongs_to, finished_or, scored_as
+from vitctl.jobs.sweep import Scored, finished_or
+from vitctl.jobs.vtab_runs import JOB, Bench, belongs_to, scored_as
 from vitctl.models.build import build
 
 L2S = tuple(2.0**power for power in range(-2, 17, 3))
@@ -34,7 +34,7 @@ def score_features(bench: Bench, data: TaskData) -> Score:
     """
     folder = bench.run_dir / "light" / data.task.name
 
-    def make() -> tuple[Score, dict[str, Any]]:
+    def make() -> Scored:
         model = _frozen(bench)
         x800, x200, x_test = (_features(bench, model, s) for s in (data.train800, data.val200, data.test))
         y800, y200 = (torch.from_numpy(source.labels()) for source in (data.train800, data.val200))
@@ -44,7 +44,8 @@ def score_features(bench: Bench, data: TaskData) -> Score:
         scores = fit(torch.cat([x800, x200]), torch.cat([y800, y200]), x_test, l2=l2)
         return _score(scores, data.test), {"l2": l2}
 
-    return finished_or(bench, folder, belongs_to(bench, bench.recipe, data, "train", "test"), make)
+    belongs = belongs_to(bench, bench.recipe, data, "train", "test")
+    return finished_or(folder, bench.runtime, belongs, make, job=JOB)
 
 
 def _correct(scores: Tensor, source: Source) -> int:

@@ -1,9 +1,5 @@
 """One run of one task of VTAB in a folder of its own: made, gone on with, or read back when it is finished."""
 
-import hashlib
-import json
-import shutil
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,22 +9,24 @@ from torch import Tensor, nn
 from vitctl.data.read import Source
 from vitctl.data.transforms import EvalTransform, TrainTransform
 from vitctl.data.vtab_data import TaskData
-from vitctl.engine.checkpoint import newest_checkpoint
+from vitctl.engine.checkpoint import AVERAGE, newest_checkpoint
 from vitctl.engine.evaluation import Score
 from vitctl.engine.journal import Record, Report
 from vitctl.engine.preemption import StopFlag
 from vitctl.engine.runtime import Runtime
 from vitctl.engine.training import CHECKPOINTS
-from vitctl.errors import DataError
 from vitctl.jobs.inputs import Found, transferred_model
 from vitctl.jobs.network import rates_of
-from vitctl.jobs.result import RunResult, read_result, write_result
-from vitctl.jobs.setup import dropout_draws, on_device, open_journal, train
-from vitctl.jobs.sweep import same_everywhere
+from vitctl.jobs.result import recipe_digest
+from vitctl.jobs.setup import Images, Work, dropout_draws, on_device, open_journal, train
+from vitctl.jobs.sweep import Scored, finished_or
 from vitctl.models.weights.load import weights_digest
+from vitctl.recipe.neutral import result_neutral
 from vitctl.recipe.schema import Vtab
 
-_OWN = ("weights_sha256", "l2")  # what a run finds out, and may not be held against it
+JOB = "vtab-task"
+# Of a run in a table; digests tell images and weights wherever they lie, and `precision` is told as it was resolved.
+_FREE = (*result_neutral(), "vtab.", "machine.precision", "data.path", "data.allow_partial", "weights.source")
 
 
 @dataclass(frozen=True)
@@ -55,7 +53,6 @@ class Bench:
     report: Report
     stop: StopFlag
     found: Found
-    from_sha256: str
 
     @property
     def image_size(self) -> int:
@@ -105,29 +102,6 @@ def fine_tune(bench: Bench, data: TaskData, setting: Setting, seed: int) -> Scor
     return _fine_tuned(bench, data, setting, seed, folder, ("train", data.train), ("test", data.test))
 
 
-def finished_or(
-    bench: Bench, folder: Path, belongs: Mapping[str, Any], make: Callable[[], tuple[Score, dict[str, Any]]]
-) -> Score:
-    """The score of a finished run of the same provenance, else that of `make`, which is kept in folder/result.json.
-
-    Raises:
-        DataError: the folder holds a result of other data, weights or settings.
-    """
-    result = read_result(folder) if bench.runtime.is_main else None
-    done = result is not None and result.status == "done"
-    if result is not None and done:
-        _same(folder, result.provenance, belongs)
-    known = same_everywhere(Score.of(result.metrics) if result is not None and done else None, bench.runtime)
-    if known.total:
-        return known
-    folder.mkdir(parents=True, exist_ok=True)
-    score, found_out = make()
-    if bench.runtime.is_main:
-        used = {**belongs, **found_out}
-        write_result(folder, RunResult("vtab-task", "done", metrics=score.numbers, provenance=used))
-    return score
-
-
 def belongs_to(bench: Bench, recipe: Vtab, data: TaskData, train_on: str, score_on: str) -> dict[str, Any]:
     """What a score of a task belongs to; two scores can be compared where these agree."""
     sources: dict[str, Source] = {"train800": data.train800, "val200": data.val200, "train": data.train}
@@ -144,30 +118,11 @@ def belongs_to(bench: Bench, recipe: Vtab, data: TaskData, train_on: str, score_
         "image_size": bench.image_size,
         "resample": recipe.data.resample,
         "precision": bench.runtime.precision,
-        "from_sha256": bench.from_sha256,
+        "from_sha256": bench.found.weights.digest,
         "initialise": recipe.weights.initialise,
-        "recipe_sha256": recipe_digest(recipe, bench.rates),
-    }
-
-
-def recipe_digest(recipe: Vtab, rates: Mapping[str, float]) -> str:
-    """SHA-256 of all values of a recipe that reach the numbers of one run, with the `rates` that it stands for."""
-    free = {"note", "machine", "log", "checkpoint", "vtab"}
-    values = recipe.model_dump(mode="json", exclude=free) | {
         "protocol": "light" if recipe.vtab.light else "fine-tuning",
-        **rates,
+        "recipe_sha256": recipe_digest(recipe, _FREE, bench.rates),
     }
-    values["data"] = {k: v for k, v in values["data"].items() if k not in ("path", "root", "allow_partial")}
-    values["weights"] = {k: v for k, v in values["weights"].items() if k != "source"}
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
-
-
-def _same(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    changed = [name for name in now if name not in _OWN and before.get(name) != now[name]]
-    if changed:
-        raise DataError(
-            f"{folder}: holds a result of other {', '.join(changed)}; remove it to run it again, or choose another folder with --out"
-        )
 
 
 def _fine_tuned(
@@ -191,13 +146,11 @@ def _fine_tuned(
         "flip": transform.flip,
     }
 
-    def make() -> tuple[Score, dict[str, Any]]:
+    def make() -> Scored:
         return _train(bench, recipe, data, folder, (train_on[1], transform), score_on[1])
 
-    score = finished_or(bench, folder, belongs, make)
-    if bench.runtime.is_main and not bench.recipe.vtab.keep_checkpoints:
-        shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
-    return score
+    kept = bench.recipe.vtab.keep_checkpoints
+    return finished_or(folder, bench.runtime, belongs, make, job=JOB, keep_checkpoints=kept)
 
 
 def _train(
@@ -207,59 +160,43 @@ def _train(
     folder: Path,
     train_on: tuple[Source, TrainTransform],
     score_on: Source,
-) -> tuple[Score, dict[str, Any]]:
+) -> Scored:
     """The score after the last step, and what is known only now; on the main process the digest of the scored weights too."""
-    runtime, weights, size = bench.runtime, bench.found.weights, bench.image_size
+    runtime, weights = bench.runtime, bench.found.weights
     model, _ = transferred_model(
         weights,
         recipe.weights,
         num_classes=data.task.num_classes,
-        image_size=size,
+        image_size=bench.image_size,
         **bench.rates,
         seed=recipe.seed,
         dtype=runtime.dtype,
     )
     placed = on_device(model, runtime)
-    resample = recipe.data.resample
-    meta = {
-        "mean": weights.meta["mean"],
-        "std": weights.meta["std"],
-        "class_names": list(score_on.class_names),
-        "image_size": size,
-        "eval_method": "square",
-        "eval_resize": 0,
-        "resample": resample,
-        "exif_orientation": False,
-    }
+    images = Images(*train_on, score_on, scored_as(bench))
+    meta = images.meta(weights.meta["mean"], weights.meta["std"])
 
     def report(record: Record) -> None:
         bench.report({**record, "task": str(folder.relative_to(bench.run_dir))})
 
     score = train(
         recipe,
-        runtime,
-        folder,
-        open_journal(runtime, folder, report),
-        bench.stop,
-        model=placed,
-        config=model.config,
-        meta=meta,
-        train_on=train_on,
-        score_on=(score_on, scored_as(bench)),
-        max_bad_fraction=recipe.data.max_bad_fraction,
-        started_from=bench.from_sha256,
+        Work(runtime, folder, open_journal(runtime, folder, report), bench.stop),
+        placed,
+        images,
+        meta,
+        started_from=bench.found.weights.digest,
     )
-    runtime.release()
     found_out = dropout_draws(recipe, model.config, folder)
     if runtime.is_main:
         found_out |= {"weights_sha256": weights_digest(_scored(recipe, folder, placed))}
-    return same_everywhere(score, runtime), found_out
+    return score, found_out
 
 
 def _scored(recipe: Vtab, folder: Path, model: nn.Module) -> dict[str, Tensor]:
     """The weights that were scored: the last, or their average where there is one."""
     saved, _ = newest_checkpoint(folder / CHECKPOINTS) if recipe.averaging.decay else (None, [])
-    return saved.tensors("ema.safetensors") if saved else model.state_dict()
+    return saved.tensors(AVERAGE) if saved else model.state_dict()
 
 
 def _at(recipe: Vtab, setting: Setting, seed: int) -> Vtab:

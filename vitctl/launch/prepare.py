@@ -16,9 +16,10 @@ from vitctl.launch.environment import Member, find_member
 from vitctl.launch.errors import forget_errors
 from vitctl.launch.run_folder import clear, failed_at_once, not_foreign, owning
 from vitctl.launch.worker import on_cpu
-from vitctl.recipe.load import every_key, load_recipe, Loaded
+from vitctl.recipe.load import Loaded, every_key, load_recipe
+from vitctl.recipe.neutral import FREE_TO_CHANGE
 from vitctl.recipe.schema import Recipe, TrainRecipe
-from vitctl.recipe.write import FREE_TO_CHANGE, differences, to_toml, toml_value
+from vitctl.recipe.write import differences, to_toml, toml_value
 from vitctl.system.files import write_text
 from vitctl.system.text import has_control, one_line, printable, typed
 

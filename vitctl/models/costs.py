@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, fields
 
+OPTIMIZER_SLOTS = {"adam": 2, "sgd": 1}  # numbers that an optimizer keeps for each weight
+
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:

@@ -1,6 +1,5 @@
 """The networks of the paper by name, and configurations as dictionaries for checkpoints. Imports no torch."""
 
-import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, fields, replace
@@ -16,7 +15,7 @@ from vitctl.models.configs import (
     ResNetConfig,
     ViTConfig,
 )
-from vitctl.system.text import one_line
+from vitctl.system.text import nearest, one_line
 
 VARIANTS: dict[str, dict[str, int]] = {
     # AugReg's two small models.
@@ -167,7 +166,7 @@ def from_dict(stored: Mapping[str, Any]) -> Config:
 
 def _did_you_mean(word: str, known: list[str]) -> str:
     plain = {_plain(name): name for name in known}
-    close = [_plain(word)] if _plain(word) in plain else difflib.get_close_matches(_plain(word), plain, n=1)
+    close = [_plain(word)] if _plain(word) in plain else nearest(_plain(word), plain, 1)
     return f", did you mean {plain[close[0]]!r}?" if close else ""
 
 

@@ -1,6 +1,5 @@
 """What a recipe key means, from the schema."""
 
-import difflib
 from typing import Any, get_args
 
 from pydantic import BaseModel
@@ -10,6 +9,7 @@ from vitctl.errors import RecipeError
 from vitctl.recipe.load import every_key
 from vitctl.recipe.schema import JOBS, Recipe
 from vitctl.recipe.write import toml_value
+from vitctl.system.text import did_you_mean, nearest
 
 
 def explain(key: str) -> list[str]:
@@ -23,8 +23,8 @@ def explain(key: str) -> list[str]:
     if asked:
         return [line for name in asked for line in _entries(name)]
     ends = [name for name in known if name.endswith("." + key)]
-    near = ends or difflib.get_close_matches(key, known, n=3, cutoff=0.5)
-    raise RecipeError(f"no recipe has a key '{key}'" + (f"; did you mean {' or '.join(near)}?" if near else ""))
+    near = ends or nearest(key, known)
+    raise RecipeError(f"no recipe has a key '{key}'" + (f"; {did_you_mean(near)}" if near else ""))
 
 
 def _entries(key: str) -> list[str]:

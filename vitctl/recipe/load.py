@@ -1,6 +1,5 @@
 """Read a recipe: TOML, `extends`, overrides, the origin of every value, and every problem at once."""
 
-import difflib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from vitctl.errors import RecipeError
 from vitctl.recipe.schema import JOBS, Recipe
 from vitctl.system.bounds import RECIPE_LINE
 from vitctl.system.files import parse_toml, read_toml
-from vitctl.system.text import has_control, one_line
+from vitctl.system.text import did_you_mean, has_control, nearest, one_line
 
 MAX_PARENTS = 16
 # Each looks at a character once: what could match in several ways takes the cube of a line's length.
@@ -273,8 +272,8 @@ def every_key(schema: type[BaseModel], prefix: str = "") -> list[str]:
 
 
 def _suggest(word: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(word, known, n=3, cutoff=0.55)
-    return f"; did you mean {' or '.join(near)}?" if near else ""
+    near = nearest(word, known)
+    return f"; {did_you_mean(near)}" if near else ""
 
 
 def _shown(value: Any) -> str:

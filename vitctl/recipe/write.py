@@ -11,21 +11,6 @@ from vitctl.recipe.load import Loaded
 from vitctl.recipe.schema import Recipe
 from vitctl.system.text import escaped_json, one_line
 
-# What may change while a run goes on: it decides no number.
-FREE_TO_CHANGE = (
-    "machine.processes",
-    "machine.micro_batch",
-    "machine.workers",
-    "machine.device",
-    "machine.sharding",
-    "log.",
-    "checkpoint.",
-    "vtab.tasks",
-    "vtab.seeds",
-    "vtab.keep_checkpoints",
-    "note",
-)
-
 
 def to_toml(loaded: Loaded, *, origins: bool = True, defaults: bool = True) -> str:
     """The whole recipe as TOML that `load_recipe` reads back to an equal recipe.
@@ -64,11 +49,6 @@ def flat(recipe: Recipe) -> dict[str, Any]:
 
     walk(recipe, "")
     return values
-
-
-def deciding(recipe: Recipe) -> dict[str, str]:
-    """The values that decide the numbers of a run, as TOML by dotted key; all others may change while it goes on."""
-    return {key: toml_value(value) for key, value in flat(recipe).items() if not key.startswith(FREE_TO_CHANGE)}
 
 
 def differences(first: Recipe, second: Recipe) -> list[tuple[str, Any, Any]]:

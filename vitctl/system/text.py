@@ -1,11 +1,13 @@
 """Text that others chose - file names, class names, answers of servers - as a person, a log or a table may safely show it."""
 
+import difflib
 import shlex
 import unicodedata
 from collections.abc import Iterable
 from typing import Any
 
 _KEPT = "\n\t"
+_NEAR = 0.65  # of two words, from 0 to 1; below it they are not alike
 # They turn the direction of what follows, so that a line reads as something that it is not.
 _DIRECTION = set("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 _CONTROL = ("Cc", "Cs", "Zl", "Zp")
@@ -58,6 +60,17 @@ def typed(path: object) -> str:
 def csv_cell(value: object) -> object:
     """A cell for a table that may be opened in a spreadsheet: text that would be a formula there gets a quote before it."""
     return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
+
+
+def nearest(word: str, known: Iterable[str], most: int = 3) -> list[str]:
+    """The words that somebody may have meant, the nearest first."""
+    return difflib.get_close_matches(word, list(known), n=most, cutoff=_NEAR)
+
+
+def did_you_mean(words: Iterable[str]) -> str:
+    """The question, with some words that may have been meant; "" without any."""
+    text = " or ".join(words)
+    return f"did you mean {text}?" if text else ""
 
 
 class PlainStream:

@@ -14,6 +14,7 @@ import pytest
 
 from vitctl.errors import CheckpointError
 from vitctl.models.weights.download import NotOnServerError, cache_folder, fetch
+from vitctl.system import http
 from vitctl.system.bounds import Bound
 
 CONTENT = bytes(range(256)) * 20_000  # several pieces
@@ -92,9 +93,11 @@ Get = Callable[..., Path]
 
 
 @pytest.fixture
-def get(server: Server, tmp_path: Path) -> Get:
+def get(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Get:
+    monkeypatch.setattr(http, "PAUSE_SECONDS", 0.0)
+
     def run(url: str = "", **options: Any) -> Path:
-        return fetch(url or server.url, cache=tmp_path, pause_seconds=0.0, loopback=True, **options)
+        return fetch(url or server.url, cache=tmp_path, loopback=True, **options)
 
     return run
 
@@ -166,8 +169,8 @@ def test_fetch__tries_again_what_passes(server: Server, get: Get, status: int) -
     ("status", "words"),
     [
         (404, "no such file on the server"),
-        (401, "the server refuses (401); a private or gated model needs HF_TOKEN set"),
-        (403, "the server refuses (403); a private or gated model needs HF_TOKEN set"),
+        (401, "the server answers 401 Unauthorized; what is private or gated on Hugging Face needs HF_TOKEN set"),
+        (403, "the server answers 403 Forbidden; what is private or gated on Hugging Face needs HF_TOKEN set"),
         (400, "the server answers 400 Bad Request"),
     ],
 )
@@ -273,7 +276,7 @@ def test_fetch__sends_no_token_to_others(server: Server, get: Get, monkeypatch: 
     monkeypatch.setenv("HF_TOKEN", "secret")
     get()
     assert "Authorization" not in server.requests[0]
-    monkeypatch.setattr("vitctl.models.weights.download._TOKEN_HOST", "127.0.0.1")
+    monkeypatch.setattr(http, "HUB", server.url.partition("/models")[0])
     get(f"{server.url}?again")
     assert server.requests[1]["Authorization"] == "Bearer secret"
     with serving(server) as elsewhere:

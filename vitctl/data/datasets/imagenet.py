@@ -9,6 +9,7 @@ from vitctl.data.datasets.archives import archive_items
 from vitctl.data.datasets.files import class_list, file_items, need, read_lines
 from vitctl.data.datasets.fixed_classes import image_names
 from vitctl.data.datasets.packed_lists import imagenet_validation_labels
+from vitctl.data.scan import IMAGE_SUFFIXES
 from vitctl.data.shards import Item, Originals
 from vitctl.errors import DataError
 
@@ -19,7 +20,6 @@ LABEL_ARCHIVE = (
 WNID_ARCHIVE = "LOC_synset_mapping.txt of Kaggle, or a text file whose lines begin with the 1,000 wnids"
 NUM_CLASSES = 1000
 _FIRST, _LAST = "n01440764", "n15075141"
-_SUFFIXES = (".jpeg", ".jpg", ".png")
 _KAGGLE = "ILSVRC/Data/CLS-LOC"
 _TRAIN_PLACES = ("train", f"{_KAGGLE}/train", "ILSVRC2012_img_train.tar")
 _LABEL_LISTS = (
@@ -64,11 +64,11 @@ def read(root: Path) -> dict[str, Originals]:
 def _images(place: Path) -> list[Item]:
     """All images of a split, keyed by `<wnid>/<file>` or, when they lie flat, by `<file>`. The labels come later."""
     if place.suffix == ".tar":
-        packed = [item for item in archive_items(place) if Path(item.key).suffix.lower() in _SUFFIXES]
+        packed = [item for item in archive_items(place) if Path(item.key).suffix.lower() in IMAGE_SUFFIXES]
         return [replace(item, key="/".join(_folder_and_name(item.key))) for item in packed]
     folders = sorted(path.name for path in place.iterdir() if path.is_dir() and not path.name.startswith("."))
-    names = [f"{folder}/{file}" for folder in folders for file in image_names(place / folder, _SUFFIXES)]
-    names = names or image_names(place, _SUFFIXES)
+    names = [f"{folder}/{file}" for folder in folders for file in image_names(place / folder, IMAGE_SUFFIXES)]
+    names = names or image_names(place, IMAGE_SUFFIXES)
     return file_items(place, names, [-1] * len(names))
 
 

@@ -6,14 +6,13 @@ from pathlib import Path
 from vitctl.data.datasets.archives import archive_items
 from vitctl.data.datasets.files import class_list, file_items
 from vitctl.data.datasets.fixed_classes import image_names
-from vitctl.data.scan import IMAGE_EXTENSIONS
+from vitctl.data.scan import IMAGE_SUFFIXES
 from vitctl.data.shards import Item, Originals
 from vitctl.errors import DataError
 
 ARCHIVE = "fall11_whole.tar of https://image-net.org, packed, or unpacked to a .tar or a folder per synset"
 NUM_CLASSES = 21_843
 _WHOLE = ("fall11_whole.tar", "winter21_whole.tar")
-_SUFFIXES = tuple(f".{extension}" for extension in IMAGE_EXTENSIONS)
 
 
 def read(root: Path) -> dict[str, Originals]:
@@ -55,7 +54,7 @@ def _unpacked(root: Path) -> list[Item]:
     items: list[Item] = []
     for place in sorted(root.glob("*")):
         if place.is_dir() and not place.name.startswith("."):
-            names = [f"{place.name}/{name}" for name in image_names(place, _SUFFIXES)]
+            names = [f"{place.name}/{name}" for name in image_names(place, IMAGE_SUFFIXES)]
             items += file_items(root, names, [-1] * len(names))
         elif place.suffix == ".tar":
             items += [replace(item, key=f"{place.stem}/{item.key}") for item in archive_items(place)]

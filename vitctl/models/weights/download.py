@@ -3,32 +3,23 @@
 import base64
 import fcntl
 import hashlib
-import http.client
 import os
 import re
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from email.message import Message
+from functools import partial
 from pathlib import Path
-from typing import IO, Any
-from urllib.error import HTTPError
 from urllib.parse import unquote, urlsplit
-from urllib.request import HTTPRedirectHandler, Request
 
 from vitctl.errors import CheckpointError
-from vitctl.system.bounds import HTTP_SECONDS, WEIGHTS
+from vitctl.system.bounds import WEIGHTS
 from vitctl.system.files import no_links, open_lock, write_text
-from vitctl.system.http import bounded_opener, told_bytes
-from vitctl.system.parsing import parsing, said_by
+from vitctl.system.http import ATTEMPTS, Client, PassingError, Response, pieces, split_address, told_bytes, told_span
 from vitctl.system.text import has_control, one_line
 
 # Bytes done, and bytes in all (0 when the server does not say).
 Progress = Callable[[int, int], None]
-_CHUNK = 2**20
-_MOST_REDIRECTS = 5
-_TOKEN_HOST = "huggingface.co"
-_PASSING = {408, 425, 429, 500, 502, 503, 504}
 # Torch's servers put the start of the sha256 into the name, as in vit_b_16-c867db91.pth.
 _HASHED_NAME_HOST = "download.pytorch.org"
 
@@ -37,17 +28,12 @@ class NotOnServerError(CheckpointError):
     """The server has no such file."""
 
 
-class _InterruptedError(Exception):
-    """The transfer failed in a way that may not happen again."""
-
-
 def fetch(
     url: str,
     *,
     progress: Progress = lambda _done, _total: None,
     cache: Path | None = None,
-    attempts: int = 5,
-    pause_seconds: float = 1.0,
+    attempts: int = ATTEMPTS,
     loopback: bool = False,
 ) -> Path:
     """Return the file behind `url`, from the cache when it is there, otherwise downloaded and checked.
@@ -59,29 +45,30 @@ def fetch(
         url: an https address.
         progress: told after every piece.
         cache: folder of the cache; $VITCTL_CACHE or ~/.cache/vitctl when not given.
-        attempts, pause_seconds: tries in all, and the pause after the first, which then doubles.
+        attempts: tries in all.
         loopback: let plain http to 127.0.0.1 pass as well.
 
     Raises CheckpointError: another scheme, no such file (NotOnServerError), a login is needed, a web page came instead
     of the file, or the connection kept failing.
     """
-    _check_address(url, loopback)
+    client = Client(partial(_check_address, loopback=loopback), CheckpointError, NotOnServerError)
+    client.check(url)
     target = _place(cache or cache_folder(), url)
     if target.exists():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
     with _alone(target.with_name(target.name + ".lock")):
-        for attempt in range(attempts):
+        for attempt in range(1, attempts + 1):
             if target.exists():  # another process was faster
                 break
             try:
-                os.replace(_transfer(url, target.with_name(target.name + ".part"), progress, loopback), target)
-            except _InterruptedError as error:
-                if attempt + 1 == attempts:
+                os.replace(_transfer(url, target.with_name(target.name + ".part"), progress, client), target)
+            except PassingError as error:
+                if attempt == attempts:
                     raise CheckpointError(
                         f"{url}: {error}; {attempts} attempts failed, run again to go on where it stopped"
                     ) from error
-                time.sleep(pause_seconds * 2**attempt)
+                error.pause(attempt)
     return target
 
 
@@ -111,9 +98,7 @@ def _place(cache: Path, url: str) -> Path:
 
 
 def _check_address(url: str, loopback: bool) -> None:
-    with parsing(url, CheckpointError, "not an address"):
-        address = urlsplit(url)
-        _ = address.port, address.hostname, url.encode("utf-8")
+    address = split_address(url, CheckpointError)
     if address.scheme == "https" and address.hostname:
         return
     if not (loopback and address.scheme == "http" and address.hostname == "127.0.0.1"):
@@ -128,82 +113,35 @@ def _alone(lock: Path) -> Iterator[None]:
         yield
 
 
-class _Redirects(HTTPRedirectHandler):
-    """Follows a few redirects to allowed addresses, keeps the token at home, and remembers digests told on the way."""
-
-    max_redirections = _MOST_REDIRECTS
-
-    def __init__(self, loopback: bool) -> None:
-        self.loopback = loopback
-        self.linked_etag = ""
-
-    def redirect_request(
-        self,
-        req: Request,
-        fp: IO[bytes],
-        code: int,
-        msg: str,
-        headers: Message,
-        newurl: str,
-    ) -> Request | None:
-        try:
-            _check_address(newurl, self.loopback)
-        except CheckpointError:
-            fp.close()
-            raise
-        self.linked_etag = headers.get("X-Linked-ETag", self.linked_etag)
-        fp.close()  # or all of it would be read first
-        follow = super().redirect_request(req, fp, code, msg, headers, newurl)  # type: ignore[arg-type]
-        if follow is not None and urlsplit(newurl).netloc != urlsplit(req.full_url).netloc:
-            follow.remove_header("Authorization")
-        return follow
-
-
-def _transfer(url: str, part: Path, progress: Progress, loopback: bool) -> Path:
-    """Bring `part` to its full size, check it, and return it. Raises _InterruptedError when trying again may help."""
-    version = part.with_name(part.name + ".etag")
-    redirects = _Redirects(loopback)
-    try:
-        with bounded_opener(redirects).open(_request(url, part, version), timeout=HTTP_SECONDS.most) as response:
-            total = _receive(url, response, part, version, progress)
-            digests = list(_told_digests(url, response.headers, redirects.linked_etag))
-    except HTTPError as error:
-        error.close()  # it holds the connection
-        raise _refusal(url, error, part) from error
-    except http.client.InvalidURL as error:
-        raise CheckpointError(f"{url}: not an address ({error})") from error
-    except (OSError, http.client.HTTPException) as error:
-        raise _InterruptedError(str(error) or type(error).__name__) from error
-    except ValueError as error:  # a letter in the address, or in HF_TOKEN, that no request may have
-        raise CheckpointError(
-            f"{url}: cannot be asked for ({said_by(error)}); mend the address, or HF_TOKEN"
-        ) from error
+def _transfer(url: str, part: Path, progress: Progress, client: Client) -> Path:
+    """Bring `part` to its full size, check it, and return it. Raises PassingError when trying again may help."""
+    version, headers = part.with_name(part.name + ".etag"), {}
+    if part.exists() and part.stat().st_size and version.exists():
+        # The server sends everything again when the file has changed since.
+        headers = {"Range": f"bytes={part.stat().st_size}-", "If-Range": version.read_text()}
+    response = client.open(url, headers)
+    if response.status == 416:  # what we have does not fit what the server has
+        part.unlink(missing_ok=True)
+        raise PassingError("the partial file did not fit")
+    with response:
+        total = _receive(url, response, part, version, progress)
+        digests = list(_told_digests(url, response.headers))
     size = part.stat().st_size
     if total and size != total:
-        raise _InterruptedError(f"the connection ended after {size} of {total} bytes")
+        raise PassingError(f"the connection ended after {size} of {total} bytes")
     for algorithm, start in digests:
         with part.open("rb") as file:
             found = hashlib.file_digest(file, algorithm).hexdigest()
         if not found.startswith(start):
             part.unlink()
-            raise _InterruptedError(f"its {algorithm} is {found[:16]}..., the server says {start[:16]}...")
+            raise PassingError(f"its {algorithm} is {found[:16]}..., the server says {start[:16]}...")
     version.unlink(missing_ok=True)
     with part.open("rb") as file:
         os.fsync(file.fileno())
     return part
 
 
-def _request(url: str, part: Path, version: Path) -> Request:
-    headers = {"User-Agent": "vitctl", "Accept-Encoding": "identity"}
-    if (token := os.environ.get("HF_TOKEN")) and urlsplit(url).hostname == _TOKEN_HOST:
-        headers["Authorization"] = f"Bearer {token}"
-    if part.exists() and part.stat().st_size and version.exists():
-        # The server sends everything again when the file has changed since.
-        headers |= {"Range": f"bytes={part.stat().st_size}-", "If-Range": version.read_text()}
-    return Request(url, headers=headers)
-
-
-def _receive(url: str, response: Any, part: Path, version: Path, progress: Progress) -> int:
+def _receive(url: str, response: Response, part: Path, version: Path, progress: Progress) -> int:
     """Append to `part`, or start it anew, and return the size that the whole file should have (0: not told)."""
     headers: Message = response.headers
     if headers.get_content_type() == "text/html":
@@ -211,14 +149,14 @@ def _receive(url: str, response: Any, part: Path, version: Path, progress: Progr
     done, total = 0, told_bytes(headers.get("Content-Length")) or 0
     if response.status == 206:
         done = part.stat().st_size
-        span = re.fullmatch(r"bytes (\d{1,18})-\d{1,18}/(\d{1,18})", headers.get("Content-Range", ""))
-        if span is None or told_bytes(span[1]) != done:
+        span = told_span(response)
+        if span is None or span[0] != done or span[1] is None:
             part.unlink()
-            raise _InterruptedError("the server went on at the wrong place")
-        total = told_bytes(span[2]) or 0
+            raise PassingError("the server went on at the wrong place")
+        total = span[1]
     _remember_version(version, headers)
     with open(part, "ab" if done else "wb", opener=no_links) as file:
-        while chunk := response.read(_CHUNK):
+        for chunk in pieces(response):
             done += len(chunk)
             if done > (total or WEIGHTS.most):
                 part.unlink()
@@ -236,23 +174,9 @@ def _remember_version(version: Path, headers: Message) -> None:
         version.unlink(missing_ok=True)
 
 
-def _refusal(url: str, error: HTTPError, part: Path) -> Exception:
-    """Return what a status that is no success means."""
-    if error.code == 416:  # what we have does not fit what the server has
-        part.unlink(missing_ok=True)
-        return _InterruptedError("the partial file did not fit")
-    if error.code in _PASSING:
-        return _InterruptedError(f"the server answers {error.code} {one_line(' '.join(str(error.reason).split()))}")
-    if error.code in (404, 410):
-        return NotOnServerError(f"{url}: no such file on the server")
-    if error.code in (401, 403):
-        return CheckpointError(f"{url}: the server refuses ({error.code}); a private or gated model needs HF_TOKEN set")
-    return CheckpointError(f"{url}: the server answers {error.code} {one_line(' '.join(str(error.reason).split()))}")
-
-
-def _told_digests(url: str, headers: Message, linked_etag: str) -> Iterator[tuple[str, str]]:
+def _told_digests(url: str, headers: Message) -> Iterator[tuple[str, str]]:
     """The digests that this server tells: algorithm and (the start of) its hexadecimal form."""
-    linked = (headers.get("X-Linked-ETag") or linked_etag).strip('"')
+    linked = headers.get("X-Linked-ETag", "").strip('"')
     if re.fullmatch(r"[0-9a-f]{64}", linked):  # Hugging Face's large files
         yield "sha256", linked
     for told in re.findall(r"md5=([A-Za-z0-9+/]{22}==)", " ".join(headers.get_all("x-goog-hash") or [])):

@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,11 @@ class Weights:
     def has_head(self) -> bool:
         """Whether there is a trained head; released ImageNet-21k files hold one of zeros, which predicts nothing."""
         return self.config.num_classes > 0 and self.meta.get("head") != "zero"
+
+    @cached_property
+    def digest(self) -> str:
+        """Of `state`, which is read once for it: see `weights_digest`."""
+        return weights_digest(self.state)
 
 
 def save_weights(

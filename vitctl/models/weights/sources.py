@@ -6,6 +6,7 @@ from urllib.parse import quote
 
 from vitctl.errors import CheckpointError
 from vitctl.models.weights.download import NotOnServerError
+from vitctl.system.http import hub_address
 
 Fetch = Callable[[str], Path]
 # In the order of preference; the second is a pickle, and read as one: tensors or nothing.
@@ -37,11 +38,11 @@ def _from_hub(source: str, fetch: Fetch) -> Path:
     if len(parts) < 2 or not all(parts):
         raise CheckpointError(f"{source}: write hf://organisation/name, or hf://organisation/name/file")
     organisation, name, *file = parts
-    base = f"https://huggingface.co/{quote(organisation)}/{quote(name)}/resolve/main/"
+    repository = f"{organisation}/{name}"
     for beside in BESIDE:
-        _try_fetch(base + beside, fetch)
+        _try_fetch(hub_address(repository, beside), fetch)
     candidates = file or FILE_NAMES
-    found = (_try_fetch(base + quote(candidate), fetch) for candidate in candidates)
+    found = (_try_fetch(hub_address(repository, candidate), fetch) for candidate in candidates)
     if (path := next(filter(None, found), None)) is None:
         if file:
             raise CheckpointError(f"{source}: no such file in that repository")

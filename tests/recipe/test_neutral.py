@@ -1,0 +1,62 @@
+"""One list says what changes no number: for going on, for digests, and for what counts as a run of a recipe."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import Run, train_records
+from vitctl.jobs.paper_runs import Maker, recipe_misfit
+from vitctl.jobs.result import RunResult, with_recipe
+from vitctl.launch.prepare import prepare
+from vitctl.recipe.load import Override, every_key, load_recipe
+from vitctl.recipe.neutral import FREE_TO_CHANGE, deciding, result_neutral
+from vitctl.recipe.schema import JOBS
+
+OTHERS: dict[str, Any] = {
+    "note": "another",
+    "machine.workers": 1,
+    "machine.micro_batch": 3,
+    "machine.attention": "math",
+    "machine.checkpoint_blocks": True,
+    "evaluation.batch_size": 7,
+    "checkpoint.keep_last": 4,
+    "data.root": "elsewhere",
+    "data.cache_gib": 2.0,
+    "log.every_steps": 2,
+}
+
+
+def test_every_entry_is_of_a_key() -> None:
+    keys = {key for schema in JOBS.values() for key in every_key(schema)}
+    assert [entry for entry in FREE_TO_CHANGE if not any(key.startswith(entry) for key in keys)] == []
+
+
+def test_neutral__changes_no_number_no_digest_and_the_run_goes_on(run: Run) -> None:
+    before, after = run("a"), run("b", **OTHERS)
+    losses = [{r["step"]: r["loss"] for r in train_records(folder)} for folder in (before, after)]
+    assert len(losses[1]) == 10
+    assert {step: losses[0][step] for step in losses[1]} == pytest.approx(losses[1], rel=1e-9, abs=0)
+    digests = [json.loads((f / "result.json").read_text())["provenance"]["recipe_sha256"] for f in (before, after)]
+    assert digests[0] == digests[1]
+    assert run("a", **OTHERS) == before  # which is refused where a key decides a number
+
+
+@pytest.mark.parametrize("name", ["finetune_pets", "vtab", "fewshot", "evaluate", "jft_b16"])
+def test_neutral__a_run_with_other_values_is_of_its_recipe(name: str, tmp_path: Path) -> None:
+    keys = every_key(JOBS[load_recipe(name).recipe.job])
+    changed = load_recipe(name, [Override(key, value) for key, value in OTHERS.items() if key in keys])
+    shipped = load_recipe(name)
+    result = RunResult(shipped.recipe.job, "done")
+    assert deciding(changed.recipe, result_neutral()) == deciding(shipped.recipe, result_neutral())
+    one, two = (with_recipe(result, recipe).provenance for recipe in (shipped.recipe, changed.recipe))
+    assert one == two
+    misfits = [recipe_misfit(Maker(tmp_path, "", name, loaded.recipe, result)) for loaded in (shipped, changed)]
+    assert misfits[0] == misfits[1]
+
+
+def test_precision__is_a_number_and_is_asked_for(tmp_path: Path) -> None:
+    prepare(load_recipe("smoke"), tmp_path / "a")
+    with pytest.raises(Exception, match=r"machine\.precision was"):
+        prepare(load_recipe("smoke", [Override("machine.precision", "float64")]), tmp_path / "a")
