@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -101,8 +102,17 @@ def test_full__an_old_one_goes_before_room_is_needed_and_never_the_last(
 
 def test_full_at_the_end__is_one_clear_error_and_resumable(tiny_data: Path, straight: Path, small_disk: Path) -> None:
     folder = prepared(small_disk / "run", tiny_data, **{"checkpoint.keep_last": 1})
+
+    def fill_once_saved() -> None:
+        until = time.monotonic() + 20
+        while {path.name for path in (folder / "checkpoints").iterdir()} != {
+            "step_00000006"
+        } and time.monotonic() < until:
+            time.sleep(0.01)  # what the save beside the training lets go would be room
+        fill(small_disk, 100_000)
+
     with pytest.raises(CheckpointError) as caught:
-        train(folder, {7: lambda: fill(small_disk, 100_000)})
+        train(folder, {7: fill_once_saved})
     said = str(caught.value)
     assert said.startswith(f"step 12 could not be saved in {folder / 'checkpoints'} (No space left on device)")
     assert said.endswith(f"then: vitctl resume {folder}")
