@@ -19,7 +19,6 @@ from vitctl.jobs.inputs import (
     loaded_model,
     mixing,
     open_training_images,
-    preprocessing,
     train_transform,
     transferred_model,
 )
@@ -169,7 +168,6 @@ def test_train_transform__takes_the_words_of_the_recipe() -> None:
     assert (eval_transform(data).decode, eval_transform(data).resample) == ("exact", antialias)
     area = data.model_copy(update={"eval_resample": "area"})
     assert (train_transform(area), eval_transform(area).resample) == (expected, "area")
-    assert preprocessing(area, (0.5,) * 3, (0.5,) * 3)["resample"] == "area"
     assert mixing(data) == Mixing(0.2, 0.0)
 
 

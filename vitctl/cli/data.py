@@ -152,8 +152,6 @@ def index(
     from vitctl.data.scan import Fields
     from vitctl.data.unindexed import INDEXED
     from vitctl.errors import DataError, writing
-    from vitctl.system.bounds import LIST_FILE
-    from vitctl.system.files import read_bytes
 
     outlive_screen()
     given = [name for text in shards for name in ([text] if Path(text).exists() else expand(text))]
@@ -166,10 +164,7 @@ def index(
         raise DataError(
             f"{places[0]}: an index cannot be written there; choose a local folder for it with --out FOLDER"
         )
-    try:
-        names = read_bytes(classes, LIST_FILE.most, error=DataError).decode().splitlines() if classes else None
-    except UnicodeDecodeError:
-        raise DataError(f"--classes {classes}: not UTF-8 text; give a text file with a class name per line") from None
+    names = _names(classes) if classes else None
     if out is not None:
         check_own(out, [place.rpartition("/")[2] for place in places])
     members = Fields(image_key, label_key)
@@ -186,6 +181,17 @@ def index(
         markup=False,
         soft_wrap=True,
     )
+
+
+def _names(classes: Path) -> list[str]:
+    from vitctl.errors import DataError
+    from vitctl.system.bounds import LIST_FILE
+    from vitctl.system.files import read_bytes
+
+    try:
+        return read_bytes(classes, LIST_FILE.most, error=DataError).decode().splitlines()
+    except UnicodeDecodeError:
+        raise DataError(f"--classes {classes}: not UTF-8 text; give a text file with a class name per line") from None
 
 
 @contextmanager
