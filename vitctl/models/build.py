@@ -22,6 +22,7 @@ from vitctl.models.position import resize_axis, resize_position_embedding, say_m
 from vitctl.models.resnet import ResNet
 from vitctl.models.variants import family
 from vitctl.models.vit import VisionTransformer
+from vitctl.system.text import one_line
 
 Model = VisionTransformer | ResNet
 
@@ -171,7 +172,7 @@ def _refuse(heading: str, problems: Mapping[str, list[str]]) -> None:
     for kind, found in problems.items():
         if found:
             more = f", and {len(found) - _LISTED} more" if len(found) > _LISTED else ""
-            lines.append(f"  {kind}: {', '.join(found[:_LISTED])}{more}")
+            lines.append(f"  {kind}: {', '.join(map(one_line, found[:_LISTED]))}{more}")
     if len(lines) > 1:
         raise CheckpointError("\n".join(lines))
 

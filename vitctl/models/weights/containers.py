@@ -122,7 +122,9 @@ def _npz_shapes(path: Path) -> dict[str, tuple[int, ...]]:
                         raise ValueError(f"{one_line(name)} has the shape {shape}")
                     shapes[name.removesuffix(".npy")] = shape
     except (*_BAD_ARRAYS, EOFError, OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: damaged or truncated .npz archive ({error}); copy it again") from error
+        raise CheckpointError(
+            f"{path}: damaged or truncated .npz archive ({one_line(str(error))}); copy it again"
+        ) from error
     return shapes
 
 
@@ -141,7 +143,9 @@ def _kind_of_zip(path: Path) -> Kind:
         with zipfile.ZipFile(path) as archive:
             members = archive.infolist()
     except (*_BAD_ARRAYS, OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: damaged or truncated archive ({error}); copy it again") from error
+        raise CheckpointError(
+            f"{path}: damaged or truncated archive ({one_line(str(error))}); copy it again"
+        ) from error
     claimed = sum(member.file_size for member in members)
     if claimed > min(WEIGHTS.most, path.stat().st_size * WEIGHTS_GROWTH.most + _ZEROS_BYTES):
         raise CheckpointError(f"{path}: claims to hold {claimed:,} bytes, more than a model of its size; not opened")
@@ -158,7 +162,9 @@ def _read_safetensors(path: Path) -> Tensors:
         with safe_open(path, framework="pt", device="cpu") as file:
             return {name: file.get_tensor(name) for name in sorted(file.keys())}
     except SafetensorError as error:
-        raise CheckpointError(f"{path}: damaged or truncated safetensors file ({error}); copy it again") from error
+        raise CheckpointError(
+            f"{path}: damaged or truncated safetensors file ({one_line(str(error))}); copy it again"
+        ) from error
 
 
 def _read_npz(path: Path) -> Tensors:
@@ -168,7 +174,9 @@ def _read_npz(path: Path) -> Tensors:
     except (*_BAD_ARRAYS, EOFError, MemoryError, OSError, ValueError) as error:
         if "pickle" in str(error):
             raise CheckpointError(f"{path}: holds Python objects, never opened because they can run code") from error
-        raise CheckpointError(f"{path}: damaged or truncated .npz archive ({error}); copy it again") from error
+        raise CheckpointError(
+            f"{path}: damaged or truncated .npz archive ({one_line(str(error))}); copy it again"
+        ) from error
 
 
 def _tensor(path: Path, name: str, array: np.ndarray) -> Tensor:

@@ -25,6 +25,7 @@ from vitctl.models.weights.header import OWN_KEY
 from vitctl.models.weights.meta import check_meta
 from vitctl.models.weights.rules import Tensors, listed, rules_for, to_ours
 from vitctl.models.weights.sources import Fetch, locate
+from vitctl.system.text import one_line
 
 FILE_NAME = "model.safetensors"
 FORMAT = "vitctl/1"
@@ -122,7 +123,7 @@ def check_numbers(state: Mapping[str, Tensor]) -> None:
     """Raises CheckpointError where a tensor holds NaN or an infinity, as after a training that diverged."""
     if odd := [name for name in sorted(state) if not state[name].is_floating_point()]:
         raise CheckpointError(
-            f"{odd[0]} holds {str(state[odd[0]].dtype).removeprefix('torch.')}, should hold numbers with fractions"
+            f"{one_line(odd[0])} holds {str(state[odd[0]].dtype).removeprefix('torch.')}, should hold numbers with fractions"
         )
     wrong = [name for name in sorted(state) if not _is_finite(state[name])]
     if wrong:
@@ -208,7 +209,7 @@ def _describe(found: Format, tensors: Tensors, beside: Beside) -> Described:
         return found.describe(found.view(tensors), tensors, beside)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         # Only what people write by hand can be of the wrong type: the JSON files.
-        raise CheckpointError(f"the JSON files beside it describe no model ({error})") from error
+        raise CheckpointError(f"the JSON files beside it describe no model ({one_line(str(error))})") from error
 
 
 def _recognise(tensors: Tensors) -> tuple[str, Tensors]:
@@ -231,7 +232,9 @@ def _metadata(path: Path) -> dict[str, str]:
         with safe_open(path, framework="pt", device="cpu") as file:
             return file.metadata() or {}
     except SafetensorError as error:
-        raise CheckpointError(f"{path}: damaged or truncated safetensors file ({error}); copy it again") from error
+        raise CheckpointError(
+            f"{path}: damaged or truncated safetensors file ({one_line(str(error))}); copy it again"
+        ) from error
 
 
 def _header(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
@@ -241,7 +244,7 @@ def _header(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
     try:
         header = json.loads(metadata[_METADATA_KEY])
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: its vitctl metadata is not JSON ({error})") from error
+        raise CheckpointError(f"{path}: its vitctl metadata is not JSON ({one_line(str(error))})") from error
     stored_format = header.get("format") if isinstance(header, dict) else None
     if stored_format != FORMAT:
         raise CheckpointError(f"{path}: format {stored_format!r}, this vitctl reads {FORMAT!r}")

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from vitctl.errors import CheckpointError
+from vitctl.system.text import one_line
 
 Tensors = dict[str, Tensor]
 _LISTED = 4
@@ -126,4 +127,4 @@ def to_ours(tensors: Tensors, rules: Iterable[Rule], model: Mapping[str, Tensor]
 def listed(names: list[str]) -> str:
     """Return the first few names, and how many more there are."""
     more = f", and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
-    return ", ".join(names[:_LISTED]) + more
+    return ", ".join(map(one_line, names[:_LISTED])) + more
