@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from typing import Any
 
 _KEPT = "\n\t"
-_NEAR = 0.65  # of two words, from 0 to 1; below it they are not alike
+_SHORT = 3
+_NEAR, _NEAR_IF_SHORT = 0.7, 0.65  # of two words, from 0 to 1; of three letters one may be another
 # They turn the direction of what follows, so that a line reads as something that it is not.
 _DIRECTION = set("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 _CONTROL = ("Cc", "Cs", "Zl", "Zp")
@@ -64,7 +65,7 @@ def csv_cell(value: object) -> object:
 
 def nearest(word: str, known: Iterable[str], most: int = 3) -> list[str]:
     """The words that somebody may have meant, the nearest first."""
-    return difflib.get_close_matches(word, list(known), n=most, cutoff=_NEAR)
+    return difflib.get_close_matches(word, list(known), n=most, cutoff=_NEAR if len(word) > _SHORT else _NEAR_IF_SHORT)
 
 
 def did_you_mean(words: Iterable[str]) -> str:
