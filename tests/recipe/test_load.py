@@ -300,7 +300,8 @@ def test_load_recipe__deep_nesting_is_no_crash(tmp_path: Path) -> None:
 @pytest.mark.parametrize("value", ["note=" + "a" * 20_000, "data.classes=[" + '"class", ' * 4_000 + "]"])
 def test_parse_override__what_is_longer_than_a_line_of_a_recipe(value: str) -> None:
     with pytest.raises(
-        RecipeError, match=r"characters, should be at most 16,384 .VITCTL_MAX_RECIPE_LINE.; write it into a recipe"
+        RecipeError,
+        match=r"characters, should be at most 16,384 .VITCTL_MAX_RECIPE_LINE, in KiB.; write it into a recipe",
     ):
         parse_override(value)
 
