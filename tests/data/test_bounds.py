@@ -116,6 +116,19 @@ def test_pictures__memory_is_counted_by_mode(monkeypatch: pytest.MonkeyPatch, mo
         decode(encoded(mode, kind, (num_pixels // 200 + 1, 200)))
 
 
+def test_pictures__what_is_refused_names_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, picture in (
+        ("VITCTL_MAX_PIXELS", encoded("RGB", "PNG", (31, 24))),
+        ("VITCTL_MAX_PIXELS", encoded("RGB", "JPEG", (31, 24))),
+        ("VITCTL_MAX_PICTURE", encoded("RGB", "PNG", (310, 300))),
+        ("VITCTL_MAX_SCANS", encoded("RGB", "JPEG", (31, 24), progressive=True)),
+    ):
+        monkeypatch.setenv(name, "1")
+        with pytest.raises(BadSample, match=name):
+            decode(picture)
+        monkeypatch.delenv(name)
+
+
 def test_webp__its_size_before_pillow_makes_room() -> None:
     for options in ({}, {"lossless": True}, {"save_all": True, "append_images": [Image.new("RGB", (31, 24), "red")]}):
         file = io.BytesIO()

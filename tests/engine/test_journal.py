@@ -2,6 +2,7 @@
 
 import json
 import math
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -200,3 +201,18 @@ def test_append_line__of_a_name_that_is_not_utf8(tmp_path: Path) -> None:
     assert [r["key"] for r in read_lines(path)] == ["a\udcff", "b"]
     cut_after(path, 1)
     assert [r["key"] for r in read_lines(path)] == ["a\udcff"]
+
+
+def test_append_line__beside_a_line_that_another_process_is_still_writing_leaves_no_empty_one(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_text('{"step": 1')
+
+    def end_it() -> None:
+        with path.open("a") as file:
+            file.write("}\n")
+
+    other = threading.Timer(0.03, end_it)
+    other.start()
+    append_line(path, {"step": 2})
+    other.join()
+    assert path.read_text() == '{"step": 1}\n{"step": 2}\n'

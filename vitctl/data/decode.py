@@ -126,7 +126,7 @@ def open_picture(
         pixels, orientation = _decode_with_pillow(data, max_pixels, truncated)
         return Picture(pixels, orientation=orientation if exif_orientation else 1)
     if jpeg.width * jpeg.height > max_pixels:
-        raise BadSample("too large", f"{jpeg.width}x{jpeg.height} pixels, should be at most {max_pixels}")
+        raise BadSample("too large", f"{jpeg.width}x{jpeg.height} pixels, should be at most {_told(max_pixels)}")
     _check_memory(jpeg.width, jpeg.height, _jpeg_bytes(jpeg, jpeg.height))
     _check_scans(data, jpeg.width * jpeg.height)
     if truncated == "refuse" and not jpeg.can_stop and lacks_scans(data, jpeg.num_colours):
@@ -194,17 +194,21 @@ def _decode_with_pillow(data: bytes, max_pixels: int, truncated: Truncated) -> t
 def _check_size(kind: str, width: int, height: int, max_pixels: int) -> None:
     """Before a picture is decoded; a large one waits for its turn here. Raises BadSample where it is too large."""
     if width * height > max_pixels:
-        raise BadSample("too large", f"{width}x{height} pixels, should be at most {max_pixels}")
+        raise BadSample("too large", f"{width}x{height} pixels, should be at most {_told(max_pixels)}")
     needed = width * height * _BYTES_A_PIXEL.get(kind, _OTHER_BYTES_A_PIXEL)
     _check_memory(width, height, needed)
     wait_for_turn(needed)
+
+
+def _told(max_pixels: int) -> str:
+    return str(PIXELS) if max_pixels == PIXELS.most else f"{max_pixels}"
 
 
 def _check_memory(width: int, height: int, needed: int) -> None:
     if needed > PICTURE.most:
         raise BadSample(
             "too large",
-            f"{width}x{height} pixels need {needed >> 20} MiB to decode, should be at most {PICTURE.most >> 20}",
+            f"{width}x{height} pixels need {needed >> 20} MiB to decode, should be at most {PICTURE.most >> 20} ({PICTURE.variable})",
         )
 
 
@@ -219,7 +223,10 @@ def _check_scans(data: bytes, num_pixels: int) -> None:
     """Each scan of a JPEG goes over all its pixels, however few bytes it has. Raises BadSample where that takes too long."""
     scans = num_scans(data)
     if scans > SCANS.most or (scans > 1 and scans * num_pixels > SCANNED.most):
-        raise BadSample("too large", f"a JPEG that passes {scans} times over {num_pixels} pixels")
+        bounds = f"{SCANS.variable}, {SCANNED.variable}"
+        raise BadSample(
+            "too large", f"a JPEG that passes {scans} times over {num_pixels} pixels, more than is allowed ({bounds})"
+        )
 
 
 def _orientation(image: Image.Image) -> int:

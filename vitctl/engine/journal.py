@@ -121,13 +121,22 @@ def append_line(path: Path, record: Record) -> None:
     line = (json_text(record) + "\n").encode(errors="backslashreplace")  # names that are not UTF-8 stay JSON
     descriptor = no_links(str(path), os.O_RDWR | os.O_APPEND | os.O_CREAT)
     try:
-        size = os.fstat(descriptor).st_size
-        if size and os.pread(descriptor, 1, size - 1) != b"\n":
+        if _is_torn(descriptor):
             line = b"\n" + line
         if os.write(descriptor, line) < len(line):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
     finally:
         os.close(descriptor)
+
+
+def _is_torn(descriptor: int) -> bool:
+    """Whether the last line has no end. One that another process is just writing gets it within microseconds."""
+    for _ in range(20):
+        size = os.fstat(descriptor).st_size
+        if not size or os.pread(descriptor, 1, size - 1) == b"\n":
+            return False
+        time.sleep(0.005)
+    return True
 
 
 def read_lines(path: Path) -> list[Record]:

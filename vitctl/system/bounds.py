@@ -29,7 +29,8 @@ class Bound:
     what: str
 
     def __str__(self) -> str:
-        return f"{self.most:,} ({self.variable})"
+        unit = f", in {self.unit}" if self.unit in _UNITS else ""  # the number is bytes, the variable is not
+        return f"{self.most:,} ({self.variable}{unit})"
 
     @property
     def variable(self) -> str:

@@ -84,7 +84,9 @@ def test_read_parquet__much_text_made_of_little(tmp_path: Path, monkeypatch: pyt
     pq.write_table(pa.table({"path": [f"{n}.png" for n in range(3_000)], "label": labels}), tmp_path / "x.parquet")
     assert (tmp_path / "x.parquet").stat().st_size < 100_000
     monkeypatch.setenv("VITCTL_MAX_TABLE", "100")
-    with pytest.raises(DataError, match=r"x.parquet: holds more than 104,857,600 .VITCTL_MAX_TABLE. bytes of text"):
+    with pytest.raises(
+        DataError, match=r"x.parquet: holds more than 104,857,600 .VITCTL_MAX_TABLE, in MiB. bytes of text"
+    ):
         open_originals(str(tmp_path / "x.parquet"))
 
 
