@@ -21,11 +21,12 @@ import numpy as np
 from vitctl.data import tables
 from vitctl.data.index import FORMAT, read_index
 from vitctl.data.integrity import Verification
+from vitctl.data.items import Item
 from vitctl.data.loader import train_batches
 from vitctl.data.order import Order
 from vitctl.data.read import ShardSource, SyntheticSource
 from vitctl.data.scan import ROW
-from vitctl.data.shards import Item, write_split
+from vitctl.data.shards import write_split
 from vitctl.data.tables import SAMPLES, write_table
 from vitctl.data.transforms import TrainTransform
 

@@ -155,7 +155,8 @@ def timm_batches(folder: Path, workers: int) -> Iterator[Any]:
 
 def unpack(photos: Path, folder: Path, enlarge: int) -> None:
     """Put the photographs into a folder for timm and into a shard for us."""
-    from vitctl.data.shards import Item, write_split
+    from vitctl.data.items import Item
+    from vitctl.data.shards import write_split
 
     with tarfile.open(photos) as tar:
         files = [tar.extractfile(member) for member in tar if member.isreg()]

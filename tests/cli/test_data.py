@@ -16,8 +16,9 @@ from tests.cli.conftest import Vitctl
 from tests.data.server import Faults, serving
 from vitctl.data import shards
 from vitctl.data.exclusion import open_shards
+from vitctl.data.items import Item
 from vitctl.data.shard_plan import label_text
-from vitctl.data.shards import Item, write_split
+from vitctl.data.shards import write_split
 from vitctl.errors import DataError
 
 

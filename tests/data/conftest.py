@@ -9,7 +9,8 @@ import pytest
 
 from vitctl.data.datasets.png import encode_png
 from vitctl.data.index import Index
-from vitctl.data.shards import Item, write_split
+from vitctl.data.items import Item
+from vitctl.data.shards import write_split
 
 MakeSplit = Callable[..., Index]
 

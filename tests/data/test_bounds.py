@@ -18,11 +18,12 @@ from tests.fuzz.test_bounds import header, member, record
 from vitctl.data import turns, workers
 from vitctl.data.decode import BadSample, decode
 from vitctl.data.index import read_index
+from vitctl.data.items import Item
 from vitctl.data.loader import train_batches
 from vitctl.data.order import Order
 from vitctl.data.read import ShardSource
 from vitctl.data.scan import read_shard
-from vitctl.data.shards import Item, write_split
+from vitctl.data.shards import write_split
 from vitctl.data.splits import md5_order
 from vitctl.data.tables import LABELS
 from vitctl.data.transforms import TrainTransform

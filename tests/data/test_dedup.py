@@ -8,8 +8,9 @@ import pytest
 from PIL import Image
 
 from vitctl.data.dedup import compare, write_report
+from vitctl.data.items import Item
 from vitctl.data.read import ShardSource
-from vitctl.data.shards import Item, write_split
+from vitctl.data.shards import write_split
 
 
 def photo(seed: int, *, size: tuple[int, int] = (96, 72), quality: int = 95) -> bytes:

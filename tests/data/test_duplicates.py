@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vitctl.data.duplicates import Match, find_matches, near_pairs, repeated
-from vitctl.data.fingerprints import DIGEST, Fingerprints
+from vitctl.data.fingerprints import Fingerprints
+from vitctl.data.image_digest import DIGEST
 
 WORDS = st.integers(0, 2**64 - 1)
 

@@ -17,8 +17,9 @@ from vitctl.data.completeness import left_over
 from vitctl.data.dedup import compare
 from vitctl.data.exclusion import FILE, Without, open_shards, read_exclusion, write_exclusion
 from vitctl.data.index import Index, index_shards
+from vitctl.data.items import Item
 from vitctl.data.read import ShardSource, Subset, SyntheticSource
-from vitctl.data.shards import Item, write_split
+from vitctl.data.shards import write_split
 from vitctl.errors import DataError
 
 MakeSplit = Callable[..., Index]

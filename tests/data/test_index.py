@@ -10,8 +10,9 @@ import webdataset
 
 from tests.data.old_index import forget_tables
 from vitctl.data.index import Index, find_splits, index_shards, read_index
+from vitctl.data.items import Item
 from vitctl.data.read import ShardSource
-from vitctl.data.shards import Item, write_split
+from vitctl.data.shards import write_split
 from vitctl.errors import DataError
 
 MakeSplit = Callable[..., Index]

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 
 from vitctl.data.decode import decode
 from vitctl.data.index import Index
+from vitctl.data.items import Item
 from vitctl.data.loader import Batch, eval_batches, share, train_batches
 from vitctl.data.order import Order, WindowedOrder
 from vitctl.data.read import Concat, ShardSource, Source, Subset, SyntheticSource, has_label
-from vitctl.data.shards import Item, write_split
+from vitctl.data.shards import write_split
 from vitctl.data.transforms import EvalTransform, TrainTransform, augmentation_rng
 from vitctl.errors import DataError
 

@@ -20,10 +20,12 @@ from webdataset.tariterators import group_by_keys, tar_file_expander
 
 from vitctl.data.datasets.png import encode_png
 from vitctl.data.index import index_shards
+from vitctl.data.items import Item
 from vitctl.data.originals import open_originals
 from vitctl.data.read import ShardSource
 from vitctl.data.reencode import Reencode
-from vitctl.data.shards import Item, image_extension, write_split
+from vitctl.data.shards import write_split
+from vitctl.data.sorting import image_extension
 from vitctl.errors import DataError
 
 CLASSES = ("a", "b", "c")

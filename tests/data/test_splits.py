@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from vitctl.data.datasets.png import encode_png
 from vitctl.data.index import Index
+from vitctl.data.items import Item
 from vitctl.data.read import ShardSource, SyntheticSource
-from vitctl.data.shards import Item, write_split
+from vitctl.data.shards import write_split
 from vitctl.data.splits import _of_each_class, md5_order, resolve, select
 from vitctl.errors import DataError
 

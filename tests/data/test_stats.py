@@ -7,8 +7,9 @@ import pytest
 from PIL import Image
 
 from vitctl.data.datasets.png import encode_png
+from vitctl.data.items import Item
 from vitctl.data.read import ShardSource
-from vitctl.data.shards import Item, write_split
+from vitctl.data.shards import write_split
 from vitctl.data.stats import measure
 
 SIZES = [(10, 20), (10, 10), (30, 10), (12, 12)]

@@ -14,9 +14,10 @@ from webdataset.tariterators import group_by_keys, tar_file_expander
 from tests.data.test_shards import CLASSES, make_items, picture, several
 from vitctl.data.datasets.png import encode_png
 from vitctl.data.index import index_shards
+from vitctl.data.items import Item
 from vitctl.data.read import ShardSource
 from vitctl.data.scan import read_shard, unescape_key
-from vitctl.data.shards import Item, write_split
+from vitctl.data.shards import write_split
 from vitctl.data.tar import ShardWriter, stored_names
 from vitctl.errors import DataError
 

@@ -10,8 +10,9 @@ from tests.data.old_index import forget_tables
 from tests.data.server import Faults, serving
 from vitctl.data import tables
 from vitctl.data.index import Index, read_index
+from vitctl.data.items import Item
 from vitctl.data.read import ShardSource
-from vitctl.data.shards import Item, write_split
+from vitctl.data.shards import write_split
 from vitctl.data.verify import Kind, verify_index
 
 MakeSplit = Callable[..., Index]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.data.datasets.conftest import plant
-from vitctl.data.catalog import find_data_set, known_size, read_community
+from vitctl.data.catalog import find_data_set, known_size
 from vitctl.data.datasets import eurosat, resisc45
 from vitctl.data.splits import md5_order, resolve
 from vitctl.data.vtab import (
@@ -20,6 +20,7 @@ from vitctl.data.vtab import (
     is_published_train800,
     names_digest,
 )
+from vitctl.data.vtab_data import read_community
 
 ALL = VTAB + MINI
 BY_NAME = {task.name: task for task in VTAB}

@@ -8,14 +8,16 @@ import pytest
 
 from tests.data.datasets.conftest import plant
 from tests.data.test_vtab import BY_NAME
-from vitctl.data.catalog import find_data_set, open_split, read_community
+from vitctl.data.catalog import find_data_set, open_split
 from vitctl.data.datasets import dtd
 from vitctl.data.holdings import ABSENT, check_task, list_holdings
+from vitctl.data.items import Item
 from vitctl.data.origin import origins
 from vitctl.data.read import Source
-from vitctl.data.shards import Item, write_split
+from vitctl.data.shards import write_split
 from vitctl.data.vtab import TRAIN800_DIGESTS, VAL200_AND_TEST_DIGESTS, VTAB, in_vtab1k, names_digest
 from vitctl.data.vtab1k import export_shards, export_task
+from vitctl.data.vtab_data import read_community
 from vitctl.errors import DataError
 
 TASK = BY_NAME["dtd"]

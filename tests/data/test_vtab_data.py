@@ -12,8 +12,9 @@ from vitctl.data.datasets.png import encode_png
 from vitctl.data.datasets.shapes import SHAPES
 from vitctl.data.exclusion import write_exclusion
 from vitctl.data.index import read_index
+from vitctl.data.items import Item
 from vitctl.data.origin import source_text
-from vitctl.data.shards import Item, write_split
+from vitctl.data.shards import write_split
 from vitctl.data.splits import md5_order
 from vitctl.data.vtab import MINI, VTAB
 from vitctl.data.vtab_data import num_test, open_task

@@ -13,11 +13,12 @@ from tests.data.conftest import MakeSplit
 from tests.fuzz.mutate import fuzz, mutated
 from vitctl.data.decode import BadSample, decode, open_picture
 from vitctl.data.index import read_index
+from vitctl.data.items import Item
 from vitctl.data.loader import train_batches
 from vitctl.data.order import Order
 from vitctl.data.read import ShardSource
 from vitctl.data.scan import scan_shard, split_name
-from vitctl.data.shards import Item, write_split
+from vitctl.data.shards import write_split
 from vitctl.data.transforms import TrainTransform, augmentation_rng
 from vitctl.data.verify import verify_index
 from vitctl.errors import DataError

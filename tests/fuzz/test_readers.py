@@ -17,9 +17,9 @@ from vitctl.data.datasets import clevr, dsprites, smallnorb
 from vitctl.data.datasets.cifar import unpickle
 from vitctl.data.datasets.files import load_mat
 from vitctl.data.datasets.tfrecord import parse_example, records
+from vitctl.data.items import read_item
 from vitctl.data.originals import open_originals
 from vitctl.data.real import read_real
-from vitctl.data.shards import read_item
 from vitctl.errors import DataError
 from vitctl.system.parsing import parsing
 

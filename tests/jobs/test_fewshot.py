@@ -17,7 +17,7 @@ from vitctl.data.transforms import EvalTransform
 from vitctl.engine.ridge import L2_GRID, choose_l2
 from vitctl.errors import DataError, RecipeError
 from vitctl.jobs.fewshot_sets import SPLITS
-from vitctl.jobs.inputs import find_weights, loaded_model
+from vitctl.jobs.start_weights import find_weights, loaded_model
 from vitctl.launch.prepare import prepare
 from vitctl.recipe.load import Override, load_recipe
 

@@ -12,17 +12,9 @@ from pydantic import ValidationError
 from vitctl.data.transforms import TrainTransform
 from vitctl.engine.mixing import Mixing
 from vitctl.errors import CheckpointError, DataError, RecipeError
-from vitctl.jobs.inputs import (
-    at_size,
-    eval_transform,
-    find_weights,
-    loaded_model,
-    mixing,
-    open_training_images,
-    train_transform,
-    transferred_model,
-)
+from vitctl.jobs.inputs import at_size, eval_transform, mixing, open_training_images, train_transform
 from vitctl.jobs.network import rates_of
+from vitctl.jobs.start_weights import find_weights, loaded_model, transferred_model
 from vitctl.models.variants import variant
 from vitctl.recipe.images import TrainImages
 from vitctl.recipe.load import Override, load_recipe

@@ -13,7 +13,8 @@ from tests.conftest import TINY
 from tests.jobs.conftest import CPU, do
 from vitctl.data.datasets.files import class_list
 from vitctl.data.datasets.png import encode_png
-from vitctl.data.shards import Item, write_split
+from vitctl.data.items import Item
+from vitctl.data.shards import write_split
 from vitctl.errors import CheckpointError, DataError, RecipeError
 from vitctl.launch.launcher import launch
 from vitctl.launch.prepare import prepare

@@ -11,7 +11,8 @@ from tests.data.old_index import forget_tables
 from tests.jobs.conftest import CPU, SMALL, do
 from vitctl.data.datasets import shapes
 from vitctl.data.datasets.png import encode_png
-from vitctl.data.shards import Item, write_split
+from vitctl.data.items import Item
+from vitctl.data.shards import write_split
 from vitctl.data.vtab import SUITES
 from vitctl.data.vtab_data import open_task
 from vitctl.errors import DataError

@@ -12,8 +12,9 @@ from PIL import Image
 from tests.jobs.conftest import CPU, SMALL, Job, do
 from vitctl.data.catalog import open_split
 from vitctl.data.datasets.png import encode_png
+from vitctl.data.items import Item
 from vitctl.data.own_splits import own_splits
-from vitctl.data.shards import Item, write_split
+from vitctl.data.shards import write_split
 from vitctl.errors import DataError
 from vitctl.jobs.own_splits import fit_splits
 from vitctl.recipe.load import Override, load_recipe

@@ -12,8 +12,8 @@ from tests.conftest import Run
 from vitctl.engine.evaluation import Score
 from vitctl.errors import CheckpointError, RecipeError
 from vitctl.jobs import setup
-from vitctl.jobs.inputs import find_weights
 from vitctl.jobs.runs import choose_weights, newest_run
+from vitctl.jobs.start_weights import find_weights
 from vitctl.models.weights.load import load_weights, weights_digest
 
 STEPS = {"schedule.total_steps": 8, "checkpoint.every_steps": 2, "checkpoint.keep_last": 1, "checkpoint.keep_best": 1}

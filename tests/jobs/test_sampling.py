@@ -12,9 +12,10 @@ from tests.data.old_index import forget_tables
 from tests.data.server import Faults, serving
 from tests.jobs.conftest import CPU, SMALL, do
 from vitctl.data.datasets.png import encode_png
+from vitctl.data.items import Item
 from vitctl.data.mixture import MixtureOrder
 from vitctl.data.order import Order, WindowedOrder
-from vitctl.data.shards import Item, write_split
+from vitctl.data.shards import write_split
 from vitctl.engine.journal import read_lines
 from vitctl.errors import DataError, RecipeError
 from vitctl.jobs.plan import check, make_plan

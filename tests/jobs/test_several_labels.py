@@ -10,7 +10,8 @@ from PIL import Image
 
 from tests.conftest import TINY
 from tests.jobs.conftest import CPU, do
-from vitctl.data.shards import Item, write_split
+from vitctl.data.items import Item
+from vitctl.data.shards import write_split
 from vitctl.errors import RecipeError
 
 

@@ -15,7 +15,7 @@ from vitctl.data.vtab import MINI, VTAB
 from vitctl.data.vtab_data import open_task
 from vitctl.errors import DataError, RecipeError
 from vitctl.jobs.compare import compare
-from vitctl.jobs.inputs import find_weights, loaded_model
+from vitctl.jobs.start_weights import find_weights, loaded_model
 from vitctl.jobs.table_9 import TABLE_9
 from vitctl.jobs.vtab_light import L2S
 from vitctl.jobs.vtab_runs import Setting, settings

@@ -12,7 +12,7 @@ from vitctl.system.screen import outlive_screen
 
 if TYPE_CHECKING:
     from vitctl.data.index import Index
-    from vitctl.data.shards import Originals
+    from vitctl.data.items import Originals
 
 app = typer.Typer(help="Make, index and check WebDataset shards.", no_args_is_help=True)
 MIB = 1 << 20

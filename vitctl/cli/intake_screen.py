@@ -9,7 +9,7 @@ from vitctl.errors import DataError
 
 if TYPE_CHECKING:
     from vitctl.data.intake import Intake
-    from vitctl.data.shards import LeftOut, Originals
+    from vitctl.data.items import LeftOut, Originals
 
 _LEAST_LINES = 10
 

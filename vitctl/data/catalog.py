@@ -4,15 +4,16 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
-from vitctl.data.datasets import community, digits, glyphs, shapes
+from vitctl.data.datasets import digits, glyphs, shapes
 from vitctl.data.exclusion import Without
 from vitctl.data.index import find_splits
+from vitctl.data.items import Originals
 from vitctl.data.known import KNOWN, DataSet
 from vitctl.data.places import find_places, nothing_indexed
 from vitctl.data.read import Source, SyntheticSource
-from vitctl.data.shards import Originals, write_split
+from vitctl.data.shards import write_split
 from vitctl.data.splits import resolve, select
-from vitctl.data.vtab import VtabTask, in_vtab1k
+from vitctl.data.vtab import in_vtab1k
 from vitctl.errors import DataError
 from vitctl.system.parsing import parsing
 from vitctl.system.text import did_you_mean, nearest
@@ -116,23 +117,6 @@ def read_originals(name: str, root: Path, *, allow_partial: bool = False) -> dic
     if wrong and not allow_partial:
         raise DataError(f"{root}: not the whole of {row.name}: {'; '.join(wrong)}")
     return splits
-
-
-def read_community(task: VtabTask, root: Path) -> dict[str, Originals]:
-    """The splits `train800`, `val200`, `train800val200` and `test` of a task in the community's copy of VTAB-1k.
-
-    Args:
-        task: a row of `VTAB`.
-        root: holds a folder per task.
-
-    Raises:
-        DataError: the task's lists or images are missing or wrong.
-    """
-    (test,) = resolve(task.test, find_data_set(task.data_set).sizes)
-    num_test = test.stop - test.start
-    one_more = {num_test + 1} if task.name == "caltech101" else set()  # two splits of it were drawn, see its reader
-    with parsing(root / task.community, DataError):
-        return community.read(root / task.community, task.num_classes, {num_test} | one_more)
 
 
 def open_split(

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from vitctl.data.decode import BadSample
-from vitctl.data.fingerprints import image_digest
+from vitctl.data.image_digest import image_digest
 from vitctl.data.index import Index, read_index
 from vitctl.data.read import ShardSource, Source, View
 from vitctl.errors import DataError

@@ -1,6 +1,5 @@
 """What an image is, twice: the digest of its bytes, and 64 bits of what it looks like that survive another size or quality."""
 
-import hashlib
 from dataclasses import dataclass
 from functools import cache
 
@@ -8,6 +7,7 @@ import numpy as np
 from PIL import Image
 
 from vitctl.data.decode import BadSample, open_picture
+from vitctl.data.image_digest import DIGEST, bytes_digest, image_digest
 from vitctl.data.processes import Done, run_tasks
 from vitctl.data.read import Source
 
@@ -16,7 +16,6 @@ _SMALLEST_DECODED = 64
 _FREQUENCIES = 11  # of each axis, among which lie the 64 lowest
 _FLAT = 32.0  # length of the 64 coefficients below which a picture shows nothing: one grey level of contrast
 _TOGETHER = 512
-DIGEST = np.dtype("S16")
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,15 +60,6 @@ def fingerprints(source: Source, *, workers: int = 0, done: Done = lambda _: Non
     )
 
 
-def image_digest(source: Source, sample: int) -> bytes:
-    """Of the bytes of an image, 16 bytes; one that cannot be read is like no other."""
-    try:
-        data = source.read(sample)
-    except BadSample:
-        data = f"unreadable {sample}".encode()
-    return _digest(data)
-
-
 def _fingerprint(source: Source, sample: int, *, looks: bool) -> tuple[bytes, int | None]:
     if not looks:
         return image_digest(source, sample), None
@@ -77,11 +67,7 @@ def _fingerprint(source: Source, sample: int, *, looks: bool) -> tuple[bytes, in
         data = source.read(sample)
     except BadSample:
         return image_digest(source, sample), None
-    return _digest(data), perceptual_hash(data)
-
-
-def _digest(data: bytes) -> bytes:
-    return hashlib.blake2b(data, digest_size=DIGEST.itemsize).digest()
+    return bytes_digest(data), perceptual_hash(data)
 
 
 def perceptual_hash(data: bytes) -> int | None:

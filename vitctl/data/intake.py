@@ -16,9 +16,9 @@ import numpy as np
 
 from vitctl.data.decode import BadSample, open_picture
 from vitctl.data.heic import CONVERSION, heic_to_jpeg, is_heic
+from vitctl.data.items import Item, LeftOut, Originals, read_item
 from vitctl.data.processes import Done, run_tasks
-from vitctl.data.shards import Item, LeftOut, Originals, image_extension, read_item
-from vitctl.data.sorting import HEAD_BYTES, what_it_is
+from vitctl.data.sorting import HEAD_BYTES, image_extension, what_it_is
 from vitctl.data.subsets import no_class
 from vitctl.errors import DataError
 from vitctl.system.bounds import IMAGE_FILE

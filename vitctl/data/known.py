@@ -32,7 +32,7 @@ from vitctl.data.datasets import (
     svhn,
     uc_merced,
 )
-from vitctl.data.shards import Originals
+from vitctl.data.items import Originals
 
 Make = Callable[[Path], None]
 Read = Callable[[Path], dict[str, Originals]]

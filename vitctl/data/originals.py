@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from vitctl.data.shards import Originals
+from vitctl.data.items import Originals
 from vitctl.errors import DataError
 from vitctl.system.parsing import parsing
 

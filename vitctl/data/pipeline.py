@@ -16,7 +16,7 @@ from vitctl.data.loader import share, told_key
 from vitctl.data.order import Order, SampleOrder
 from vitctl.data.read import Source
 from vitctl.data.shard_plan import label_text
-from vitctl.data.shards import image_extension
+from vitctl.data.sorting import image_extension
 from vitctl.errors import DataError
 
 

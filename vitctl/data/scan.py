@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from vitctl.data.sorting import IMAGE_EXTENSIONS
 from vitctl.data.tar import stored_names
 from vitctl.data.tar_reading import open_tar
 from vitctl.errors import DataError
@@ -18,8 +19,6 @@ from vitctl.system.bounds import IMAGE_FILE, LABEL_FILE, MEMBER_HEADER
 from vitctl.system.files import open_regular
 
 ROW = np.dtype([("header", "<u8"), ("data", "<u4"), ("size", "<u4"), ("label", "<i4")])
-IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff")
-IMAGE_SUFFIXES = tuple(f".{extension}" for extension in IMAGE_EXTENSIONS)
 LABEL_EXTENSIONS = ("cls", "json")
 _MAX_LABELS = 256
 _BLOCK = 512

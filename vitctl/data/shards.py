@@ -14,16 +14,17 @@ import numpy as np
 
 from vitctl.data.decode import BadSample
 from vitctl.data.index import Index, read_index, write_index
+from vitctl.data.items import Item, read_item
 from vitctl.data.processes import Done, Progress, run_tasks
 from vitctl.data.read import ShardSource
 from vitctl.data.reencode import Reencode
 from vitctl.data.scan import ROW, Scan, escape_key, pad_labels, read_shard
 from vitctl.data.shard_plan import Plan, label_text, make_plan
+from vitctl.data.sorting import image_extension
 from vitctl.data.tar import ShardWriter, names_header
 from vitctl.errors import DataError
 from vitctl.system.bounds import IMAGE_FILE
 from vitctl.system.files import no_links, replacing, write_text
-from vitctl.system.parsing import parsing
 from vitctl.system.text import ends_line, one_line
 
 MAX_BYTES = 256 * 2**20
@@ -32,60 +33,6 @@ _PLAN = "plan.sha256"
 _HELD_BYTES = 256 * 2**20
 _MEASURED_TOGETHER = 256
 _LOCK_SECONDS = 5
-
-
-@dataclass(frozen=True)
-class Item:
-    """One original image.
-
-    Args:
-        key: its name, unique in the split; any text.
-        label: class number, -1 for none; or several class numbers, in a split whose images may have several.
-        read: gives the encoded image, which is stored as it is.
-        size: bytes of it; None when only `read` can tell.
-    """
-
-    key: str
-    label: int | tuple[int, ...]
-    read: Callable[[], bytes]
-    size: int | None = None
-
-
-def read_item(item: Item) -> bytes:
-    """The encoded image of an item. Raises DataError when what it is made from is damaged, whatever it is made from."""
-    with parsing(item.key, DataError, "cannot be read"):
-        return item.read()
-
-
-@dataclass(frozen=True)
-class LeftOut:
-    """A file of the source that is no image of the split, and why."""
-
-    name: str
-    reason: str
-
-
-@dataclass(frozen=True)
-class Originals:
-    """One split before it is written.
-
-    Args:
-        items: its images.
-        class_names: in label order.
-        source: where they come from, in words.
-        is_own: files and classes are as a user arranged them, and are looked at before they are written; see `take_in`.
-        left_out: files that its reader left out.
-        empty_classes: class folders without an image.
-        prefix: what stands before the keys of the items in the names of the source, such as `val/`.
-    """
-
-    items: Sequence[Item]
-    class_names: tuple[str, ...]
-    source: str
-    is_own: bool = False
-    left_out: tuple[LeftOut, ...] = ()
-    empty_classes: tuple[str, ...] = ()
-    prefix: str = ""
 
 
 def write_split(
@@ -152,23 +99,6 @@ def write_split(
         (aside / _PLAN).unlink()
         os.replace(aside, out)
     return read_index(out)
-
-
-def image_extension(data: bytes) -> str | None:
-    """The extension that the first bytes of a file stand for; None when they are no image that we read."""
-    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
-        return "webp"
-    return next((extension for signature, extension in _SIGNATURES if data.startswith(signature)), None)
-
-
-_SIGNATURES = (
-    (b"\xff\xd8\xff", "jpg"),
-    (b"\x89PNG\r\n\x1a\n", "png"),
-    (b"GIF8", "gif"),
-    (b"BM", "bmp"),
-    (b"II*\0", "tif"),
-    (b"MM\0*", "tif"),
-)
 
 
 @dataclass

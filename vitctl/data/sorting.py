@@ -3,9 +3,9 @@
 from collections.abc import Callable
 
 from vitctl.data.heic import is_heic
-from vitctl.data.scan import IMAGE_EXTENSIONS
-from vitctl.data.shards import image_extension
 
+IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff")
+IMAGE_SUFFIXES = tuple(f".{extension}" for extension in IMAGE_EXTENSIONS)
 SYSTEM_FILE = "system file"
 HEAD_BYTES = 300
 _SYSTEM = {"__macosx", "thumbs.db", "ehthumbs.db", "desktop.ini", "@eadir", "$recycle.bin", "system volume information"}
@@ -80,3 +80,20 @@ def what_it_is(data: bytes, extension: str = "") -> str:
 def _is_bitmap(data: bytes) -> bool:
     """Two letters are too little to go by: a text may begin with BM."""
     return data[:2] == b"BM" and int.from_bytes(data[14:18], "little") in (12, 40, 52, 56, 64, 108, 124)
+
+
+def image_extension(data: bytes) -> str | None:
+    """The extension that the first bytes of a file stand for; None when they are no image that we read."""
+    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+        return "webp"
+    return next((extension for signature, extension in _SIGNATURES if data.startswith(signature)), None)
+
+
+_SIGNATURES = (
+    (b"\xff\xd8\xff", "jpg"),
+    (b"\x89PNG\r\n\x1a\n", "png"),
+    (b"GIF8", "gif"),
+    (b"BM", "bmp"),
+    (b"II*\0", "tif"),
+    (b"MM\0*", "tif"),
+)

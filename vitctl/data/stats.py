@@ -9,7 +9,7 @@ import numpy as np
 from vitctl.data.decode import BadSample, open_picture
 from vitctl.data.processes import Done, run_tasks
 from vitctl.data.read import Source, has_label
-from vitctl.data.shards import image_extension
+from vitctl.data.sorting import image_extension
 
 _PERCENTILES = (0, 25, 50, 75, 100)
 _TOGETHER = 64

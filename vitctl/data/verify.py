@@ -12,7 +12,7 @@ import numpy as np
 
 from vitctl.data.decode import BadSample, decode
 from vitctl.data.duplicates import repeated
-from vitctl.data.fingerprints import DIGEST, image_digest
+from vitctl.data.image_digest import DIGEST, image_digest
 from vitctl.data.index import LABELS, Index
 from vitctl.data.labels import check_labels
 from vitctl.data.processes import Done, run_tasks

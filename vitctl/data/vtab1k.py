@@ -10,9 +10,11 @@ from pathlib import Path
 
 from vitctl.data.catalog import open_split
 from vitctl.data.datasets.community import FORMAT, KEYS, NOTE
+from vitctl.data.items import Item
 from vitctl.data.origin import origins, source_text
 from vitctl.data.read import Source
-from vitctl.data.shards import Item, image_extension, write_split
+from vitctl.data.shards import write_split
+from vitctl.data.sorting import image_extension
 from vitctl.data.vtab import VtabTask
 from vitctl.system.files import write_text
 from vitctl.system.text import escaped_json

@@ -4,16 +4,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from vitctl.data.catalog import known_size, open_split, read_community
+from vitctl.data.catalog import find_data_set, known_size, open_split
 from vitctl.data.datasets import community
 from vitctl.data.exclusion import open_shards
 from vitctl.data.index import find_splits
+from vitctl.data.items import Originals
 from vitctl.data.labels import check_labels
 from vitctl.data.origin import origins, source_text
 from vitctl.data.read import Concat, Source
 from vitctl.data.shards import write_split
+from vitctl.data.splits import resolve
 from vitctl.data.vtab import VTAB, VtabTask, is_published_train800
 from vitctl.errors import DataError
+from vitctl.system.parsing import parsing
 
 _COMMUNITY = ("train800", "val200", "test")
 
@@ -137,3 +140,20 @@ def _copy(task: VtabTask, opened: tuple[Source, ...], *, again: bool, proven: bo
     if task.name == "caltech101" and not again:
         said.append("a split of our own: the published one hung on the order of a folder, and differs per machine")
     return "; ".join(said)
+
+
+def read_community(task: VtabTask, root: Path) -> dict[str, Originals]:
+    """The splits `train800`, `val200`, `train800val200` and `test` of a task in the community's copy of VTAB-1k.
+
+    Args:
+        task: a row of `VTAB`.
+        root: holds a folder per task.
+
+    Raises:
+        DataError: the task's lists or images are missing or wrong.
+    """
+    (test,) = resolve(task.test, find_data_set(task.data_set).sizes)
+    num_test = test.stop - test.start
+    one_more = {num_test + 1} if task.name == "caltech101" else set()  # two splits of it were drawn, see its reader
+    with parsing(root / task.community, DataError):
+        return community.read(root / task.community, task.num_classes, {num_test} | one_more)

@@ -17,7 +17,7 @@ from vitctl.engine.judging import baselines, count_hits, mean_per_class
 from vitctl.engine.preemption import StopFlag
 from vitctl.engine.runtime import Runtime
 from vitctl.errors import CheckpointError, RecipeError
-from vitctl.jobs.inputs import Found, loaded_model, open_scored, scored_weights
+from vitctl.jobs.inputs import open_scored
 from vitctl.jobs.integrity import verified, verify
 from vitctl.jobs.judge import OF_OBJECTNET, Judge, choose_judge, write_counts
 from vitctl.jobs.network import unseen_pixels
@@ -25,6 +25,7 @@ from vitctl.jobs.provenance import computed, shown, weights_scored
 from vitctl.jobs.result import RunResult, data_used
 from vitctl.jobs.same_inputs import check_found
 from vitctl.jobs.setup import num_workers, on_device, open_journal, start_runtime
+from vitctl.jobs.start_weights import Found, loaded_model, scored_weights
 from vitctl.recipe.schema import Evaluate
 
 # BiT's pre-processing of ObjectNet: the shorter side, and the square in its centre.

@@ -19,13 +19,13 @@ from vitctl.engine.runtime import Runtime
 from vitctl.errors import DataError
 from vitctl.jobs.fewshot_sets import FewshotSet, drawn_rows, open_sets, score_draw
 from vitctl.jobs.frozen import FeaturePass, cached_pass
-from vitctl.jobs.inputs import Found, loaded_model, weights_of
 from vitctl.jobs.integrity import are_whole, verified, verify
 from vitctl.jobs.network import unseen_pixels
 from vitctl.jobs.provenance import computed, shown, weights_used
 from vitctl.jobs.result import RunResult
 from vitctl.jobs.same_inputs import check_found
 from vitctl.jobs.setup import num_workers, on_device, open_journal, start_runtime
+from vitctl.jobs.start_weights import Found, loaded_model, weights_of
 from vitctl.models.build import build
 from vitctl.recipe.schema import Fewshot
 from vitctl.system.tables import write_csv

@@ -14,7 +14,7 @@ from vitctl.data.read import Source
 from vitctl.data.real import label_sets, read_real
 from vitctl.engine.judging import count_by_class, count_confusions, padded_sets, right_answers
 from vitctl.errors import CheckpointError, DataError, RecipeError
-from vitctl.jobs.inputs import Found
+from vitctl.jobs.start_weights import Found
 from vitctl.system.tables import write_csv
 
 REAL_PLACE = Path("imagenet_real") / "real.json"

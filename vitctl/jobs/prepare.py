@@ -4,15 +4,17 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from vitctl.data.catalog import find_data_set, make_set, read_community, read_originals
+from vitctl.data.catalog import find_data_set, make_set, read_originals
 from vitctl.data.datasets.parquet import read_parquet
 from vitctl.data.downloads import DOWNLOADS, Archive, originals_folder
 from vitctl.data.index import find_splits, read_index
+from vitctl.data.items import Originals
 from vitctl.data.known import DataSet
 from vitctl.data.real import SHA256, URL
-from vitctl.data.shards import Originals, write_split
+from vitctl.data.shards import write_split
 from vitctl.data.unpack import is_unpacked, unpack
 from vitctl.data.vtab import VTAB, VtabTask
+from vitctl.data.vtab_data import read_community
 from vitctl.errors import CheckpointError, DataError
 from vitctl.jobs.judge import REAL_PLACE
 from vitctl.models.weights.download import fetch

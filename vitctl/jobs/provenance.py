@@ -19,9 +19,10 @@ from vitctl.engine.evaluation import Score
 from vitctl.engine.judging import baselines
 from vitctl.engine.runtime import Runtime
 from vitctl.jobs.identity import changed_on_purpose
-from vitctl.jobs.inputs import Found, eval_transform
+from vitctl.jobs.inputs import eval_transform
 from vitctl.jobs.result import RunResult, data_used, installed
 from vitctl.jobs.runs import choose_weights, logged_probes, logged_scores
+from vitctl.jobs.start_weights import Found
 from vitctl.models.weights.load import weights_digest
 from vitctl.recipe.images import TrainImages
 from vitctl.recipe.schema import TrainRecipe

@@ -14,8 +14,8 @@ from vitctl.data.read import Source
 from vitctl.data.subsets import random_subset
 from vitctl.data.transforms import EvalTransform, TorchvisionTransform
 from vitctl.errors import DataError, VitctlError
-from vitctl.jobs.inputs import Found
 from vitctl.jobs.sampling import open_images
+from vitctl.jobs.start_weights import Found
 from vitctl.recipe.images import TrainImages
 from vitctl.recipe.load import load_recipe
 from vitctl.system.text import one_line

@@ -10,7 +10,7 @@ from vitctl.data.read import Source
 from vitctl.engine.agreement import checksum
 from vitctl.engine.runtime import Runtime
 from vitctl.engine.together import check_same
-from vitctl.jobs.inputs import Found
+from vitctl.jobs.start_weights import Found
 
 _MEND = (
     "see that all nodes read the same files (a network disk may show one of them an old state; a run that is going on gets "

@@ -12,7 +12,6 @@ from vitctl.data.vtab_data import TaskData
 from vitctl.engine.evaluation import Score
 from vitctl.engine.journal import Journal, Report, silent
 from vitctl.engine.preemption import StopFlag
-from vitctl.jobs.inputs import weights_of
 from vitctl.jobs.integrity import verified, verify
 from vitctl.jobs.length import TASK_IMAGES, fitted
 from vitctl.jobs.network import rates_in_words, unseen_pixels
@@ -20,6 +19,7 @@ from vitctl.jobs.provenance import computed, shown, weights_used
 from vitctl.jobs.result import DATA_DIGEST, RunResult
 from vitctl.jobs.same_inputs import check_found
 from vitctl.jobs.setup import dropout_draws, open_journal, start_runtime
+from vitctl.jobs.start_weights import weights_of
 from vitctl.jobs.vtab_light import score_features
 from vitctl.jobs.vtab_runs import Bench, Setting, fine_tune, scored_as, settings, tune
 from vitctl.jobs.vtab_table import make_table, write_table

@@ -11,8 +11,8 @@ from vitctl.engine.evaluation import Score
 from vitctl.engine.judging import count_by_class, mean_per_class
 from vitctl.engine.ridge import fit_and_score
 from vitctl.jobs.frozen import FeaturePass
-from vitctl.jobs.inputs import loaded_model
 from vitctl.jobs.setup import num_workers, on_device, open_journal
+from vitctl.jobs.start_weights import loaded_model
 from vitctl.jobs.sweep import Scored, finished_or
 from vitctl.jobs.vtab_runs import JOB, Bench, belongs_to, scored_as
 from vitctl.models.build import build

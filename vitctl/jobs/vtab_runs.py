@@ -15,10 +15,10 @@ from vitctl.engine.journal import Record, Report
 from vitctl.engine.preemption import StopFlag
 from vitctl.engine.runtime import Runtime
 from vitctl.engine.training import CHECKPOINTS
-from vitctl.jobs.inputs import Found, transferred_model
 from vitctl.jobs.network import rates_of
 from vitctl.jobs.result import recipe_digest
 from vitctl.jobs.setup import Images, Work, dropout_draws, on_device, open_journal, train
+from vitctl.jobs.start_weights import Found, transferred_model
 from vitctl.jobs.sweep import Scored, finished_or
 from vitctl.models.weights.load import weights_digest
 from vitctl.recipe.neutral import result_neutral

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from vitctl.data.datasets.class_folder import arrange, read_class_folder, read_class_tar
+from vitctl.data.items import Item, Originals
 from vitctl.data.originals import open_originals
 from vitctl.data.read import ShardSource
-from vitctl.data.shards import Item, Originals, write_split
+from vitctl.data.shards import write_split
 from vitctl.errors import DataError
 
 CIFAR = Path(__file__).parents[4] / "shared/data/cifar10-jpeg.tar"

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import IO
 
 from vitctl.data.datasets.files import read_part
+from vitctl.data.items import Item
 from vitctl.data.scan import check_end
-from vitctl.data.shards import Item
 from vitctl.data.tar_reading import open_tar
 from vitctl.errors import DataError
 from vitctl.system.files import open_regular

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from vitctl.data.datasets.files import check_labels, file_items, need, read_fields
-from vitctl.data.shards import Originals
+from vitctl.data.items import Originals
 from vitctl.errors import DataError
 
 ARCHIVE = "CUB_200_2011.tgz from https://data.caltech.edu/records/65de6-vp158"

@@ -6,7 +6,7 @@ import numpy as np
 
 from vitctl.data.datasets.files import class_list, file_items, need
 from vitctl.data.datasets.fixed_classes import check_classes, image_names
-from vitctl.data.shards import Originals
+from vitctl.data.items import Originals
 from vitctl.errors import DataError
 
 ARCHIVE = "101_ObjectCategories.tar.gz of caltech-101.zip from https://data.caltech.edu/records/mzrjq-6wc02"

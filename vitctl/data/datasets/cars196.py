@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from vitctl.data.datasets.files import check_labels, file_items, load_mat, need
-from vitctl.data.shards import Originals
+from vitctl.data.items import Originals
 from vitctl.errors import DataError
 
 ARCHIVE = "cars_train.tgz, cars_test.tgz, car_devkit.tgz and cars_test_annos_withlabels.mat of Stanford Cars"

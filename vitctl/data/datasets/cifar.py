@@ -11,7 +11,7 @@ import numpy as np
 
 from vitctl.data.datasets.files import check_labels, need, read_bytes
 from vitctl.data.datasets.rows import pixel_rows
-from vitctl.data.shards import Originals
+from vitctl.data.items import Originals
 from vitctl.errors import DataError
 
 _SITE = "https://www.cs.toronto.edu/~kriz/cifar.html"

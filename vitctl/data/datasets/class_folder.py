@@ -9,7 +9,7 @@ from typing import Literal
 
 from vitctl.data.datasets.archives import archive_items
 from vitctl.data.datasets.files import file_size, read_bytes
-from vitctl.data.shards import Item, LeftOut, Originals
+from vitctl.data.items import Item, LeftOut, Originals
 from vitctl.data.sorting import HEAD_BYTES, SYSTEM_FILE, is_system_file, reason_against
 from vitctl.errors import DataError
 

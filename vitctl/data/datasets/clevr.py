@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from vitctl.data.datasets.files import check_labels, file_items, need, read_bytes
-from vitctl.data.shards import Originals
+from vitctl.data.items import Originals
 from vitctl.errors import DataError
 from vitctl.system.parsing import parsing
 

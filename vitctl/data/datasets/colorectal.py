@@ -4,7 +4,7 @@ from pathlib import Path
 
 from vitctl.data.datasets.files import need
 from vitctl.data.datasets.fixed_classes import class_items
-from vitctl.data.shards import Originals
+from vitctl.data.items import Originals
 
 ARCHIVE = "Kather_texture_2016_image_tiles_5000.zip from https://zenodo.org/records/53169"
 CLASS_NAMES = ("tumor", "stroma", "complex", "lympho", "debris", "mucosa", "adipose", "empty")

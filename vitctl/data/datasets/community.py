@@ -7,7 +7,7 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 
 from vitctl.data.datasets.files import check_labels, file_items, need, read_bytes, read_lines
-from vitctl.data.shards import Originals
+from vitctl.data.items import Originals
 from vitctl.errors import DataError
 
 ARCHIVE = "vtab-1k.zip, the layout with train800.txt, val200.txt, train800val200.txt and test.txt in a folder per task"

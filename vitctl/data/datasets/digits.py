@@ -6,7 +6,7 @@ import numpy as np
 from PIL import Image
 
 from vitctl.data.datasets.png import encode_png
-from vitctl.data.shards import Item
+from vitctl.data.items import Item
 from vitctl.data.splits import md5_order
 
 CLASS_NAMES = tuple("0123456789")

@@ -9,7 +9,7 @@ import numpy as np
 from vitctl.data.datasets.files import check_labels, read_part
 from vitctl.data.datasets.rows import Rows
 from vitctl.data.datasets.tfrecord import parse_example, records
-from vitctl.data.shards import Originals
+from vitctl.data.items import Originals
 from vitctl.errors import DataError
 
 ARCHIVE = "dmlab.tar.gz from https://storage.googleapis.com/dmlab-vtab/dmlab.tar.gz"

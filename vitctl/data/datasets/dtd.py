@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from vitctl.data.datasets.files import class_list, file_items, need, read_lines
-from vitctl.data.shards import Originals
+from vitctl.data.items import Originals
 from vitctl.errors import DataError
 
 ARCHIVE = "dtd-r1.0.1.tar.gz from https://www.robots.ox.ac.uk/~vgg/data/dtd"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from vitctl.data.datasets.files import class_list, need
 from vitctl.data.datasets.fixed_classes import class_items, doubled
-from vitctl.data.shards import Originals
+from vitctl.data.items import Originals
 
 ARCHIVE = "EuroSAT_RGB.zip from https://zenodo.org/records/7711810, or the older EuroSAT.zip"
 CLASS_NAMES = class_list("eurosat")

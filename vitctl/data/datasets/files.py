@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from vitctl.data.shards import Item
+from vitctl.data.items import Item
 from vitctl.errors import DataError
 from vitctl.system import files
 from vitctl.system.bounds import IMAGE_FILE, LIST_FILE, TABLE

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from vitctl.data.datasets.files import file_items
-from vitctl.data.shards import Item
+from vitctl.data.items import Item
 from vitctl.errors import DataError
 
 

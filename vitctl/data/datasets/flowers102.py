@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from vitctl.data.datasets.files import check_labels, class_list, file_items, load_mat, need
-from vitctl.data.shards import Originals
+from vitctl.data.items import Originals
 from vitctl.errors import DataError
 
 ARCHIVE = "102flowers.tgz, imagelabels.mat and setid.mat from https://www.robots.ox.ac.uk/~vgg/data/flowers/102"

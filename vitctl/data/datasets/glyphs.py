@@ -11,7 +11,7 @@ from functools import cache, partial
 import numpy as np
 
 from vitctl.data.datasets.png import encode_png
-from vitctl.data.shards import Item
+from vitctl.data.items import Item
 
 NUM_LETTERS = 60
 CLASS_NAMES = tuple(f"letter {number:02d}" for number in range(NUM_LETTERS))

@@ -9,8 +9,8 @@ from vitctl.data.datasets.archives import archive_items
 from vitctl.data.datasets.files import class_list, file_items, need, read_lines
 from vitctl.data.datasets.fixed_classes import image_names
 from vitctl.data.datasets.packed_lists import imagenet_validation_labels
-from vitctl.data.scan import IMAGE_SUFFIXES
-from vitctl.data.shards import Item, Originals
+from vitctl.data.items import Item, Originals
+from vitctl.data.sorting import IMAGE_SUFFIXES
 from vitctl.errors import DataError
 
 ARCHIVE = "ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar from https://image-net.org, packed or unpacked, or Kaggle's ILSVRC/"

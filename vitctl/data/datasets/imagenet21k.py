@@ -6,8 +6,8 @@ from pathlib import Path
 from vitctl.data.datasets.archives import archive_items
 from vitctl.data.datasets.files import class_list, file_items
 from vitctl.data.datasets.fixed_classes import image_names
-from vitctl.data.scan import IMAGE_SUFFIXES
-from vitctl.data.shards import Item, Originals
+from vitctl.data.items import Item, Originals
+from vitctl.data.sorting import IMAGE_SUFFIXES
 from vitctl.errors import DataError
 
 ARCHIVE = "fall11_whole.tar of https://image-net.org, packed, or unpacked to a .tar or a folder per synset"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from vitctl.data.datasets.files import class_list, need
 from vitctl.data.datasets.fixed_classes import class_items, nested
-from vitctl.data.shards import Originals
+from vitctl.data.items import Originals
 
 ARCHIVE = "imagenetv2-matched-frequency.tar.gz from https://huggingface.co/datasets/vaishaal/ImageNetV2"
 FOLDER = "imagenetv2-matched-frequency-format-val"

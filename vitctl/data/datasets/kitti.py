@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from vitctl.data.datasets.files import file_items, need, read_fields, read_lines
-from vitctl.data.shards import Originals
+from vitctl.data.items import Originals
 from vitctl.errors import DataError
 
 ARCHIVE = (

@@ -12,7 +12,7 @@ from PIL import Image
 from vitctl.data.datasets.files import class_list, need, read_bytes, read_lines
 from vitctl.data.datasets.fixed_classes import image_names
 from vitctl.data.datasets.png import encode_png
-from vitctl.data.shards import Item, Originals
+from vitctl.data.items import Item, Originals
 from vitctl.errors import DataError
 from vitctl.system.files import parse_json
 from vitctl.system.parsing import parsing

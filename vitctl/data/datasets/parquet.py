@@ -11,7 +11,7 @@ from typing import Any
 
 from vitctl.data.datasets.class_folder import SPLITS
 from vitctl.data.datasets.table import COLUMNS, numbered, read_rows
-from vitctl.data.shards import Item, Originals
+from vitctl.data.items import Item, Originals
 from vitctl.errors import DataError
 from vitctl.system.bounds import TABLE
 from vitctl.system.files import open_regular

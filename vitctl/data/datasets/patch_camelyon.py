@@ -10,7 +10,7 @@ import numpy as np
 from vitctl.data.datasets.files import check_labels, library, need
 from vitctl.data.datasets.png import encode_png
 from vitctl.data.datasets.rows import Rows
-from vitctl.data.shards import Originals
+from vitctl.data.items import Originals
 from vitctl.errors import DataError
 from vitctl.system.parsing import parsing
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from vitctl.data.datasets.files import check_labels, class_list, file_items, need, read_fields
-from vitctl.data.shards import Originals
+from vitctl.data.items import Originals
 from vitctl.errors import DataError
 
 ARCHIVE = "images.tar.gz and annotations.tar.gz from https://www.robots.ox.ac.uk/~vgg/data/pets"

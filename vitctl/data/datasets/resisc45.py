@@ -4,7 +4,7 @@ from pathlib import Path
 
 from vitctl.data.datasets.files import class_list, need
 from vitctl.data.datasets.fixed_classes import class_items, doubled
-from vitctl.data.shards import Originals
+from vitctl.data.items import Originals
 
 ARCHIVE = "NWPU-RESISC45.rar from https://gcheng-nwpu.github.io, unpacked with unrar or 7z"
 CLASS_NAMES = class_list("resisc45")

@@ -8,7 +8,7 @@ import numpy as np
 
 from vitctl.data.datasets.files import check_labels, file_items, need, read_lines
 from vitctl.data.datasets.graham import process_jpeg
-from vitctl.data.shards import Item, Originals
+from vitctl.data.items import Item, Originals
 from vitctl.errors import DataError
 
 SOLUTION = "https://storage.googleapis.com/kaggle-forum-message-attachments/90528/2877/retinopathy_solution.csv"

@@ -8,7 +8,7 @@ from typing import overload
 import numpy as np
 
 from vitctl.data.datasets.png import encode_png
-from vitctl.data.shards import Item
+from vitctl.data.items import Item
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,7 +16,7 @@ import numpy as np
 
 from vitctl.data.datasets.png import encode_png
 from vitctl.data.datasets.shape_fields import FIELDS
-from vitctl.data.shards import Item
+from vitctl.data.items import Item
 
 SHAPES = tuple(FIELDS)
 ORIENTED = ("triangle", "heart", "crescent")  # no rotation but a full turn brings these back

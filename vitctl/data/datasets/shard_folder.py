@@ -4,8 +4,8 @@ from functools import partial
 from pathlib import Path
 
 from vitctl.data.index import find_splits, read_index
+from vitctl.data.items import Item, Originals
 from vitctl.data.read import ShardSource
-from vitctl.data.shards import Item, Originals
 
 
 def read_shard_folder(folder: Path) -> dict[str, Originals]:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from vitctl.data.datasets.files import file_items, need, read_lines
 from vitctl.data.datasets.packed_lists import sun397_split
-from vitctl.data.shards import Originals
+from vitctl.data.items import Originals
 from vitctl.errors import DataError
 
 ARCHIVE = "SUN397.tar.gz from https://vision.princeton.edu/projects/2010/SUN"

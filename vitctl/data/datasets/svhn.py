@@ -4,7 +4,7 @@ from pathlib import Path
 
 from vitctl.data.datasets.files import check_labels, load_mat, need
 from vitctl.data.datasets.rows import pixel_rows
-from vitctl.data.shards import Originals
+from vitctl.data.items import Originals
 from vitctl.errors import DataError
 
 ARCHIVE = "train_32x32.mat and test_32x32.mat from http://ufldl.stanford.edu/housenumbers"

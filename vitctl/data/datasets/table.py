@@ -8,7 +8,7 @@ from pathlib import Path
 
 from vitctl.data.datasets.class_folder import SPLITS
 from vitctl.data.datasets.files import file_size, read_bytes
-from vitctl.data.shards import Item, Originals
+from vitctl.data.items import Item, Originals
 from vitctl.errors import DataError
 from vitctl.system.bounds import CLASSES, TABLE
 from vitctl.system.text import one_line

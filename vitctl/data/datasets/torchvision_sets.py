@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from vitctl.data.datasets.png import encode_png
-from vitctl.data.shards import Item, Originals
+from vitctl.data.items import Item, Originals
 from vitctl.errors import DataError
 
 

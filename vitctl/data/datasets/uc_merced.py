@@ -4,7 +4,7 @@ from pathlib import Path
 
 from vitctl.data.datasets.files import class_list, need
 from vitctl.data.datasets.fixed_classes import class_items, plain
-from vitctl.data.shards import Originals
+from vitctl.data.items import Originals
 
 ARCHIVE = "UCMerced_LandUse.zip from http://weegee.vision.ucmerced.edu/datasets/landuse.html"
 CLASS_NAMES = class_list("uc_merced")
