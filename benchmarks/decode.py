@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from vitctl.data.jpeg import Jpeg, decode_rows, read_header
-from vitctl.data.transforms import inception_box
+from vitctl.data.images.jpeg import Jpeg, decode_rows, read_header
+from vitctl.data.images.transforms import inception_box
 
 PHOTOS = Path(__file__).resolve().parents[2] / "shared" / "data" / "imagenet-500.tar"
 ROUNDS = 3

@@ -18,17 +18,17 @@ from typing import Any
 
 import numpy as np
 
-from vitctl.data import tables
-from vitctl.data.index import FORMAT, read_index
-from vitctl.data.integrity import Verification
-from vitctl.data.items import Item
-from vitctl.data.loader import train_batches
-from vitctl.data.order import Order
-from vitctl.data.read import ShardSource, SyntheticSource
-from vitctl.data.scan import ROW
-from vitctl.data.shards import write_split
-from vitctl.data.tables import SAMPLES, write_table
-from vitctl.data.transforms import TrainTransform
+from vitctl.data.images.transforms import TrainTransform
+from vitctl.data.loader.batches import train_batches
+from vitctl.data.shards import tables
+from vitctl.data.shards.index import FORMAT, read_index
+from vitctl.data.shards.scan import ROW
+from vitctl.data.shards.tables import SAMPLES, write_table
+from vitctl.data.source.integrity import Verification
+from vitctl.data.source.order import Order
+from vitctl.data.source.read import ShardSource, SyntheticSource
+from vitctl.data.writer.items import Item
+from vitctl.data.writer.write import write_split
 
 BATCH = 64
 

@@ -111,11 +111,11 @@ def measure(side: str, workers: int, folder: Path, num_images: int) -> Numbers:
 
 def our_batches(folder: Path, workers: int, **choices: Any) -> Iterator[Any]:
     """Batches of vitctl, with timm's range of areas."""
-    from vitctl.data.index import read_index
-    from vitctl.data.loader import train_batches
-    from vitctl.data.order import Order
-    from vitctl.data.read import ShardSource
-    from vitctl.data.transforms import TrainTransform
+    from vitctl.data.images.transforms import TrainTransform
+    from vitctl.data.loader.batches import train_batches
+    from vitctl.data.shards.index import read_index
+    from vitctl.data.source.order import Order
+    from vitctl.data.source.read import ShardSource
 
     source = ShardSource(read_index(folder / "shards"))
     transform = TrainTransform(SIZE, area_range=(0.08, 1.0), **choices)
@@ -155,8 +155,8 @@ def timm_batches(folder: Path, workers: int) -> Iterator[Any]:
 
 def unpack(photos: Path, folder: Path, enlarge: int) -> None:
     """Put the photographs into a folder for timm and into a shard for us."""
-    from vitctl.data.items import Item
-    from vitctl.data.shards import write_split
+    from vitctl.data.writer.items import Item
+    from vitctl.data.writer.write import write_split
 
     with tarfile.open(photos) as tar:
         files = [tar.extractfile(member) for member in tar if member.isreg()]

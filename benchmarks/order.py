@@ -13,11 +13,11 @@ from pathlib import Path
 
 import numpy as np
 
-from vitctl.data.index import FORMAT, read_index
-from vitctl.data.mixture import MixtureOrder, quotas
-from vitctl.data.order import Order, SampleOrder, WindowedOrder
-from vitctl.data.read import ShardSource
-from vitctl.data.scan import ROW
+from vitctl.data.shards.index import FORMAT, read_index
+from vitctl.data.shards.scan import ROW
+from vitctl.data.source.mixture import MixtureOrder, quotas
+from vitctl.data.source.order import Order, SampleOrder, WindowedOrder
+from vitctl.data.source.read import ShardSource
 
 BATCH, SEEKS = 512, 200
 WINDOW_SHARDS = 64

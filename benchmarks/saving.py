@@ -14,9 +14,9 @@ from pathlib import Path
 import torch
 
 from vitctl.engine.averaging import Average
+from vitctl.engine.checkpoint.saving import Saver, parts
 from vitctl.engine.journal import Journal
 from vitctl.engine.optimizer import build_optimizer
-from vitctl.engine.saving import Saver, parts
 from vitctl.models.build import build
 from vitctl.models.variants import variant
 

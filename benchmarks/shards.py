@@ -20,8 +20,8 @@ from pathlib import Path
 import numpy as np
 import webdataset
 
-from vitctl.data.originals import open_originals
-from vitctl.data.shards import write_split
+from vitctl.data.datasets.detect import open_originals
+from vitctl.data.writer.write import write_split
 
 ROUNDS, MAX_SAMPLES = 3, 5_000
 

@@ -13,8 +13,8 @@ os.environ["OMP_NUM_THREADS"] = "1"  # before torch: tests run side by side, and
 
 import pytest
 
-from vitctl.data.datasets import shapes
-from vitctl.data.shards import write_split
+from vitctl.data.datasets.readers import shapes
+from vitctl.data.writer.write import write_split
 from vitctl.engine.training import CHECKPOINTS
 from vitctl.launch.prepare import prepare
 from vitctl.launch.worker import work

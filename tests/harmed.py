@@ -11,7 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from vitctl.engine import checkpoint, loop, losses
+from vitctl.engine import loop, losses
+from vitctl.engine.checkpoint import files
 from vitctl.engine.preemption import leave_on_signals
 from vitctl.errors import VitctlError
 from vitctl.launch.worker import be_quiet, leave_group, work
@@ -26,7 +27,7 @@ def say(text: str) -> None:
 
 def stuck_save(run_dir: Path) -> dict[str, Any]:
     """The save of step 4 never ends, once the weights are written; says so."""
-    write = checkpoint.save_tensors
+    write = files.save_tensors
 
     def stuck(tensors: Any, path: Path) -> None:
         if "step_00000004" in str(path):
@@ -34,7 +35,7 @@ def stuck_save(run_dir: Path) -> dict[str, Any]:
             time.sleep(600)
         write(tensors, path)
 
-    checkpoint.save_tensors = stuck
+    files.save_tensors = stuck
     return work(run_dir)
 
 
@@ -62,9 +63,9 @@ def forbidden_save(run_dir: Path) -> dict[str, Any]:
 
 def nan_on_one_rank(run_dir: Path) -> dict[str, Any]:
     """The loss of one image is not a number whenever it comes, on whatever process."""
-    from vitctl.jobs import setup
+    from vitctl.jobs import training
 
-    setup.classify = poisoned
+    training.classify = poisoned
     return work(run_dir)
 
 
@@ -76,8 +77,8 @@ def poisoned(model: Any, batch: Any, step: int, **named: Any) -> Any:
 
 def hide_newest() -> None:
     """An old state of a network disk: the folder of the newest checkpoint is not listed yet."""
-    listed = checkpoint._steps
-    checkpoint._steps = lambda root: sorted(listed(root))[:-1]
+    listed = files._steps
+    files._steps = lambda root: sorted(listed(root))[:-1]
 
 
 def old_listing(run_dir: Path) -> dict[str, Any]:
@@ -96,7 +97,7 @@ def old_listing_at_first(run_dir: Path) -> dict[str, Any]:
 
 def unreadable(run_dir: Path) -> dict[str, Any]:
     """The second process gets a read error in the newest checkpoint."""
-    digest = checkpoint._sha256
+    digest = files._sha256
 
     def failing(path: Path) -> str:
         if path.parent.name == NEWEST:
@@ -104,22 +105,22 @@ def unreadable(run_dir: Path) -> dict[str, Any]:
         return digest(path)
 
     if is_second():
-        checkpoint._sha256 = failing
+        files._sha256 = failing
     return work(run_dir)
 
 
 def other_numbers_read(run_dir: Path) -> dict[str, Any]:
     """The second process reads one other bit after it has verified the file."""
-    tensors = checkpoint.Saved.tensors
+    tensors = files.Saved.tensors
 
-    def flipped(saved: checkpoint.Saved, name: str) -> Any:
+    def flipped(saved: files.Saved, name: str) -> Any:
         read = tensors(saved, name)
         if name == "model":
             flip_last_bit(read["blocks.0.mlp.fc1.weight"])
         return read
 
     if is_second():
-        checkpoint.Saved.tensors = flipped  # type: ignore[method-assign]
+        files.Saved.tensors = flipped  # type: ignore[method-assign]
     return work(run_dir)
 
 
@@ -162,7 +163,7 @@ def other_recipe(run_dir: Path) -> dict[str, Any]:
 
 def other_index(run_dir: Path) -> dict[str, Any]:
     """The second process opens a data set with another index."""
-    from vitctl.data.read import ShardSource
+    from vitctl.data.source.read import ShardSource
 
     if is_second():
         ShardSource.digest = "0" * 64  # type: ignore[assignment, method-assign]

@@ -39,7 +39,7 @@ FLOORS = {
     "__main__": 8,
 }
 # Read by an unpickler of its own that knows four names; see the test below.
-PLAIN_PICKLES = ("import pickle", "data/datasets/cifar.py")
+PLAIN_PICKLES = ("import pickle", "data/datasets/readers/cifar.py")
 
 MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_OPTIONS = 400, 60, 15
 
@@ -268,7 +268,7 @@ def test_state__never_goes_through_accelerate() -> None:
         for node in ast.walk(tree)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
     }
-    assert ("engine/runtime.py", "prepare_model") in calls
+    assert ("engine/distributed/runtime.py", "prepare_model") in calls
     assert {(name, attribute) for name, attribute in calls if attribute in never} == set()
     schedulers = [name for name, path in zip(NAMES, FILES, strict=True) if "lr_scheduler" in path.read_text()]
     assert schedulers == []
@@ -279,7 +279,7 @@ def test_recipe__every_key_is_read_by_a_job() -> None:
     read = {
         node.attr
         for name, tree in TREES.items()
-        if part(name) in ("jobs", "launch") or name == "cli/plan.py"
+        if part(name) in ("jobs", "launch") or name == "cli/show/plan.py"
         for node in ast.walk(tree)
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
     }
@@ -319,8 +319,8 @@ def test_cli__modules_import_no_heavy_library_at_the_top() -> None:
         "cli/common.py",
         "cli/train.py",
         "cli/model.py",
-        "cli/data.py",
-        "cli/data_sets.py",
+        "cli/data/shards.py",
+        "cli/data/sets.py",
         "cli/compare.py",
         "cli/recipes.py",
         "cli/system.py",

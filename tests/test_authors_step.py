@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from tests.conftest import Run, train_records
-from vitctl.data.catalog import open_split
-from vitctl.data.loader import train_batches
-from vitctl.data.order import Order
-from vitctl.data.transforms import TrainTransform
+from vitctl.data.datasets.catalog import open_split
+from vitctl.data.images.transforms import TrainTransform
+from vitctl.data.loader.batches import train_batches
+from vitctl.data.source.order import Order
 from vitctl.models.configs import ViTConfig
 from vitctl.models.weights.load import load_weights
 from vitctl.models.weights.write import write_weights

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from safetensors import SafetensorError
 
-from vitctl.data.processes import run_tasks
 from vitctl.errors import DataError, LaunchError, VitctlError, explained, writing
+from vitctl.system.pool import run_tasks
 
 
 @pytest.mark.parametrize(

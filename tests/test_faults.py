@@ -17,8 +17,8 @@ import pytest
 
 from tests.conftest import TINY, Run, checkpoint, sample_keys, train_records
 from tests.test_golden import command
-from vitctl.engine import saving
-from vitctl.engine.checkpoint import newest_checkpoint
+from vitctl.engine.checkpoint import saving
+from vitctl.engine.checkpoint.files import newest_checkpoint
 from vitctl.engine.preemption import StopFlag
 from vitctl.errors import CheckpointError, VitctlError
 from vitctl.jobs.pretrain import pretrain

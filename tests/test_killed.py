@@ -18,9 +18,9 @@ from tests.conftest import TINY, Run, checkpoint, sample_keys, train_records, tw
 from tests.harmed import poisoned
 from tests.test_faults import SHORT, records
 from tests.test_golden import command
-from vitctl.engine.checkpoint import newest_checkpoint
-from vitctl.engine.skips import SKIPPED
-from vitctl.jobs import setup
+from vitctl.engine.checkpoint.files import newest_checkpoint
+from vitctl.engine.nonfinite import SKIPPED
+from vitctl.jobs import training
 from vitctl.launch.prepare import prepare
 from vitctl.recipe.load import Override, load_recipe
 
@@ -202,7 +202,7 @@ def test_not_finite__on_one_of_two_processes_is_skipped_by_both(
     values = {**SHORT, "optimizer.clip_norm": 0.0, "machine.micro_batch": 8}
     keys = sample_keys(run("straight", **values))
     with monkeypatch.context() as poison:
-        poison.setattr(setup, "classify", poisoned)
+        poison.setattr(training, "classify", poisoned)
         one = run("one", **values)
     two = prepared(tmp_path / "two", tiny_data, **values, **{"machine.processes": 2})
     codes = two_processes(harmed("nan_on_one_rank", two), tmp_path / "out.txt")

@@ -21,12 +21,16 @@ import pytest
 from tests.conftest import TINY, checkpoint, sample_keys, train_records
 from tests.jobs.conftest import pretrained  # noqa: F401
 from vitctl.cli.app import main
-from vitctl.data import dedup, exclusion, shards, verify
-from vitctl.data.datasets import shapes
-from vitctl.engine import agreement, evaluation, loop, training
-from vitctl.engine import checkpoint as checkpoints
+from vitctl.data.datasets.readers import shapes
+from vitctl.data.inspect import dedup, verify
+from vitctl.data.source import exclusion
+from vitctl.data.writer import write
+from vitctl.engine import evaluation, loop, training
+from vitctl.engine.checkpoint import files as checkpoints
+from vitctl.engine.distributed import agreement
 from vitctl.engine.preemption import SIGNALS
-from vitctl.jobs import export, fewshot, frozen, pretrain, probe, setup
+from vitctl.jobs import export, features, fewshot, pretrain, probe
+from vitctl.jobs import training as jobs_training
 
 CPU = ("--set", "machine.device=cpu", "--set", "machine.workers=0", "--set", "machine.precision=float64")
 FEW = ("--set", "schedule.warmup_steps=1", "--set", "schedule.batch_size=8")
@@ -113,7 +117,7 @@ def pretraining(data: Path) -> tuple[object, ...]:
 @pytest.fixture(autouse=True)
 def nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """What machine.compile does around the compiler stays; the compiler itself is slow, see test_killed.py."""
-    monkeypatch.setattr(setup, "compile_blocks", lambda _: 0)
+    monkeypatch.setattr(jobs_training, "compile_blocks", lambda _: 0)
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +125,7 @@ def straight(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The pre-training that nothing came between."""
     folder = tmp_path_factory.mktemp("straight") / "run"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(setup, "compile_blocks", lambda _: 0)
+        patch.setattr(jobs_training, "compile_blocks", lambda _: 0)
         patch.setattr(sys, "argv", ["vitctl", *map(str, pretraining(tiny_data)), "--out", str(folder)])
         with pytest.raises(SystemExit) as ended:
             main()
@@ -142,7 +146,7 @@ MOMENTS: dict[str, tuple[Moment, signal.Signals]] = {
     "log": ((training.Run, "_log_samples", 2), TERM),
     "evaluation": ((evaluation, "count_hits", 2), TERM),
     "the last evaluation": ((evaluation, "count_hits", 8), USR1),
-    "few-shot features": ((frozen, "representations", 2), INT),
+    "few-shot features": ((features, "representations", 2), INT),
     "few-shot solve": ((probe, "score_draw", 2), TERM),
     "the last few-shot": ((probe, "score_draw", 6), USR1),
     "saving, copy": ((training, "parts", 2), INT),
@@ -185,11 +189,11 @@ def test_pretrain__goes_on_bit_for_bit(
 # A table of VTAB that is stopped in its trainings: tests/jobs/test_vtab_resume.py.
 JOBS: dict[str, tuple[tuple[str, ...], Moment, signal.Signals]] = {
     "evaluate": (("evaluate", "--set", "evaluation.batch_size=5"), (evaluation, "agree", 3), INT),
-    "fewshot, features": (("fewshot", "--shots", "1,2"), (frozen, "representations", 2), TERM),
+    "fewshot, features": (("fewshot", "--shots", "1,2"), (features, "representations", 2), TERM),
     "fewshot, solve": (("fewshot", "--shots", "1,2"), (fewshot, "score_draw", 2), USR1),
     "vtab, light": (
         ("vtab", "--suite", "mini", "--task", "digits", "--light"),
-        (frozen, "representations", 3),
+        (features, "representations", 3),
         TERM,
     ),
     "finetune": (("finetune", "--steps", "4", *FEW), (loop.Trainer, "_step", 3), INT),
@@ -237,7 +241,7 @@ def test_export__keeps_what_is_verified(
     assert not [path for path in folder.iterdir() if "partial" in path.name]
 
 
-SHARDS: tuple[tuple[str, ...], Moment] = (("shards", "photos", "out", "--workers", "0"), (shards, "label_text", 30))
+SHARDS: tuple[tuple[str, ...], Moment] = (("shards", "photos", "out", "--workers", "0"), (write, "label_text", 30))
 DEDUP = ("dedup", "own", "--against", "other", "--apply", "--workers", "0")
 DATA: dict[str, tuple[tuple[str, ...], Moment, signal.Signals]] = {
     "shards, SIGTERM": (*SHARDS, TERM),
@@ -282,7 +286,7 @@ def pictures(root: Path) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(item.read())
     for name, chosen in (("own/train", items[:20]), ("other/test", items[15:30])):
-        shards.write_split(chosen, root / name, shapes.SHAPES, seed=0, source_text="test")
+        write.write_split(chosen, root / name, shapes.SHAPES, seed=0, source_text="test")
     return root
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.jobs.conftest import pretrained  # noqa: F401
 from vitctl.cli.app import main
-from vitctl.cli.render import CONSOLE
+from vitctl.cli.show.render import CONSOLE
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 
 from tests.conftest import TINY
 from vitctl.cli.app import main
-from vitctl.cli.render import CONSOLE
+from vitctl.cli.show.render import CONSOLE
 from vitctl.engine.journal import read_json
 from vitctl.launch.prepare import prepare
 from vitctl.launch.worker import work

@@ -13,9 +13,9 @@ import pytest
 from PIL import Image
 
 from tests.cli.conftest import Vitctl
-from vitctl.data.decode import decode
-from vitctl.data.exclusion import open_shards
-from vitctl.data.index import find_splits
+from vitctl.data.images.decode import decode
+from vitctl.data.shards.index import find_splits
+from vitctl.data.source.exclusion import open_shards
 
 
 def picture(number: int, form: str = "JPEG", **options: object) -> bytes:

@@ -4,12 +4,12 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from tests.jobs.test_our_results import finished
 
 from tests.cli.conftest import Vitctl
-from tests.jobs.test_our_results import finished
-from vitctl.cli.render import CONSOLE
-from vitctl.recipe.grid import sweep_names
+from vitctl.cli.show.render import CONSOLE
 from vitctl.recipe.load import recipe_names
+from vitctl.recipe.sweep import sweep_names
 
 
 def test_list__every_recipe(vitctl: Vitctl) -> None:

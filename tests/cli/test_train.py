@@ -13,8 +13,8 @@ from PIL import Image
 from tests.cli.conftest import Vitctl
 from tests.conftest import TINY
 from vitctl.cli.common import launch_config
-from vitctl.cli.render import CONSOLE
-from vitctl.data import catalog
+from vitctl.cli.show.render import CONSOLE
+from vitctl.data.datasets import catalog
 from vitctl.errors import LaunchError
 from vitctl.launch.environment import Member
 

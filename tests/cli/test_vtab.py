@@ -7,8 +7,8 @@ import pytest
 
 from tests.cli.conftest import Vitctl
 from tests.jobs.vtab_names import Catalog
-from vitctl.data import vtab_data
-from vitctl.jobs.compare import compare
+from vitctl.data.datasets import vtab_images
+from vitctl.report.compare import compare
 
 GIVEN = ("--task", "pets", "--task", "eurosat", "--set", "machine.device=cpu", "--set", "machine.workers=0",
          "--set", "data.allow_partial=true", "--res", 16, "--precision", "float32", "--out", "table")  # fmt: skip
@@ -17,7 +17,7 @@ FEW = ("--steps", 2, "--set", "schedule.warmup_steps=1", "--set", "schedule.batc
 
 @pytest.fixture(autouse=True)
 def names(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vtab_data, "open_split", Catalog(whole_tests=False).open_split)
+    monkeypatch.setattr(vtab_images, "open_split", Catalog(whole_tests=False).open_split)
 
 
 def test_vtab__light_says_that_it_is_not_the_protocol(vitctl: Vitctl, pretrained: Path, tmp_path: Path) -> None:

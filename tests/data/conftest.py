@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vitctl.data.datasets.png import encode_png
-from vitctl.data.index import Index
-from vitctl.data.items import Item
-from vitctl.data.shards import write_split
+from vitctl.data.datasets.readers.png import encode_png
+from vitctl.data.shards.index import Index
+from vitctl.data.writer.items import Item
+from vitctl.data.writer.write import write_split
 
 MakeSplit = Callable[..., Index]
 

@@ -15,20 +15,21 @@ from PIL import Image
 from tests.data.conftest import MakeSplit
 from tests.data.old_index import forget_tables
 from tests.fuzz.test_bounds import header, member, record
-from vitctl.data import turns, workers
-from vitctl.data.decode import BadSample, decode
-from vitctl.data.index import read_index
-from vitctl.data.items import Item
-from vitctl.data.loader import train_batches
-from vitctl.data.order import Order
-from vitctl.data.read import ShardSource
-from vitctl.data.scan import read_shard
-from vitctl.data.shards import write_split
-from vitctl.data.splits import md5_order
-from vitctl.data.tables import LABELS
-from vitctl.data.transforms import TrainTransform
-from vitctl.data.webp import webp_size
+from vitctl.data.images.decode import BadSample, decode
+from vitctl.data.images.transforms import TrainTransform
+from vitctl.data.images.webp import webp_size
+from vitctl.data.loader import workers
+from vitctl.data.loader.batches import train_batches
+from vitctl.data.shards.index import read_index
+from vitctl.data.shards.scan import read_shard
+from vitctl.data.shards.tables import LABELS
+from vitctl.data.source.order import Order
+from vitctl.data.source.read import ShardSource
+from vitctl.data.source.splits import md5_order
+from vitctl.data.writer.items import Item
+from vitctl.data.writer.write import write_split
 from vitctl.errors import DataError, LaunchError, explained
+from vitctl.system import memory_lock
 from vitctl.system.descriptors import have_files
 
 END = bytes(1024)
@@ -166,26 +167,26 @@ def test_batches__pictures_in_flight_are_bounded(tmp_path: Path, monkeypatch: py
 
 
 def test_turns__one_worker_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns, "_OWN", [])
-    monkeypatch.setattr(turns, "_TAKEN_PART_IN", [])
-    shared = turns.shared()
+    monkeypatch.setattr(memory_lock, "_OWN", [])
+    monkeypatch.setattr(memory_lock, "_TAKEN_PART_IN", [])
+    shared = memory_lock.shared()
     reader, writer = os.pipe()
     if not (child := os.fork()):
-        turns.take_part(shared)
-        turns.wait_for_turn(2**30)
+        memory_lock.take_part(shared)
+        memory_lock.wait_for_turn(2**30)
         os.write(writer, b"x")
         time.sleep(0.3)
         os._exit(0)
     os.read(reader, 1)
     began = time.monotonic()
-    turns.wait_for_turn(2**30)  # not a worker: never waits
+    memory_lock.wait_for_turn(2**30)  # not a worker: never waits
     assert time.monotonic() - began < 0.2
-    turns.take_part(shared)
-    turns.wait_for_turn(10)  # not large
+    memory_lock.take_part(shared)
+    memory_lock.wait_for_turn(10)  # not large
     assert time.monotonic() - began < 0.2
-    turns.wait_for_turn(2**30)
+    memory_lock.wait_for_turn(2**30)
     assert os.waitpid(child, 0)[1] == 0 and time.monotonic() - began > 0.05
-    turns.end_turn()
+    memory_lock.end_turn()
 
 
 def rows_of(folder: Path) -> np.ndarray:

@@ -9,13 +9,13 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from vitctl.data.datasets.png import encode_png
-from vitctl.data.index import index_shards
-from vitctl.data.loader import share, train_batches
-from vitctl.data.mixture import MixtureOrder
-from vitctl.data.order import Order, SampleOrder, WindowedOrder
-from vitctl.data.read import Concat, ShardSource, Source
-from vitctl.data.transforms import TrainTransform
+from vitctl.data.datasets.readers.png import encode_png
+from vitctl.data.images.transforms import TrainTransform
+from vitctl.data.loader.batches import share, train_batches
+from vitctl.data.shards.index import index_shards
+from vitctl.data.source.mixture import MixtureOrder
+from vitctl.data.source.order import Order, SampleOrder, WindowedOrder
+from vitctl.data.source.read import Concat, ShardSource, Source
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more workers than cores
 

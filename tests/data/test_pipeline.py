@@ -12,17 +12,17 @@ import numpy as np
 import pytest
 import webdataset
 from PIL import Image
+from tests.data.test_shards import CLASSES, several
 from torch.utils.data import DataLoader
 
-from tests.data.test_shards import CLASSES, several
 from tests.test_readme import README
 from vitctl.data import as_webdataset
-from vitctl.data.index import Index, index_shards
-from vitctl.data.loader import share, train_batches
-from vitctl.data.order import Order, WindowedOrder
-from vitctl.data.read import ShardSource, SyntheticSource
-from vitctl.data.shards import write_split
-from vitctl.data.transforms import TrainTransform
+from vitctl.data.images.transforms import TrainTransform
+from vitctl.data.loader.batches import share, train_batches
+from vitctl.data.shards.index import Index, index_shards
+from vitctl.data.source.order import Order, WindowedOrder
+from vitctl.data.source.read import ShardSource, SyntheticSource
+from vitctl.data.writer.write import write_split
 from vitctl.errors import DataError
 
 MakeSplit = Callable[..., Index]

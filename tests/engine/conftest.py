@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from vitctl.data.loader import Batch
+from vitctl.data.loader.batches import Batch
+from vitctl.engine.distributed.runtime import Runtime, start
 from vitctl.engine.loop import Trainer
 from vitctl.engine.optimizer import build_optimizer
 from vitctl.engine.preemption import StopFlag
-from vitctl.engine.runtime import Runtime, start
 
 NUM_CLASSES = 3
 

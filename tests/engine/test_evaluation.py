@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from tests.engine.conftest import Tiny, batch, rows
-from vitctl.data.loader import Batch
+from vitctl.data.loader.batches import Batch
+from vitctl.engine.distributed.runtime import Runtime
 from vitctl.engine.evaluation import Score, best_answers, evaluate, representations
 from vitctl.engine.preemption import StopFlag, Stopped
-from vitctl.engine.runtime import Runtime
 from vitctl.errors import DataError
 
 

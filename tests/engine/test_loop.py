@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tests.engine.conftest import batch, rows
-from vitctl.data.loader import Batch
+from vitctl.data.loader.batches import Batch
 from vitctl.engine.averaging import Average
 from vitctl.engine.loop import Result, Trainer, run_steps, take
 from vitctl.engine.losses import classification_loss

@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from tests.engine.conftest import batch, rows
-from vitctl.data.transforms import augmentation_rng
+from vitctl.data.images.transforms import augmentation_rng
 from vitctl.engine import losses
 from vitctl.engine.losses import Smoothing, classification_loss, multi_hot, predict_masked_patches
 from vitctl.errors import DataError

@@ -11,7 +11,7 @@ from torch import Tensor
 from torchvision.transforms import v2
 
 from tests.engine.conftest import NUM_CLASSES, Tiny, batch, rows
-from vitctl.data.loader import Batch
+from vitctl.data.loader.batches import Batch
 from vitctl.engine.losses import classify
 from vitctl.engine.mixing import Blend, Mixing, blended, classify_mixed, draw_blend
 

@@ -7,12 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from vitctl.engine.optimizer import (
-    build_optimizer,
-    clip_gradients,
-    load_optimizer_tensors,
-    optimizer_tensors,
-)
+from vitctl.engine.optimizer import build_optimizer, clip_gradients, load_optimizer_tensors, optimizer_tensors
 from vitctl.errors import CheckpointError
 
 LRS = [0.0, 0.01, 0.02, 0.03, 0.04, 0.04, 0.03, 0.02, 0.01, 0.001]

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 from tests.conftest import TINY, Run, checkpoint, sample_keys, train_records
-from vitctl.data.index import read_index
-from vitctl.data.loader import Batch
+from vitctl.data.loader.batches import Batch
+from vitctl.data.shards.index import read_index
 from vitctl.engine.loop import Result, Trainer
 from vitctl.engine.preemption import StopFlag, Stopped
 from vitctl.errors import DataError
-from vitctl.jobs import setup
+from vitctl.jobs import training
 from vitctl.jobs.pretrain import pretrain
 from vitctl.launch.prepare import prepare
 from vitctl.recipe.load import Override, load_recipe
@@ -154,7 +154,7 @@ def test_log__every_steps_and_the_last(run: Run) -> None:
 def test_log__data_wait_is_the_share_of_time_without_data(
     run: Run, monkeypatch: pytest.MonkeyPatch, seconds: float, low: float, high: float
 ) -> None:
-    real = setup.train_batches
+    real = training.train_batches
 
     def ready(*given: Any, **named: Any) -> Iterator[Batch]:
         """Batches that are there when asked for, or so many seconds later."""
@@ -168,7 +168,7 @@ def test_log__data_wait_is_the_share_of_time_without_data(
 
         return handed()
 
-    monkeypatch.setattr(setup, "train_batches", ready)
+    monkeypatch.setattr(training, "train_batches", ready)
     changes = {"evaluation.every_steps": 0, "log.every_steps": 2}
     waits = [r["data_wait"] for r in train_records(run("a", **{**SHORT, **changes}))][1:]  # the first also starts up
     assert len(waits) == 3
@@ -203,7 +203,7 @@ def test_bad_samples__are_skipped_counted_and_listed(run: Run, tiny_data: Path, 
 
 
 def positions_of(sample: int) -> list[int]:
-    from vitctl.data.order import Order
+    from vitctl.data.source.order import Order
 
     positions = np.arange(8 * 16)
     return [int(p) for p in positions[Order(70, 0).at(positions)[1] == sample]]

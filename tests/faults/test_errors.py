@@ -10,7 +10,7 @@ import pytest
 
 from tests.faults.conftest import assert_same, prepared, warnings
 from vitctl.engine import averaging, evaluation, loop
-from vitctl.engine.checkpoint import newest_checkpoint
+from vitctl.engine.checkpoint.files import newest_checkpoint
 from vitctl.engine.training import CHECKPOINTS, Run
 from vitctl.errors import DataError, VitctlError
 from vitctl.launch.worker import work

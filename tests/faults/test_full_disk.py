@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from tests.faults.conftest import assert_same, prepared, records, warnings
-from vitctl.engine import checkpoint, saving
-from vitctl.engine.checkpoint import keep, newest_checkpoint
+from vitctl.engine.checkpoint import files, saving
+from vitctl.engine.checkpoint.files import keep, newest_checkpoint
 from vitctl.errors import CheckpointError
 from vitctl.launch.worker import work
 
@@ -74,7 +74,7 @@ def test_full_for_a_while__the_run_goes_on_and_saves_when_there_is_room(
         assert saver_has_written.wait(20)
 
     saver_has_written = threading.Event()
-    save = checkpoint.save_checkpoint
+    save = files.save_checkpoint
 
     def saved(*given: Any, **named: Any) -> Path:
         path = save(*given, **named)
@@ -145,9 +145,9 @@ def test_save_checkpoint__leaves_nothing_of_a_failed_one(
     def failing(*_: Any) -> None:
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(checkpoint, "write_json", failing)
+    monkeypatch.setattr(files, "write_json", failing)
     with pytest.raises(OSError, match=os.strerror(code)):
-        checkpoint.save_checkpoint(tmp_path, 3, tensors={}, config=None, meta={}, state={})
+        files.save_checkpoint(tmp_path, 3, tensors={}, config=None, meta={}, state={})
     assert list(tmp_path.iterdir()) == []
 
 

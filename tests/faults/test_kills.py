@@ -17,7 +17,7 @@ from tests.faults.conftest import assert_same, command, records
 from tests.faults.test_full_disk import fill, make_room
 from tests.faults.test_screen import status
 from vitctl.__main__ import main
-from vitctl.engine.checkpoint import newest_checkpoint
+from vitctl.engine.checkpoint.files import newest_checkpoint
 from vitctl.jobs import pretrain  # noqa: F401 - imported once, for all attempts
 from vitctl.system.signals import SIGNALS as SIGNALS_OF_THE_HOUSE
 

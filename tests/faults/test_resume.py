@@ -13,13 +13,13 @@ import pytest
 from tests.conftest import TINY
 from tests.jobs.conftest import CPU, do
 from tests.launch.conftest import HOLD
-from vitctl.data.datasets import shapes
-from vitctl.data.shards import write_split
-from vitctl.engine.checkpoint import STATE, read_checkpoint
-from vitctl.engine.checkpoint import _digest as state_digest
+from vitctl.data.datasets.readers import shapes
+from vitctl.data.writer.write import write_split
+from vitctl.engine.checkpoint.files import STATE, read_checkpoint
+from vitctl.engine.checkpoint.files import _digest as state_digest
 from vitctl.engine.journal import LOG, read_lines
 from vitctl.errors import CheckpointError, LaunchError, RecipeError
-from vitctl.jobs import identity
+from vitctl.jobs.record import identity
 from vitctl.launch.launcher import launch
 from vitctl.launch.prepare import prepare
 from vitctl.recipe.load import Override, load_recipe

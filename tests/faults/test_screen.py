@@ -18,7 +18,7 @@ import pytest
 from rich.console import Console
 
 from tests.faults.conftest import ENVIRONMENT, assert_same, command, prepared, records, resume, warnings
-from vitctl.cli.render import Screen
+from vitctl.cli.show.render import Screen
 from vitctl.engine.journal import append_line, read_lines, spared
 from vitctl.launch.follower import Follower
 from vitctl.launch.worker import work

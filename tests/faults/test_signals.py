@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from tests.faults.conftest import ENVIRONMENT, assert_same, command, prepared, records, resume
-from vitctl.data.hashing import IGNORED_SIGNALS
+from vitctl.data.source.hashing import IGNORED_SIGNALS
 from vitctl.engine import loop
 from vitctl.launch.worker import work
 from vitctl.system.signals import ASKED, SIGNALS

@@ -16,16 +16,16 @@ from tests.conftest import TINY
 from tests.data.server import Faults, serving
 from tests.jobs import conftest as jobs
 from tests.jobs.conftest import CPU, do
-from vitctl.data import tables
-from vitctl.data.cache import cache_folder
-from vitctl.data.datasets import shapes
-from vitctl.data.exclusion import write_exclusion
-from vitctl.data.index import read_index
-from vitctl.data.integrity import Verification
-from vitctl.data.shards import write_split
+from vitctl.data.datasets.readers import shapes
+from vitctl.data.shards import tables
+from vitctl.data.shards.cache import cache_folder
+from vitctl.data.shards.index import read_index
+from vitctl.data.source.exclusion import write_exclusion
+from vitctl.data.source.integrity import Verification
+from vitctl.data.writer.write import write_split
 from vitctl.engine.journal import LOG, read_lines
 from vitctl.errors import DataError
-from vitctl.jobs.compare import compare
+from vitctl.report.compare import compare
 
 SPLITS = ("train", "test")
 SIZE = 1000

@@ -17,22 +17,22 @@ from PIL import Image
 
 from tests.data.conftest import MakeSplit
 from tests.fuzz.mutate import fuzz, mutated, mutated_json
-from vitctl.data.datasets.parquet import read_parquet
-from vitctl.data.datasets.table import read_table
-from vitctl.data.decode import BadSample, decode
-from vitctl.data.index import read_index
-from vitctl.data.places import expand
-from vitctl.data.read import ShardSource
-from vitctl.data.real import NUM_IMAGES, read_real
-from vitctl.data.scan import read_shard
-from vitctl.engine.checkpoint import read_checkpoint
+from vitctl.data.datasets.readers.parquet import read_parquet
+from vitctl.data.datasets.readers.table import read_table
+from vitctl.data.images.decode import BadSample, decode
+from vitctl.data.shards.index import read_index
+from vitctl.data.shards.scan import read_shard
+from vitctl.data.source.imagenet_real import NUM_IMAGES, read_real
+from vitctl.data.source.locate import expand
+from vitctl.data.source.read import ShardSource
+from vitctl.engine.checkpoint.files import read_checkpoint
 from vitctl.engine.evaluation import Score
 from vitctl.engine.journal import append_line, cut_after, read_lines
 from vitctl.errors import DataError, VitctlError
-from vitctl.jobs.result import read_result
+from vitctl.jobs.record.result import read_result
 from vitctl.launch.run_folder import read_status
-from vitctl.recipe.grid import find_sweep
 from vitctl.recipe.load import load_recipe
+from vitctl.recipe.sweep import find_sweep
 
 EXAMPLES = [40, pytest.param(1500, marks=pytest.mark.slow)]
 MOST_SECONDS, MOST_BYTES = 5.0, 2**30

@@ -11,16 +11,16 @@ from PIL import Image
 
 from tests.data.conftest import MakeSplit
 from tests.fuzz.mutate import fuzz, mutated
-from vitctl.data.decode import BadSample, decode, open_picture
-from vitctl.data.index import read_index
-from vitctl.data.items import Item
-from vitctl.data.loader import train_batches
-from vitctl.data.order import Order
-from vitctl.data.read import ShardSource
-from vitctl.data.scan import scan_shard, split_name
-from vitctl.data.shards import write_split
-from vitctl.data.transforms import TrainTransform, augmentation_rng
-from vitctl.data.verify import verify_index
+from vitctl.data.images.decode import BadSample, decode, open_picture
+from vitctl.data.images.transforms import TrainTransform, augmentation_rng
+from vitctl.data.inspect.verify import verify_index
+from vitctl.data.loader.batches import train_batches
+from vitctl.data.shards.index import read_index
+from vitctl.data.shards.scan import scan_shard, split_name
+from vitctl.data.source.order import Order
+from vitctl.data.source.read import ShardSource
+from vitctl.data.writer.items import Item
+from vitctl.data.writer.write import write_split
 from vitctl.errors import DataError
 
 EXAMPLES = [70, pytest.param(3000, marks=pytest.mark.slow)]  # of each of the three kinds

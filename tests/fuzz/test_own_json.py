@@ -9,16 +9,16 @@ import pytest
 
 from tests.data.conftest import MakeSplit
 from tests.fuzz.mutate import fuzz, mutated, mutated_json
-from vitctl.data.exclusion import FILE as EXCLUDED
-from vitctl.data.exclusion import open_shards, write_exclusion
-from vitctl.engine.checkpoint import FORMAT, STATE, read_state
+from vitctl.data.source.exclusion import FILE as EXCLUDED
+from vitctl.data.source.exclusion import open_shards, write_exclusion
+from vitctl.engine.checkpoint.files import FORMAT, STATE, read_state
 from vitctl.errors import VitctlError
-from vitctl.jobs.compare import compare
-from vitctl.jobs.kept import Attention, MicroBatch, read_kept
-from vitctl.jobs.result import FILE as RESULT
-from vitctl.jobs.result import RunResult, read_result
+from vitctl.jobs.record.kept import Attention, MicroBatch, read_kept
+from vitctl.jobs.record.result import FILE as RESULT
+from vitctl.jobs.record.result import RunResult, read_result
 from vitctl.launch.errors import LOGS, first_error
 from vitctl.launch.run_folder import read_status
+from vitctl.report.compare import compare
 from vitctl.system.text import has_control
 
 EXAMPLES = [50, pytest.param(2000, marks=pytest.mark.slow)]

@@ -13,13 +13,13 @@ import pytest
 from PIL import Image
 
 from tests.fuzz.mutate import fuzz, mutated
-from vitctl.data.datasets import clevr, dsprites, smallnorb
-from vitctl.data.datasets.cifar import unpickle
-from vitctl.data.datasets.files import load_mat
-from vitctl.data.datasets.tfrecord import parse_example, records
-from vitctl.data.items import read_item
-from vitctl.data.originals import open_originals
-from vitctl.data.real import read_real
+from vitctl.data.datasets.detect import open_originals
+from vitctl.data.datasets.readers import clevr, dsprites, smallnorb
+from vitctl.data.datasets.readers.cifar import unpickle
+from vitctl.data.datasets.readers.files import load_mat
+from vitctl.data.datasets.readers.tfrecord import parse_example, records
+from vitctl.data.source.imagenet_real import read_real
+from vitctl.data.writer.items import read_item
 from vitctl.errors import DataError
 from vitctl.system.parsing import parsing
 
@@ -131,7 +131,7 @@ FILES: dict[str, tuple[str, Callable[[Path], bytes], Callable[[Path], object]]] 
 
 
 def _hdf5(path: Path) -> None:
-    from vitctl.data.datasets import patch_camelyon
+    from vitctl.data.datasets.readers import patch_camelyon
 
     patch_camelyon._opened.cache_clear()
     try:

@@ -16,7 +16,7 @@ import torch
 from safetensors.numpy import save
 
 from tests.fuzz.mutate import fuzz, mutated, mutated_json
-from vitctl.data.transforms import EvalTransform
+from vitctl.data.images.transforms import EvalTransform
 from vitctl.errors import VitctlError
 from vitctl.models.build import build
 from vitctl.models.configs import ViTConfig

@@ -14,7 +14,7 @@ import torch
 from tests.jobs.conftest import Job, do
 from vitctl.errors import CheckpointError, RecipeError
 from vitctl.jobs import export
-from vitctl.jobs.start_weights import find_weights, loaded_model
+from vitctl.jobs.inputs.weights import find_weights, loaded_model
 from vitctl.models.weights.load import load_weights, weights_digest
 
 

@@ -14,12 +14,12 @@ import torch
 from PIL import Image
 
 from tests.jobs.conftest import CPU, do
-from vitctl.data.datasets.png import encode_png
-from vitctl.data.items import Item
-from vitctl.data.shards import write_split
-from vitctl.data.transforms import EvalTransform
+from vitctl.data.datasets.readers.png import encode_png
+from vitctl.data.images.transforms import EvalTransform
+from vitctl.data.writer.items import Item
+from vitctl.data.writer.write import write_split
+from vitctl.jobs.inputs.weights import find_weights, loaded_model
 from vitctl.jobs.resizing import own_transform, their_transform
-from vitctl.jobs.start_weights import find_weights, loaded_model
 from vitctl.models.build import build
 from vitctl.models.variants import variant
 from vitctl.models.weights.load import save_weights

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from tests.jobs.conftest import CPU, Job, do
-from vitctl.data.catalog import DATA_SETS, open_split
-from vitctl.data.decode import decode
-from vitctl.data.transforms import EvalTransform
+from vitctl.data.datasets.catalog import DATA_SETS, open_split
+from vitctl.data.images.decode import decode
+from vitctl.data.images.transforms import EvalTransform
 from vitctl.engine.ridge import L2_GRID, choose_l2
 from vitctl.errors import DataError, RecipeError
-from vitctl.jobs.fewshot_sets import SPLITS
-from vitctl.jobs.start_weights import find_weights, loaded_model
+from vitctl.jobs.inputs.fewshot_sets import SPLITS
+from vitctl.jobs.inputs.weights import find_weights, loaded_model
 from vitctl.launch.prepare import prepare
 from vitctl.recipe.load import Override, load_recipe
 

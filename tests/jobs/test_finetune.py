@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from tests.jobs.conftest import CPU, SMALL, Job, do
-from vitctl.cli.render import show_result
+from vitctl.cli.show.render import show_result
 from vitctl.engine.preemption import Stopped
 from vitctl.errors import RecipeError, VitctlError
 from vitctl.jobs import finetune as finetuning
-from vitctl.jobs.compare import compare
-from vitctl.jobs.setup import Work
+from vitctl.jobs.training import Work
 from vitctl.models.weights.load import load_weights, weights_digest
+from vitctl.report.compare import compare
 
 
 def test_finetune__result_belongs_to_its_data_and_weights(job: Job, pretrained: Path, tmp_path: Path) -> None:

@@ -9,15 +9,15 @@ import pytest
 from tests.conftest import TINY
 from tests.data.old_index import forget_tables
 from tests.jobs.conftest import CPU, SMALL, do
-from vitctl.data.datasets import shapes
-from vitctl.data.datasets.png import encode_png
-from vitctl.data.items import Item
-from vitctl.data.shards import write_split
-from vitctl.data.vtab import SUITES
-from vitctl.data.vtab_data import open_task
+from vitctl.data.datasets.readers import shapes
+from vitctl.data.datasets.readers.png import encode_png
+from vitctl.data.datasets.vtab import SUITES
+from vitctl.data.datasets.vtab_images import open_task
+from vitctl.data.writer.items import Item
+from vitctl.data.writer.write import write_split
 from vitctl.errors import DataError
-from vitctl.jobs.inputs import open_scored
-from vitctl.jobs.sampling import open_train, sampling_notes
+from vitctl.jobs.inputs.data import open_scored
+from vitctl.jobs.inputs.sampling import open_train, sampling_notes
 from vitctl.recipe.images import Place, TrainImages
 
 CLASSES = shapes.SHAPES

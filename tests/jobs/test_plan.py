@@ -13,10 +13,10 @@ import pytest
 
 from tests.conftest import TINY
 from tests.models.weights.test_header import hollow
-from vitctl.data.catalog import open_split
-from vitctl.data.datasets.png import encode_png
-from vitctl.data.items import Item
-from vitctl.data.shards import write_split
+from vitctl.data.datasets.catalog import open_split
+from vitctl.data.datasets.readers.png import encode_png
+from vitctl.data.writer.items import Item
+from vitctl.data.writer.write import write_split
 from vitctl.errors import DataError, RecipeError, VitctlError
 from vitctl.jobs.plan import GPU_BYTES, check, fit_to_data, make_plan, within
 from vitctl.recipe.load import Override, load_recipe, parse_override

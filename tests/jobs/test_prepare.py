@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from tests.data.datasets.conftest import plant
-from vitctl.data import downloads
-from vitctl.data.catalog import open_split
-from vitctl.data.datasets import eurosat, uc_merced
-from vitctl.data.downloads import Archive
-from vitctl.data.holdings import check_task, list_holdings
-from vitctl.data.index import find_splits, read_index
-from vitctl.data.origin import origins
-from vitctl.data.vtab import VTAB
+from vitctl.data.datasets import downloads
+from vitctl.data.datasets.catalog import open_split
+from vitctl.data.datasets.downloads import Archive
+from vitctl.data.datasets.inventory import check_task, list_holdings
+from vitctl.data.datasets.readers import eurosat, uc_merced
+from vitctl.data.datasets.vtab import VTAB
+from vitctl.data.shards.index import find_splits, read_index
+from vitctl.data.source.provenance import origins
 from vitctl.errors import CheckpointError, DataError
 from vitctl.jobs.prepare import is_present, prepare, prepare_real
 

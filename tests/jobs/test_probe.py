@@ -13,7 +13,7 @@ from tests.conftest import Run, checkpoint, train_records
 from tests.jobs.conftest import CPU, do
 from tests.test_golden import command
 from vitctl.errors import DataError, RecipeError
-from vitctl.jobs.frozen import FeaturePass
+from vitctl.jobs.features import FeaturePass
 
 DROPOUT = {"model.dropout": 0.1}
 

@@ -10,8 +10,8 @@ from PIL import Image
 
 from tests.conftest import TINY
 from tests.jobs.conftest import CPU, do
-from vitctl.data.items import Item
-from vitctl.data.shards import write_split
+from vitctl.data.writer.items import Item
+from vitctl.data.writer.write import write_split
 from vitctl.errors import RecipeError
 
 

@@ -12,11 +12,11 @@ import pytest
 
 from tests.conftest import train_records
 from tests.jobs.conftest import CPU, SMALL, Job, do
-from vitctl.data.loader import Batch
+from vitctl.data.loader.batches import Batch
 from vitctl.engine.evaluation import Score
 from vitctl.engine.loop import Result, Trainer
 from vitctl.errors import CheckpointError, DataError, RecipeError
-from vitctl.jobs.result import read_result
+from vitctl.jobs.record.result import read_result
 from vitctl.jobs.sweep import Tried, best
 from vitctl.launch.launcher import launch
 from vitctl.launch.prepare import prepare

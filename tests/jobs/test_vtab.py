@@ -9,20 +9,20 @@ import pytest
 import torch
 
 from tests.jobs.conftest import CPU, do
-from vitctl.data.decode import decode
-from vitctl.data.transforms import EvalTransform
-from vitctl.data.vtab import MINI, VTAB
-from vitctl.data.vtab_data import open_task
+from vitctl.data.datasets.vtab import MINI, VTAB
+from vitctl.data.datasets.vtab_images import open_task
+from vitctl.data.images.decode import decode
+from vitctl.data.images.transforms import EvalTransform
 from vitctl.errors import DataError, RecipeError
-from vitctl.jobs.compare import compare
-from vitctl.jobs.start_weights import find_weights, loaded_model
-from vitctl.jobs.table_9 import TABLE_9
-from vitctl.jobs.vtab_light import L2S
-from vitctl.jobs.vtab_runs import Setting, settings
+from vitctl.jobs.inputs.weights import find_weights, loaded_model
+from vitctl.jobs.vtab_suite.light import L2S
+from vitctl.jobs.vtab_suite.runs import Setting, settings
 from vitctl.launch.launcher import launch
 from vitctl.launch.prepare import prepare
 from vitctl.recipe.load import Override, load_recipe
+from vitctl.recipe.paper_vtab import TABLE_9
 from vitctl.recipe.schema import Vtab
+from vitctl.report.compare import compare
 
 TASKS = {"vtab.tasks": ("digits", "shapes-count"), "schedule.total_steps": 2, "schedule.warmup_steps": 1}
 SETTING = "lr_0.03_steps_2"

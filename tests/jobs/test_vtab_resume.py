@@ -12,8 +12,8 @@ import pytest
 from tests.jobs.conftest import CPU, do
 from tests.jobs.vtab_killed import SEVENTH, interrupted
 from tests.jobs.vtab_names import Catalog
-from vitctl.data import vtab_data
-from vitctl.data.vtab import VTAB
+from vitctl.data.datasets import vtab_images
+from vitctl.data.datasets.vtab import VTAB
 from vitctl.errors import CheckpointError
 from vitctl.launch.prepare import prepare
 from vitctl.recipe.load import Override, load_recipe
@@ -41,7 +41,7 @@ VALUES = {
 
 @pytest.fixture(autouse=True)
 def names(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vtab_data, "open_split", Catalog(whole_tests=False).open_split)
+    monkeypatch.setattr(vtab_images, "open_split", Catalog(whole_tests=False).open_split)
 
 
 def given(speck: Path) -> dict[str, Any]:
@@ -70,7 +70,7 @@ def straight(speck: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dic
     """The table that nothing came between."""
     folder = tmp_path_factory.mktemp("straight") / "table"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(vtab_data, "open_split", Catalog(whole_tests=False).open_split)
+        patch.setattr(vtab_images, "open_split", Catalog(whole_tests=False).open_split)
         return do("vtab", folder, **given(speck)), results(folder)
 
 

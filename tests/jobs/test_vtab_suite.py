@@ -11,11 +11,11 @@ import pytest
 
 from tests.jobs.conftest import CPU, do
 from tests.jobs.vtab_names import PART, Catalog
-from vitctl.data import vtab_data
-from vitctl.data.splits import md5_order
-from vitctl.data.vtab import VTAB
-from vitctl.data.vtab_data import num_test
-from vitctl.jobs.table_9 import COLUMNS
+from vitctl.data.datasets import vtab_images
+from vitctl.data.datasets.vtab import VTAB
+from vitctl.data.datasets.vtab_images import num_test
+from vitctl.data.source.splits import md5_order
+from vitctl.recipe.paper_vtab import COLUMNS
 
 FEW = {
     **CPU,
@@ -37,7 +37,7 @@ INVENTED = {"dtd", "pets", "retinopathy", "kitti-dist"}  # names of files that o
 @pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["parts", "whole"])
 def test_vtab__all_nineteen_tasks(whole: bool, speck: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The sweep, the final runs and the table. `parts` cuts only test splits that stand apart; `whole` scores 388,000 images."""
-    monkeypatch.setattr(vtab_data, "open_split", Catalog(whole_tests=whole).open_split)
+    monkeypatch.setattr(vtab_images, "open_split", Catalog(whole_tests=whole).open_split)
     folder = tmp_path / "table"
     given = {**FEW, "weights.source": str(speck), "data.root": str(tmp_path), "data.allow_partial": not whole}
     result = do("vtab", folder, **given)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.jobs.vtab_names import Catalog
-from vitctl.data import vtab_data
+from vitctl.data.datasets import vtab_images
 from vitctl.engine import evaluation
 from vitctl.launch.worker import work
 
@@ -33,11 +33,11 @@ def interrupted(folder: Path, where: str, number: int) -> None:
         agree(*arguments)
 
     evaluation.agree = counted
-    open_split, vtab_data.open_split = vtab_data.open_split, Catalog(whole_tests=False).open_split  # type: ignore[assignment]
+    open_split, vtab_images.open_split = vtab_images.open_split, Catalog(whole_tests=False).open_split  # type: ignore[assignment]
     try:
         work(folder, report)
     finally:
-        evaluation.agree, vtab_data.open_split = agree, open_split
+        evaluation.agree, vtab_images.open_split = agree, open_split
 
 
 if __name__ == "__main__":

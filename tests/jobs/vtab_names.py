@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from vitctl.data.catalog import find_data_set
-from vitctl.data.datasets import eurosat
-from vitctl.data.read import Source
-from vitctl.data.splits import select
+from vitctl.data.datasets.catalog import find_data_set
+from vitctl.data.datasets.readers import eurosat
+from vitctl.data.source.read import Source
+from vitctl.data.source.splits import select
 
 PART = 60  # test images of a set whose test split is a folder of its own, when not the whole of it is asked for
 
@@ -83,7 +83,7 @@ class Catalog:
         self.sets: dict[str, dict[str, Names]] = {}
 
     def open_split(self, split: str, *, dataset: str, whole: bool, **_: object) -> Source:
-        """As `vitctl.data.catalog.open_split`."""
+        """As `vitctl.data.datasets.catalog.open_split`."""
         assert whole == self.whole_tests
         if dataset not in self.sets:
             self.sets[dataset] = dict(self._make(dataset))

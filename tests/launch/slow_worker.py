@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from vitctl.engine import checkpoint
+from vitctl.engine.checkpoint import files
 from vitctl.launch.worker import main
 
 SECONDS = 6.0
@@ -12,13 +12,13 @@ SECONDS = 6.0
 
 def slow_down() -> None:
     """Replace the function that writes a checkpoint's tensors."""
-    write = checkpoint.save_tensors
+    write = files.save_tensors
 
     def slow(tensors: Any, path: Path) -> None:
         time.sleep(SECONDS)
         write(tensors, path)
 
-    checkpoint.save_tensors = slow
+    files.save_tensors = slow
 
 
 if __name__ == "__main__":

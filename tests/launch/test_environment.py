@@ -5,14 +5,7 @@ from pathlib import Path
 import pytest
 
 from vitctl.errors import LaunchError
-from vitctl.launch.environment import (
-    FIRST_PORT,
-    NUM_PORTS,
-    find_member,
-    first_host,
-    tasks_per_node,
-    without_settings,
-)
+from vitctl.launch.environment import FIRST_PORT, NUM_PORTS, find_member, first_host, tasks_per_node, without_settings
 
 
 def slurm(rank: int, **other: str) -> dict[str, str]:

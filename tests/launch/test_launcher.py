@@ -20,7 +20,7 @@ import pytest
 from tests.conftest import TINY, Run, checkpoint, sample_keys
 from tests.launch.conftest import HOLD, Load
 from tests.test_golden import assert_golden, command
-from vitctl.engine.checkpoint import newest_checkpoint
+from vitctl.engine.checkpoint.files import newest_checkpoint
 from vitctl.errors import LaunchError
 from vitctl.launch import launcher
 from vitctl.launch.launcher import launch

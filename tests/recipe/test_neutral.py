@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from tests.conftest import Run, train_records
-from vitctl.jobs.paper_runs import Maker, recipe_misfit
-from vitctl.jobs.result import RunResult, with_recipe
+from vitctl.jobs.record.result import RunResult, with_recipe
 from vitctl.launch.prepare import prepare
 from vitctl.recipe.load import Override, every_key, load_recipe
 from vitctl.recipe.neutral import FREE_TO_CHANGE, deciding, result_neutral
 from vitctl.recipe.schema import JOBS
+from vitctl.report.paper_runs import Maker, recipe_misfit
 
 OTHERS: dict[str, Any] = {
     "note": "another",

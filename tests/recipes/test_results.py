@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from vitctl.jobs.our_results import OurResults
-from vitctl.jobs.paper_table import Machine, result_rows, task_rows
-from vitctl.jobs.table_9 import TABLE_9
 from vitctl.recipe.paper import RESULTS
+from vitctl.recipe.paper_vtab import TABLE_9
+from vitctl.report.our_results import OurResults
+from vitctl.report.paper_table import Machine, result_rows, task_rows
 
 FILE = Path(__file__).parent / "tables_of_results.txt"
 NONE = OurResults({})

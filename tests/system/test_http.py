@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from vitctl.data.remote import read_file
+from vitctl.data.shards.remote import read_file
 from vitctl.errors import CheckpointError, DataError
 from vitctl.models.weights.download import fetch
 from vitctl.system import http

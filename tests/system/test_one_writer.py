@@ -8,12 +8,12 @@ PACKAGE = Path(__file__).resolve().parents[2] / "vitctl"
 
 MOVES = {
     "system/files.py:replacing": "the one writer",
-    "data/shards.py:write_split": "a finished folder takes its place",
-    "data/vtab1k.py:export_task": "a finished folder takes its place",
-    "data/unpack.py:unpack": "an archive that is kept as it came",
-    "engine/checkpoint.py:save_checkpoint": "a finished folder takes its place",
-    "engine/checkpoint.py:set_aside_after": "a folder gets another name",
-    "engine/checkpoint.py:_remove": "a folder gets another name, and goes",
+    "data/writer/write.py:write_split": "a finished folder takes its place",
+    "data/datasets/vtab1k.py:export_task": "a finished folder takes its place",
+    "data/datasets/unpack.py:unpack": "an archive that is kept as it came",
+    "engine/checkpoint/files.py:save_checkpoint": "a finished folder takes its place",
+    "engine/checkpoint/files.py:set_aside_after": "a folder gets another name",
+    "engine/checkpoint/files.py:_remove": "a folder gets another name, and goes",
     "jobs/export.py:_write_weights": "a finished folder takes its place",
     "models/weights/download.py:fetch": "it goes on where an earlier download stopped, so that the unfinished file has one name",
 }
@@ -23,13 +23,13 @@ WRITES = {
     "cli/app.py:_give_up_unwritten": "/dev/null",
     "cli/common.py:begin": "/dev/null",
     "system/screen.py:_drop": "/dev/null",
-    "data/verify.py:_here": "in a temporary folder of our own",
-    "data/vtab1k.py:_write_images": "in a folder that was just made",
+    "data/inspect/verify.py:_here": "in a temporary folder of our own",
+    "data/datasets/vtab1k.py:_write_images": "in a folder that was just made",
     "models/weights/write.py:_save_npz": "called with a file that `write_whole` gave",
     "system/files.py:no_links": "the opener itself",
     "system/files.py:replacing": "the one writer",
     "system/files.py:open_lock": "O_NOFOLLOW",
-    "data/hashing.py:_no_links": "the opener, in a file that runs alone",
+    "data/source/hashing.py:_no_links": "the opener, in a file that runs alone",
 }
 _READ_ONLY = {"os.O_RDONLY", "os.O_CLOEXEC", "os.O_NONBLOCK", "os.O_DIRECTORY", "_READ"}
 

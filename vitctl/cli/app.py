@@ -9,7 +9,8 @@ from typing import Any
 
 import typer
 
-from vitctl.cli import compare, data, data_check, data_look, data_sets, model, recipes, sweep, system, train
+from vitctl.cli import compare, model, recipes, sweep, system, train
+from vitctl.cli.data import check, look, sets, shards
 from vitctl.cli.suggest import set_instead
 from vitctl.engine.preemption import interrupt_on_signals
 from vitctl.errors import explained
@@ -38,12 +39,12 @@ app.command(rich_help_panel=MODELS)(model.vtab)
 app.command(rich_help_panel=MODELS)(model.evaluate)
 app.command(rich_help_panel=MODELS)(compare.compare)
 app.command(rich_help_panel=MODELS)(model.export)
-for look in (data_check.check, data_look.stats, data_look.show, data_look.dedup):
-    data.app.command()(look)
-data.app.command("list")(data_sets.list_sets)
-data.app.command("prepare")(data_sets.prepare)
-data.app.command("export-vtab1k")(data_sets.export_vtab1k)
-app.add_typer(data.app, name="data", rich_help_panel=DATA)
+for command in (check.check, look.stats, look.show, look.dedup):
+    shards.app.command()(command)
+shards.app.command("list")(sets.list_sets)
+shards.app.command("prepare")(sets.prepare)
+shards.app.command("export-vtab1k")(sets.export_vtab1k)
+app.add_typer(shards.app, name="data", rich_help_panel=DATA)
 app.add_typer(recipes.app, name="recipes", rich_help_panel=DATA)
 app.command(rich_help_panel=AROUND)(system.quickstart)
 app.command(rich_help_panel=AROUND)(system.doctor)

@@ -130,7 +130,7 @@ def schedule_flags(
         RecipeError: both lengths are given.
     """
     from vitctl.errors import RecipeError
-    from vitctl.jobs.length import IN_PROPORTION
+    from vitctl.jobs.inputs.length import IN_PROPORTION
 
     if steps is not None and epochs is not None:
         raise RecipeError(f"--steps {steps} and --epochs {epochs:g} both say how long; give one of them")
@@ -189,7 +189,7 @@ def run_job(
     loaded = _fitted(recipe, overrides, job, in_time=dry_run)
     source = getattr(getattr(loaded.recipe, "weights", None), "source", "")
     if "://" in source and not dry_run:
-        from vitctl.cli.download import fetch_weights
+        from vitctl.cli.show.download import fetch_weights
 
         fetch_weights(source)
     from vitctl.launch.command import check_spread
@@ -198,12 +198,12 @@ def run_job(
 
     run_dir = out or (member.run_dir(loaded.name) if member else new_run_dir(loaded.name))
     if dry_run:
-        from vitctl.cli.plan import show_plan
+        from vitctl.cli.show.plan import show_plan
 
         show_plan(loaded, run_dir, config, everything=everything)
         return
     check_spread(config, loaded.recipe.machine.processes)
-    from vitctl.cli.render import CONSOLE, waiting
+    from vitctl.cli.show.render import CONSOLE, waiting
 
     with waiting("looking at data and weights"):
         taken = prepare(loaded, run_dir, config=config)
@@ -228,9 +228,9 @@ def _fitted(recipe: str, overrides: "list[Override]", job: str, *, in_time: bool
     path = getattr(getattr(loaded.recipe, "data", None), "path", "")
     if not path:
         return loaded
-    from vitctl.cli.render import CONSOLE
-    from vitctl.data.remote import is_remote
-    from vitctl.jobs.own_splits import Fitted, fit_splits
+    from vitctl.cli.show.render import CONSOLE
+    from vitctl.data.shards.remote import is_remote
+    from vitctl.jobs.inputs.own_splits import Fitted, fit_splits
     from vitctl.jobs.plan import LOOK_UP_SECONDS, within
 
     found = within(LOOK_UP_SECONDS, lambda: fit_splits(loaded)) if in_time and is_remote(path) else fit_splits(loaded)
@@ -340,7 +340,7 @@ def end(result: Mapping[str, Any], run_dir: Path) -> None:
 
 def go(run_dir: Path, member: "Member | None" = None, config: "LaunchConfig | None" = None) -> None:
     """Run a prepared folder with progress on the screen, print its result, and exit with its code."""
-    from vitctl.cli.render import Screen, show_result
+    from vitctl.cli.show.render import Screen, show_result
     from vitctl.launch.command import LaunchConfig
     from vitctl.launch.launcher import launch
 

@@ -17,9 +17,9 @@ def compare(
     ],
 ) -> None:
     """Two or more results side by side, and whether they may be compared. For example: vitctl compare runs/a runs/b"""
-    from vitctl.cli.render import CONSOLE, show_table
+    from vitctl.cli.show.render import CONSOLE, show_table
     from vitctl.errors import CheckpointError
-    from vitctl.jobs.compare import compare as held
+    from vitctl.report.compare import compare as held
 
     if len(runs) < 2:
         raise CheckpointError(f"{runs[0]}: one run alone cannot be compared; give another one")

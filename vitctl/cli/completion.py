@@ -53,7 +53,7 @@ def _job(name: str) -> str:
 
 def recipes_and_sweeps(context: typer.Context, incomplete: str) -> list[str]:
     """Shipped sweeps, then recipes."""
-    from vitctl.recipe.grid import sweep_names
+    from vitctl.recipe.sweep import sweep_names
 
     return [*_fitting(sweep_names(), incomplete), *recipes(context, incomplete)]
 
@@ -81,14 +81,14 @@ def keys_and_sections(context: typer.Context, incomplete: str) -> list[str]:
 
 def data_sets(incomplete: str) -> list[str]:
     """Known data sets."""
-    from vitctl.data.catalog import DATA_SETS
+    from vitctl.data.datasets.catalog import DATA_SETS
 
     return _fitting(DATA_SETS, incomplete)
 
 
 def tasks(incomplete: str) -> list[str]:
     """Tasks of VTAB."""
-    from vitctl.data.vtab import VTAB
+    from vitctl.data.datasets.vtab import VTAB
 
     return _fitting((task.name for task in VTAB), incomplete)
 

@@ -162,7 +162,7 @@ def evaluate(
     precision: Precision = None,
 ) -> None:
     """Accuracy on a split, every image counted once. For example: vitctl evaluate --from RUN --dataset pets"""
-    from vitctl.data.catalog import find_data_set
+    from vitctl.data.datasets.catalog import find_data_set
 
     if dataset and not data:
         row = find_data_set(dataset)

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from rich.markup import escape
 
-from vitctl.cli.render import CONSOLE, Screen, show_table
-from vitctl.data.catalog import find_data_set, make_set, open_split
+from vitctl.cli.show.render import CONSOLE, Screen, show_table
+from vitctl.data.datasets.catalog import find_data_set, make_set, open_split
 from vitctl.errors import writing
 from vitctl.launch.launcher import launch
 from vitctl.launch.prepare import prepare

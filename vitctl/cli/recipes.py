@@ -36,10 +36,10 @@ def list_(
     all_: Annotated[bool, typer.Option("--all", help="Every recipe with its job and what it is.")] = False,
 ) -> None:
     """The shipped recipes and sweeps by kind; with a word, or --all, what each of them is. For example: vitctl recipes list pets"""
-    from vitctl.cli.render import CONSOLE, show_table
+    from vitctl.cli.show.render import CONSOLE, show_table
     from vitctl.errors import RecipeError
-    from vitctl.recipe.grid import find_sweep, sweep_names
     from vitctl.recipe.load import load_recipe, recipe_names
+    from vitctl.recipe.sweep import find_sweep, sweep_names
 
     if word is None and not all_:
         _show_groups(recipe_names(), sweep_names())
@@ -56,7 +56,7 @@ def list_(
 
 
 def _show_groups(recipes: Sequence[str], sweeps: Sequence[str]) -> None:
-    from vitctl.cli.render import CONSOLE, show_table
+    from vitctl.cli.show.render import CONSOLE, show_table
 
     names: dict[str, list[str]] = {title: [] for title in (*GROUPS, OTHERS)}
     for name in recipes:
@@ -105,7 +105,7 @@ def explain(
 @app.command()
 def diff(first: Name, second: Name) -> None:
     """The values in which two recipes differ."""
-    from vitctl.cli.render import show_table
+    from vitctl.cli.show.render import show_table
     from vitctl.recipe.load import load_recipe
     from vitctl.recipe.write import differences, toml_value
 
@@ -154,6 +154,6 @@ def table(
     plot: Annotated[Path | None, typer.Option("--plot", help="fig2 and fig5: the .png to draw.")] = None,
 ) -> None:
     """The paper's tables from the recipes: settings, the paper's result beside yours, and what each run would cost."""
-    from vitctl.cli.paper_tables import show_paper_tables
+    from vitctl.cli.show.paper_tables import show_paper_tables
 
     show_paper_tables(number, tuple(target or ()), runs, device, mfu, plot)

@@ -50,8 +50,8 @@ def sweep(
     """
     from vitctl.launch.run_folder import new_run_dir
     from vitctl.launch.sweep import is_done, prepare_cells
-    from vitctl.recipe.grid import find_sweep, parse_axis, spread
     from vitctl.recipe.load import Override, parse_override
+    from vitctl.recipe.sweep import find_sweep, parse_axis, spread
 
     if not (print_ or dry_run or slurm):
         outlive_screen()
@@ -66,7 +66,7 @@ def sweep(
     sets += asked_of(slurm)
     cells = spread(found, dict(parse_axis(text) for text in grid or ()), sets)
     if dry_run:
-        from vitctl.cli.sweep_screen import show_costs
+        from vitctl.cli.show.sweep import show_costs
 
         show_costs(cells)
         return
@@ -84,6 +84,6 @@ def sweep(
             file=sys.stderr,
         )
         return
-    from vitctl.cli.sweep_screen import run_and_show
+    from vitctl.cli.show.sweep import run_and_show
 
     run_and_show(found, cells, folder, metric)

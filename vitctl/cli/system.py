@@ -10,7 +10,7 @@ from vitctl.system.screen import outlive_screen
 
 def doctor() -> None:
     """Check this installation and this machine, and say what would be used."""
-    from vitctl.cli.render import CONSOLE, show_table
+    from vitctl.cli.show.render import CONSOLE, show_table
     from vitctl.launch.doctor import examine
 
     findings = examine()

@@ -138,7 +138,7 @@ def finetune(
     restarts: Restarts = 0,
 ) -> None:
     """Fine-tune on a data set (Table 4). For example: vitctl finetune --dataset pets --res 384"""
-    from vitctl.data.catalog import find_data_set
+    from vitctl.data.datasets.catalog import find_data_set
     from vitctl.recipe.load import recipe_names
 
     flags = {
@@ -185,7 +185,7 @@ def resume(
     restarts: Restarts = 0,
 ) -> None:
     """Go on with a stopped run from its newest whole checkpoint. For example: vitctl resume runs/smoke_20260101-120000"""
-    from vitctl.cli.render import waiting
+    from vitctl.cli.show.render import waiting
     from vitctl.errors import CheckpointError
     from vitctl.launch.command import check_spread
     from vitctl.launch.prepare import prepare

@@ -10,13 +10,13 @@ import numpy as np
 import webdataset
 from torch.utils.data import get_worker_info
 
-from vitctl.data.catalog import open_split
-from vitctl.data.decode import BadSample
-from vitctl.data.loader import share, told_key
-from vitctl.data.order import Order, SampleOrder
-from vitctl.data.read import Source
-from vitctl.data.shard_plan import label_text
-from vitctl.data.sorting import image_extension
+from vitctl.data.datasets.catalog import open_split
+from vitctl.data.images.decode import BadSample
+from vitctl.data.images.formats import image_extension
+from vitctl.data.loader.batches import share, told_key
+from vitctl.data.source.order import Order, SampleOrder
+from vitctl.data.source.read import Source
+from vitctl.data.writer.plan import label_text
 from vitctl.errors import DataError
 
 

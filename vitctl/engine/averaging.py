@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from vitctl.engine.sharding import like, local
+from vitctl.engine.distributed.sharding import like, local
 
 
 class Average:

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vitctl.data.loader import Batch
-from vitctl.engine.judging import NUM_BEST, count_by_class, count_hits, mean_per_class, right_answers
+from vitctl.data.loader.batches import Batch
+from vitctl.engine.distributed.runtime import Runtime
+from vitctl.engine.metrics import NUM_BEST, count_by_class, count_hits, mean_per_class, right_answers
 from vitctl.engine.preemption import StopFlag, Stopped
-from vitctl.engine.runtime import Runtime
 from vitctl.errors import DataError
 
 

@@ -9,14 +9,14 @@ from typing import Protocol
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from vitctl.data.loader import Batch
+from vitctl.data.loader.batches import Batch
 from vitctl.engine.averaging import Average
+from vitctl.engine.distributed.runtime import Runtime, seed_step
+from vitctl.engine.distributed.sharding import synced
 from vitctl.engine.evaluation import agree
 from vitctl.engine.losses import Objective
 from vitctl.engine.optimizer import clip_gradients, gradient_norms
 from vitctl.engine.preemption import StopFlag, Stopped
-from vitctl.engine.runtime import Runtime, seed_step
-from vitctl.engine.sharding import synced
 from vitctl.engine.task import Task, is_due
 
 

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitctl.data.loader import Batch
+from vitctl.data.loader.batches import Batch
 from vitctl.errors import DataError
 from vitctl.models.configs import MaskedPatchConfig
 from vitctl.models.masked_patch import draw_corruption, masked_patch_loss, targets

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vitctl.data.loader import Batch
+from vitctl.data.loader.batches import Batch
 from vitctl.engine.losses import Normalise, Smoothing, classification_loss
 
 Box = tuple[int, int, int, int]  # top, left, bottom, right

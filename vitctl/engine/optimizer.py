@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
-from vitctl.engine.sharding import full, like, local
+from vitctl.engine.distributed.sharding import full, like, local
 from vitctl.errors import CheckpointError
 from vitctl.models.costs import OPTIMIZER_SLOTS
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from vitctl.data.loader import Batch
-from vitctl.engine.agreement import Identity
+from vitctl.data.loader.batches import Batch
+from vitctl.engine.distributed.agreement import Identity
 from vitctl.engine.evaluation import Score
 
 

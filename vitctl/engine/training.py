@@ -7,21 +7,21 @@ from dataclasses import asdict, dataclass, field
 from itertools import chain
 from pathlib import Path
 
-from vitctl.data.loader import Batch, share
-from vitctl.engine import skips
-from vitctl.engine.agreement import Held, agreed_checkpoint, agreed_tensors, agreed_to_go_on, check_numbers
+from vitctl.data.loader.batches import Batch, share
+from vitctl.engine import nonfinite
 from vitctl.engine.averaging import averaged
-from vitctl.engine.checkpoint import AVERAGE, MODEL, OPTIMIZER, Saved, set_aside_after
+from vitctl.engine.checkpoint.files import AVERAGE, MODEL, OPTIMIZER, Saved, set_aside_after
+from vitctl.engine.checkpoint.rescue import rescue
+from vitctl.engine.checkpoint.saving import Saver, check_space, parts
+from vitctl.engine.distributed.agreement import Held, agreed_checkpoint, agreed_tensors, agreed_to_go_on, check_numbers
+from vitctl.engine.distributed.runtime import Runtime
+from vitctl.engine.distributed.sharding import is_sharded, load_full_state
 from vitctl.engine.evaluation import Score, agree
 from vitctl.engine.journal import LOG, Journal, cut_after, read_lines
 from vitctl.engine.loop import Result, Trainer, run_steps, take
+from vitctl.engine.nonfinite import SKIPPED, Counts
 from vitctl.engine.optimizer import load_optimizer_tensors
 from vitctl.engine.preemption import Stopped
-from vitctl.engine.rescue import rescue
-from vitctl.engine.runtime import Runtime
-from vitctl.engine.saving import Saver, check_space, parts
-from vitctl.engine.sharding import is_sharded, load_full_state
-from vitctl.engine.skips import SKIPPED, Counts
 from vitctl.engine.task import Task, is_due
 from vitctl.errors import CheckpointError, DataError
 from vitctl.system.text import typed
@@ -118,7 +118,7 @@ class Run:
                 f"{self.task.max_bad_fraction:g} allows; {self.folder / BAD_SAMPLES} lists them: {self.bad_reasons()}; mend the "
                 f"data, or go on with: vitctl resume {typed(self.folder)} --set data.max_bad_fraction=SHARE --allow data.max_bad_fraction"
             )
-        skips.check_bound(step, self.counts, result, self.folder / SKIPPED)
+        nonfinite.check_bound(step, self.counts, result, self.folder / SKIPPED)
 
     def _log_step(self, step: int, result: Result, waited: float) -> None:
         read = step * self.trainer.batch_size
@@ -161,9 +161,9 @@ class Run:
 
     def _note_skipped(self, step: int, result: Result, micro_batches: list[Batch]) -> None:
         keys = [self.task.key(int(i)) for batch in micro_batches for i in batch.samples]
-        record = skips.record(step, self.runtime.rank, result, self.trainer.bare, keys)
+        record = nonfinite.record(step, self.runtime.rank, result, self.trainer.bare, keys)
         self.journal.append(self.folder / SKIPPED, record)
-        text = f"step {step} was not finite and is skipped: {skips.in_words(result)}"
+        text = f"step {step} was not finite and is skipped: {nonfinite.in_words(result)}"
         self.journal.write("warning", step=step, text=text)
 
     def bad_reasons(self) -> str:
@@ -253,7 +253,7 @@ class Run:
         self.saved_step = step
 
     def rescue(self, step: int, error: Exception) -> None:
-        """What `vitctl.engine.rescue` does."""
+        """What `vitctl.engine.checkpoint.rescue` does."""
         rescue(self, step, error)
 
     def _settle(self) -> str:
@@ -313,7 +313,7 @@ def _fit(run: Run) -> Score | None:
         run.evaluate(total_steps)
         run.probe(total_steps)
     agree(run.runtime, trainer.stop)
-    skips.check_share(total_steps, run.counts, run.folder / SKIPPED)
+    nonfinite.check_share(total_steps, run.counts, run.folder / SKIPPED)
     if run.counts.num_skipped:
         text = f"{run.counts.num_skipped} of {total_steps} updates were not finite and were skipped; {run.folder / SKIPPED} lists them"
         run.journal.write("warning", step=total_steps, text=text)

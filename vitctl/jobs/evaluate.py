@@ -8,24 +8,24 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from vitctl.data.loader import eval_batches
-from vitctl.data.read import Source
-from vitctl.data.transforms import EvalTransform
+from vitctl.data.images.transforms import EvalTransform
+from vitctl.data.loader.batches import eval_batches
+from vitctl.data.source.read import Source
+from vitctl.engine.distributed.runtime import Runtime
 from vitctl.engine.evaluation import best_answers
 from vitctl.engine.journal import Journal, Report, silent
-from vitctl.engine.judging import baselines, count_hits, mean_per_class
+from vitctl.engine.metrics import baselines, count_hits, mean_per_class
 from vitctl.engine.preemption import StopFlag
-from vitctl.engine.runtime import Runtime
 from vitctl.errors import CheckpointError, RecipeError
-from vitctl.jobs.inputs import open_scored
-from vitctl.jobs.integrity import verified, verify
-from vitctl.jobs.judge import OF_OBJECTNET, Judge, choose_judge, write_counts
-from vitctl.jobs.network import unseen_pixels
+from vitctl.jobs.inputs.data import open_scored
+from vitctl.jobs.inputs.labels import OF_OBJECTNET, Judge, choose_judge, write_counts
+from vitctl.jobs.inputs.network import unseen_pixels
+from vitctl.jobs.inputs.same_inputs import check_found
+from vitctl.jobs.inputs.weights import Found, loaded_model, scored_weights
 from vitctl.jobs.provenance import computed, shown, weights_scored
-from vitctl.jobs.result import RunResult, data_used
-from vitctl.jobs.same_inputs import check_found
-from vitctl.jobs.setup import num_workers, on_device, open_journal, start_runtime
-from vitctl.jobs.start_weights import Found, loaded_model, scored_weights
+from vitctl.jobs.record.integrity import verified, verify
+from vitctl.jobs.record.result import RunResult, data_used
+from vitctl.jobs.training import num_workers, on_device, open_journal, start_runtime
 from vitctl.recipe.schema import Evaluate
 
 # BiT's pre-processing of ObjectNet: the shorter side, and the square in its centre.

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from vitctl.engine.journal import LOG, Journal, Report, silent
 from vitctl.engine.preemption import StopFlag, Stopped
 from vitctl.errors import CheckpointError, RecipeError
+from vitctl.jobs.inputs.weights import Found, loaded_model, weights_of
 from vitctl.jobs.provenance import versions, weights_scored
+from vitctl.jobs.record.result import RunResult
 from vitctl.jobs.resizing import AnswerCheck, Resizing, card
-from vitctl.jobs.result import RunResult
-from vitctl.jobs.start_weights import Found, loaded_model, weights_of
 from vitctl.models.weights.files import read_json, write_json
 from vitctl.models.weights.load import read_weights
 from vitctl.models.weights.write import Target, write_weights

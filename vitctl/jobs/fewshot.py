@@ -9,23 +9,23 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from vitctl.data.transforms import EvalTransform
+from vitctl.data.images.transforms import EvalTransform
+from vitctl.engine.distributed.runtime import Runtime
 from vitctl.engine.evaluation import agree
 from vitctl.engine.journal import Report, silent
-from vitctl.engine.judging import baselines
+from vitctl.engine.metrics import baselines
 from vitctl.engine.preemption import StopFlag
 from vitctl.engine.ridge import L2_GRID, choose_l2
-from vitctl.engine.runtime import Runtime
 from vitctl.errors import DataError
-from vitctl.jobs.fewshot_sets import FewshotSet, drawn_rows, open_sets, score_draw
-from vitctl.jobs.frozen import FeaturePass, cached_pass
-from vitctl.jobs.integrity import are_whole, verified, verify
-from vitctl.jobs.network import unseen_pixels
+from vitctl.jobs.features import FeaturePass, cached_pass
+from vitctl.jobs.inputs.fewshot_sets import FewshotSet, drawn_rows, open_sets, score_draw
+from vitctl.jobs.inputs.network import unseen_pixels
+from vitctl.jobs.inputs.same_inputs import check_found
+from vitctl.jobs.inputs.weights import Found, loaded_model, weights_of
 from vitctl.jobs.provenance import computed, shown, weights_used
-from vitctl.jobs.result import RunResult
-from vitctl.jobs.same_inputs import check_found
-from vitctl.jobs.setup import num_workers, on_device, open_journal, start_runtime
-from vitctl.jobs.start_weights import Found, loaded_model, weights_of
+from vitctl.jobs.record.integrity import are_whole, verified, verify
+from vitctl.jobs.record.result import RunResult
+from vitctl.jobs.training import num_workers, on_device, open_journal, start_runtime
 from vitctl.models.build import build
 from vitctl.recipe.schema import Fewshot
 from vitctl.system.tables import write_csv

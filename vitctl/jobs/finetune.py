@@ -6,22 +6,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from vitctl.data.read import Source
+from vitctl.data.source.read import Source
+from vitctl.engine.distributed.runtime import Runtime
 from vitctl.engine.evaluation import Score
 from vitctl.engine.journal import Journal, Record, Report, silent
-from vitctl.engine.judging import baselines
+from vitctl.engine.metrics import baselines
 from vitctl.engine.preemption import StopFlag
-from vitctl.engine.runtime import Runtime
-from vitctl.jobs.inputs import at_size, open_training_images
-from vitctl.jobs.integrity import verified, verify
-from vitctl.jobs.length import fitted
-from vitctl.jobs.network import rates_in_words, rates_of, unseen_pixels
+from vitctl.jobs.inputs.data import at_size, open_training_images
+from vitctl.jobs.inputs.length import fitted
+from vitctl.jobs.inputs.network import rates_in_words, rates_of, unseen_pixels
+from vitctl.jobs.inputs.sampling import sampling_notes
+from vitctl.jobs.inputs.weights import Found, transferred_model, weights_of
 from vitctl.jobs.provenance import trained, training_result, weights_used
-from vitctl.jobs.result import RunResult
-from vitctl.jobs.sampling import sampling_notes
-from vitctl.jobs.setup import Work, dropout_draws, images_of, on_device, open_journal, start_runtime, train
-from vitctl.jobs.start_weights import Found, transferred_model, weights_of
+from vitctl.jobs.record.integrity import verified, verify
+from vitctl.jobs.record.result import RunResult
 from vitctl.jobs.sweep import SEEDS, Tried, best, same_everywhere, sweep
+from vitctl.jobs.training import Work, dropout_draws, images_of, on_device, open_journal, start_runtime, train
 from vitctl.recipe.images import TrainImages
 from vitctl.recipe.schema import Finetune
 

@@ -11,14 +11,14 @@ from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
 
-from vitctl.data.catalog import find_data_set, known_size
-from vitctl.data.places import find_places, nothing_indexed
-from vitctl.data.remote import is_remote
+from vitctl.data.datasets.catalog import find_data_set, known_size
+from vitctl.data.shards.remote import is_remote
+from vitctl.data.source.locate import find_places, nothing_indexed
 from vitctl.engine.schedule import total_steps
 from vitctl.errors import DataError, RecipeError
-from vitctl.jobs.length import TASK_IMAGES, fit, fitted, is_open, learning_rate
-from vitctl.jobs.network import find_network, model_config, needs_labels, rates_in_words, rates_of, unseen_pixels
-from vitctl.jobs.sampling import check_order, open_train, sampling_notes, subset_size
+from vitctl.jobs.inputs.length import TASK_IMAGES, fit, fitted, is_open, learning_rate
+from vitctl.jobs.inputs.network import find_network, model_config, needs_labels, rates_in_words, rates_of, unseen_pixels
+from vitctl.jobs.inputs.sampling import check_order, open_train, sampling_notes, subset_size
 from vitctl.models.configs import Config, ViTConfig
 from vitctl.models.costs import OPTIMIZER_SLOTS
 from vitctl.models.flops import count_macs, count_parameters, training_flops, training_memory_bytes
@@ -260,7 +260,7 @@ def _counted(data: TrainImages) -> _Size:
 
 def fit_to_data(loaded: Loaded, run_dir: Path) -> Loaded:
     """`loaded` with the batch, length and warm-up that its recipe leaves to the number of training images."""
-    from vitctl.jobs.inputs import open_training_images
+    from vitctl.jobs.inputs.data import open_training_images
 
     recipe = loaded.recipe
     if isinstance(recipe, Pretrain | Finetune) and is_open(recipe):
@@ -274,9 +274,9 @@ def check(recipe: Recipe, run_dir: Path) -> None:
     Raises:
         VitctlError: data or weights are missing or do not fit, the model or the schedule is impossible.
     """
-    from vitctl.jobs.fewshot_sets import open_sets
-    from vitctl.jobs.inputs import at_size, open_scored
-    from vitctl.jobs.vtab_tasks import chosen_tasks, open_tasks
+    from vitctl.jobs.inputs.data import at_size, open_scored
+    from vitctl.jobs.inputs.fewshot_sets import open_sets
+    from vitctl.jobs.vtab_suite.tasks import chosen_tasks, open_tasks
     from vitctl.models.weights.download import fetch
 
     if isinstance(recipe, Finetune | Fewshot | Vtab | Evaluate | ExportRecipe):
@@ -299,7 +299,7 @@ def check(recipe: Recipe, run_dir: Path) -> None:
 
 def _check_training(recipe: Pretrain | Finetune, run_dir: Path) -> None:
     from vitctl.jobs.finetune import open_sweep
-    from vitctl.jobs.inputs import open_training_images
+    from vitctl.jobs.inputs.data import open_training_images
     from vitctl.jobs.probe import open_probe
 
     train, test = open_training_images(recipe.data, run_dir, needs_labels=needs_labels(recipe))

@@ -4,19 +4,19 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from vitctl.data.catalog import find_data_set, make_set, read_originals
-from vitctl.data.datasets.parquet import read_parquet
-from vitctl.data.downloads import DOWNLOADS, Archive, originals_folder
-from vitctl.data.index import find_splits, read_index
-from vitctl.data.items import Originals
-from vitctl.data.known import DataSet
-from vitctl.data.real import SHA256, URL
-from vitctl.data.shards import write_split
-from vitctl.data.unpack import is_unpacked, unpack
-from vitctl.data.vtab import VTAB, VtabTask
-from vitctl.data.vtab_data import read_community
+from vitctl.data.datasets.catalog import find_data_set, make_set, read_originals
+from vitctl.data.datasets.downloads import DOWNLOADS, Archive, originals_folder
+from vitctl.data.datasets.originals import DataSet
+from vitctl.data.datasets.readers.parquet import read_parquet
+from vitctl.data.datasets.unpack import is_unpacked, unpack
+from vitctl.data.datasets.vtab import VTAB, VtabTask
+from vitctl.data.datasets.vtab_images import read_community
+from vitctl.data.shards.index import find_splits, read_index
+from vitctl.data.source.imagenet_real import SHA256, URL
+from vitctl.data.writer.items import Originals
+from vitctl.data.writer.write import write_split
 from vitctl.errors import CheckpointError, DataError
-from vitctl.jobs.judge import REAL_PLACE
+from vitctl.jobs.inputs.labels import REAL_PLACE
 from vitctl.models.weights.download import fetch
 
 ORIGINALS, _DOWNLOADS = "originals", ".downloads"

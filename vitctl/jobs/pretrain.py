@@ -9,15 +9,15 @@ from torch import Tensor
 from vitctl.engine.journal import Report, silent
 from vitctl.engine.losses import predict_masked_patches
 from vitctl.engine.preemption import StopFlag
-from vitctl.jobs.inputs import open_training_images
-from vitctl.jobs.integrity import verified, verify
-from vitctl.jobs.length import fitted
-from vitctl.jobs.network import model_config, needs_labels, unseen_pixels
+from vitctl.jobs.inputs.data import open_training_images
+from vitctl.jobs.inputs.length import fitted
+from vitctl.jobs.inputs.network import model_config, needs_labels, unseen_pixels
+from vitctl.jobs.inputs.sampling import sampling_notes
 from vitctl.jobs.probe import make_probe, open_probe
 from vitctl.jobs.provenance import trained, training_result
-from vitctl.jobs.result import RunResult
-from vitctl.jobs.sampling import sampling_notes
-from vitctl.jobs.setup import Work, dropout_draws, images_of, on_device, open_journal, start_runtime, train
+from vitctl.jobs.record.integrity import verified, verify
+from vitctl.jobs.record.result import RunResult
+from vitctl.jobs.training import Work, dropout_draws, images_of, on_device, open_journal, start_runtime, train
 from vitctl.models.build import build
 from vitctl.models.configs import MaskedPatchConfig
 from vitctl.recipe.schema import Pretrain

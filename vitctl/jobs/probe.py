@@ -6,14 +6,14 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from vitctl.data.transforms import EvalTransform
+from vitctl.data.images.transforms import EvalTransform
+from vitctl.engine.distributed.runtime import Runtime
 from vitctl.engine.evaluation import agree
 from vitctl.engine.journal import Journal
 from vitctl.engine.preemption import StopFlag
-from vitctl.engine.runtime import Runtime
-from vitctl.jobs.fewshot_sets import FewshotSet, open_sets, score_draw
-from vitctl.jobs.frozen import FeaturePass
-from vitctl.jobs.setup import num_workers
+from vitctl.jobs.features import FeaturePass
+from vitctl.jobs.inputs.fewshot_sets import FewshotSet, open_sets, score_draw
+from vitctl.jobs.training import num_workers
 from vitctl.recipe.protocols import FewshotImages
 from vitctl.recipe.schema import Pretrain
 

@@ -11,18 +11,18 @@ from typing import Any
 
 import torch
 
-from vitctl.data.origin import source_text
-from vitctl.data.read import Source
-from vitctl.data.transforms import EvalTransform
-from vitctl.engine.checkpoint import Saved, read_state
+from vitctl.data.images.transforms import EvalTransform
+from vitctl.data.source.provenance import source_text
+from vitctl.data.source.read import Source
+from vitctl.engine.checkpoint.files import Saved, read_state
+from vitctl.engine.distributed.runtime import Runtime
 from vitctl.engine.evaluation import Score
-from vitctl.engine.judging import baselines
-from vitctl.engine.runtime import Runtime
-from vitctl.jobs.identity import changed_on_purpose
-from vitctl.jobs.inputs import eval_transform
-from vitctl.jobs.result import RunResult, data_used, installed
-from vitctl.jobs.runs import choose_weights, logged_probes, logged_scores
-from vitctl.jobs.start_weights import Found
+from vitctl.engine.metrics import baselines
+from vitctl.jobs.inputs.data import eval_transform
+from vitctl.jobs.inputs.weights import Found
+from vitctl.jobs.record.identity import changed_on_purpose
+from vitctl.jobs.record.result import RunResult, data_used, installed
+from vitctl.jobs.record.runs import choose_weights, logged_probes, logged_scores
 from vitctl.models.weights.load import weights_digest
 from vitctl.recipe.images import TrainImages
 from vitctl.recipe.schema import TrainRecipe

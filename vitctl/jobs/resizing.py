@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitctl.data.loader import eval_batches
-from vitctl.data.read import Source
-from vitctl.data.subsets import random_subset
-from vitctl.data.transforms import EvalTransform, TorchvisionTransform
+from vitctl.data.images.transforms import EvalTransform, TorchvisionTransform
+from vitctl.data.loader.batches import eval_batches
+from vitctl.data.source.read import Source
+from vitctl.data.source.subsets import random_subset
 from vitctl.errors import DataError, VitctlError
-from vitctl.jobs.sampling import open_images
-from vitctl.jobs.start_weights import Found
+from vitctl.jobs.inputs.sampling import open_images
+from vitctl.jobs.inputs.weights import Found
 from vitctl.recipe.images import TrainImages
 from vitctl.recipe.load import load_recipe
 from vitctl.system.text import one_line

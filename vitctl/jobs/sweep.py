@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vitctl.engine.distributed.runtime import Runtime
 from vitctl.engine.evaluation import Score
-from vitctl.engine.runtime import Runtime
 from vitctl.engine.training import CHECKPOINTS
 from vitctl.errors import CheckpointError
-from vitctl.jobs.result import RunResult, read_result, write_result
+from vitctl.jobs.record.result import RunResult, read_result, write_result
 
 SWEEP, SEEDS = "sweep", "seeds"
 Scored = tuple[Score | None, dict[str, Any]]

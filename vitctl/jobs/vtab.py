@@ -6,24 +6,24 @@ from typing import Any
 
 import numpy as np
 
-from vitctl.data.origin import source_text
-from vitctl.data.vtab import SUITES
-from vitctl.data.vtab_data import TaskData
+from vitctl.data.datasets.vtab import SUITES
+from vitctl.data.datasets.vtab_images import TaskData
+from vitctl.data.source.provenance import source_text
 from vitctl.engine.evaluation import Score
 from vitctl.engine.journal import Journal, Report, silent
 from vitctl.engine.preemption import StopFlag
-from vitctl.jobs.integrity import verified, verify
-from vitctl.jobs.length import TASK_IMAGES, fitted
-from vitctl.jobs.network import rates_in_words, unseen_pixels
+from vitctl.jobs.inputs.length import TASK_IMAGES, fitted
+from vitctl.jobs.inputs.network import rates_in_words, unseen_pixels
+from vitctl.jobs.inputs.same_inputs import check_found
+from vitctl.jobs.inputs.weights import weights_of
 from vitctl.jobs.provenance import computed, shown, weights_used
-from vitctl.jobs.result import DATA_DIGEST, RunResult
-from vitctl.jobs.same_inputs import check_found
-from vitctl.jobs.setup import dropout_draws, open_journal, start_runtime
-from vitctl.jobs.start_weights import weights_of
-from vitctl.jobs.vtab_light import score_features
-from vitctl.jobs.vtab_runs import Bench, Setting, fine_tune, scored_as, settings, tune
-from vitctl.jobs.vtab_table import make_table, write_table
-from vitctl.jobs.vtab_tasks import chosen_tasks, open_tasks
+from vitctl.jobs.record.integrity import verified, verify
+from vitctl.jobs.record.result import DATA_DIGEST, RunResult
+from vitctl.jobs.training import dropout_draws, open_journal, start_runtime
+from vitctl.jobs.vtab_suite.light import score_features
+from vitctl.jobs.vtab_suite.runs import Bench, Setting, fine_tune, scored_as, settings, tune
+from vitctl.jobs.vtab_suite.table import make_table, write_table
+from vitctl.jobs.vtab_suite.tasks import chosen_tasks, open_tasks
 from vitctl.models.variants import downstream
 from vitctl.recipe.schema import Vtab
 

@@ -78,7 +78,7 @@ def _torch() -> Iterator[Finding]:
 def _precision() -> Iterator[Finding]:
     import torch
 
-    from vitctl.engine.runtime import best_precision
+    from vitctl.engine.distributed.runtime import best_precision
 
     yield Finding(
         True, "precision", f"machine.precision = 'auto' takes {best_precision(not torch.cuda.is_available())} here"
@@ -86,8 +86,8 @@ def _precision() -> Iterator[Finding]:
 
 
 def _data() -> Iterator[Finding]:
-    from vitctl.data.catalog import DATA_SETS
-    from vitctl.data.index import find_splits
+    from vitctl.data.datasets.catalog import DATA_SETS
+    from vitctl.data.shards.index import find_splits
 
     present = [name for name in DATA_SETS if find_splits(Path("data") / name)]
     own = [name for name, row in DATA_SETS.items() if row.make is not None]

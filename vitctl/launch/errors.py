@@ -106,7 +106,7 @@ def raise_first_error(run_dir: Path, num_processes: int) -> None:
 
 def write_failure(run_dir: Path, job: str, text: str) -> None:
     """RUN/result.json of a run that failed; where even that cannot be written, the error alone is to be heard."""
-    from vitctl.jobs.result import RunResult, write_result
+    from vitctl.jobs.record.result import RunResult, write_result
 
     with suppress(OSError):
         write_result(run_dir, RunResult(job, "failed", error=text))

@@ -65,7 +65,7 @@ def prepare(loaded: Loaded, run_dir: Path, allow: Sequence[str] = (), config: La
 
 
 def _prepare_together(loaded: Loaded, run_dir: Path, allow: Sequence[str], member: Member) -> str:
-    from vitctl.engine.together import first_text, join
+    from vitctl.engine.distributed.process_group import first_text, join
 
     if member.num_processes > 1:
         join(cpu=on_cpu(loaded.recipe))
@@ -84,8 +84,8 @@ def _prepare_together(loaded: Loaded, run_dir: Path, allow: Sequence[str], membe
 
 
 def _prepare(loaded: Loaded, run_dir: Path, allow: Sequence[str], config: LaunchConfig) -> str:
-    from vitctl.jobs.identity import allow as note_allowed
     from vitctl.jobs.plan import check, fit_to_data
+    from vitctl.jobs.record.identity import allow as note_allowed
 
     if has_control(str(run_dir)):
         raise RecipeError(f"--out {one_line(str(run_dir))}: has a control character in its name; choose another")
@@ -121,7 +121,7 @@ def _pinned(loaded: Loaded, before: Recipe | None) -> tuple[Loaded, str]:
     weights = getattr(loaded.recipe, "weights", None)
     if weights is None or weights.source != "newest":
         return loaded, ""
-    from vitctl.jobs.runs import newest_run
+    from vitctl.jobs.record.runs import newest_run
 
     earlier = getattr(before, "weights", None)
     if earlier is not None:
@@ -183,7 +183,7 @@ def _in_words(changes: Sequence[tuple[str, Any, Any]]) -> str:
 
 def environment() -> dict[str, Any]:
     """Versions, machine and git commit, for RUN/env.json."""
-    from vitctl.jobs.result import installed
+    from vitctl.jobs.record.result import installed
 
     git = ["git", "-C", str(Path(__file__).resolve().parents[2]), "rev-parse", "HEAD"]
     try:

@@ -155,7 +155,7 @@ def owned(folder: Path) -> Iterator[None]:
     Raises:
         LaunchError: another process has it.
     """
-    from vitctl.jobs.identity import allow
+    from vitctl.jobs.record.identity import allow
 
     with locked(folder), keeping_result(folder):
         try:

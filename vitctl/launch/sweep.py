@@ -3,17 +3,17 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from vitctl.data.catalog import find_data_set, open_split
-from vitctl.data.index import find_splits
+from vitctl.data.datasets.catalog import find_data_set, open_split
+from vitctl.data.shards.index import find_splits
 from vitctl.engine.journal import Report
 from vitctl.errors import VitctlError
-from vitctl.jobs.result import read_result
-from vitctl.jobs.sweep_table import Outcome, outcome, write_table
+from vitctl.jobs.record.result import read_result
 from vitctl.launch.launcher import launch
 from vitctl.launch.prepare import prepare
 from vitctl.launch.run_folder import leaving_nothing, not_foreign
-from vitctl.recipe.grid import Cell
 from vitctl.recipe.load import Loaded, Override, load_recipe
+from vitctl.recipe.sweep import Cell
+from vitctl.report.sweep_table import Outcome, outcome, write_table
 
 DATA = "data"
 

@@ -64,7 +64,7 @@ def work(run_dir: Path, report: Report = silent, *, locked: bool = False) -> dic
 
 
 def _work(run_dir: Path, report: Report, stop: StopFlag) -> dict[str, Any]:
-    from vitctl.jobs.result import RunResult, with_recipe, write_result
+    from vitctl.jobs.record.result import RunResult, with_recipe, write_result
     from vitctl.recipe.load import load_recipe
 
     recipe = load_recipe(str(run_dir / "recipe.toml")).recipe
@@ -132,7 +132,7 @@ def _meet(run_dir: Path, recipe: Any, report: Report) -> None:
         journal.write("warning", step=0, text=f"a process was lost, all were started again (restart {restarts})")
     if int(os.environ.get("WORLD_SIZE", "1")) < 2:
         return
-    from vitctl.engine.together import check_same, check_sum, join, node_lines
+    from vitctl.engine.distributed.process_group import check_same, check_sum, join, node_lines
 
     cpu = on_cpu(recipe)
     join(cpu=cpu)

@@ -1,6 +1,6 @@
 """The paper's results, beside the recipes that they belong to. The one transcription of Tables 2, 5, 6, 7 and 8.
 
-The settings of Tables 3 and 4 are not here: they are the recipes. Table 9 is in jobs/table_9.py.
+The settings of Tables 3 and 4 are not here: they are the recipes. Table 9 is in recipe/paper_vtab.py.
 """
 
 from collections.abc import Mapping

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from vitctl.data.items import Originals
+from vitctl.data.writer.items import Originals
 
 
 def plant(

@@ -1,0 +1,178 @@
+"""What a terminal sees, and that nothing typed by a person is taken for markup."""
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from vitctl.cli.show.render import Screen, _line, bytes_text, waiting
+
+TRAIN = {
+    "kind": "train",
+    "step": 5,
+    "total_steps": 20,
+    "samples": 80,
+    "epoch": 1.14,
+    "loss": 0.123456,
+    "lr": 0.01,
+    "images_per_second": 40.0,
+    "data_wait": 0.25,
+    "num_bad": 0,
+}
+
+
+def test_line__of_a_training_record() -> None:
+    expected = "step 5/20  epoch 1.14  lr 0.01  loss 0.1235  40 images/s  data-wait 25%  left 6 s"
+    assert _line(TRAIN) == expected
+    assert _line({**TRAIN, "num_bad": 3}) == expected.replace("25%", "25%  bad 3")
+
+
+def test_line__of_a_record_that_nobody_needs_to_see() -> None:
+    assert _line({"kind": "checkpoint", "step": 1}) == ""
+
+
+def test_screen__elsewhere_is_lines() -> None:
+    out = io.StringIO()
+    with Screen(Path("runs/[b16]"), Console(file=out, width=80, highlight=False)) as screen:
+        screen.report({"kind": "now", "text": "reading weights and data"})
+        screen.report({"kind": "now", "step": 0, "total_steps": 20})
+        screen.report(TRAIN)
+        screen.report({"kind": "warning", "text": "[float] torn"})
+    assert out.getvalue().splitlines() == ["run folder: runs/[b16]", _line(TRAIN), "warning: [float] torn"]
+
+
+def terminal() -> Console:
+    return Console(file=io.StringIO(), force_terminal=True, width=80, highlight=False, legacy_windows=False)
+
+
+def seen(screen: Screen) -> list[str]:
+    """The lines of the view as a terminal of 80 columns shows them."""
+    paper = Console(file=io.StringIO(), record=True, width=80, highlight=False, color_system=None)
+    paper.print(screen.view())
+    lines = [line.rstrip() for line in paper.export_text().splitlines()]
+    assert max(map(len, lines), default=0) <= 80
+    return lines
+
+
+BIG = {
+    **TRAIN,
+    "step": 123_456,
+    "total_steps": 517_822,
+    "samples": 123_456 * 4096,
+    "loss": 6.789012,
+    "lr": 0.000812345,
+    "images_per_second": 12_345.6,
+}
+
+
+def test_screen__at_80_columns_everything_can_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1000.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    screen = Screen(Path("runs/a"), terminal())
+    assert seen(screen) == ["starting  0:00"]
+    now[0] += 3
+    assert seen(screen) == ["starting  0:03"]  # redrawn, though nothing was said
+    screen.report({"kind": "now", "text": "reading weights and data"})
+    assert seen(screen) == ["reading weights and data  0:03"]
+    screen.report({"kind": "now", "step": 0, "total_steps": 517_822})
+    now[0] += 1
+    bar, _, waiting = seen(screen)
+    assert bar.split()[0] == "training"
+    assert bar.endswith("0/517,822  0:04  left -:--")
+    assert waiting == "the first images  0:04"
+
+    now[0] += 4000
+    screen.report({"kind": "evaluate", "step": 123_000, "accuracy": 0.45678, "correct": 1, "total": 2})
+    screen.report({**BIG, "kind": "now"})
+    left = (517_822 - 123_456) * 4096 / 12_345.6
+    bar, numbers = seen(screen)
+    assert f"123,456/517,822  1:06:44  left {int(left // 86400)} d " in bar
+    assert numbers == "loss 6.7890  lr 0.000812  12,346 images/s  accuracy 45.68% at 123,000  data-wai…"
+    now[0] += 5
+    assert "1:06:49" in seen(screen)[0]
+
+
+def test_screen__counts_down_between_two_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    screen = Screen(Path("runs/a"), terminal())
+    screen.report(TRAIN)  # 15 steps of 16 images at 40 images/s
+    assert seen(screen)[0].endswith("left 0:06")
+    now[0] += 2
+    assert seen(screen)[0].endswith("0:02  left 0:04")
+
+
+def test_screen__accuracy_and_final_loss_stay() -> None:
+    console = terminal()
+    with Screen(Path("runs/a"), console) as screen:
+        screen.report(TRAIN)
+        screen.report({"kind": "evaluate", "step": 5, "accuracy": 0.5, "correct": 1, "total": 2})
+        screen.report({**TRAIN, "step": 9})
+        assert "accuracy 50.00% at 5" in seen(screen)[1]
+        screen.report({**TRAIN, "step": 20})
+        assert seen(screen) == []
+    assert isinstance(console.file, io.StringIO)
+    said = console.file.getvalue()
+    assert "step 5  accuracy 50.00% (1 of 2)" in said
+    assert "step 20/20  loss 0.1235  lr 0.01  after 0:00" in said
+
+
+def test_screen__of_a_stopped_run_keeps_its_last_loss() -> None:
+    console = terminal()
+    with Screen(Path("runs/a"), console) as screen:
+        screen.report({**TRAIN, "task": "lr 0.01"})
+    assert isinstance(console.file, io.StringIO)
+    assert "lr 0.01: step 5/20  loss 0.1235" in console.file.getvalue()
+
+
+def test_screen__what_the_log_has_overtaken_is_not_shown() -> None:
+    screen = Screen(Path("runs/a"), terminal())
+    screen.report({**TRAIN, "time": 2.0})
+    screen.report({**TRAIN, "kind": "now", "step": 4, "time": 1.0})
+    assert "5/20" in seen(screen)[0]
+
+
+PROGRESS = {"kind": "progress", "step": 0, "what": "scoring", "done": 1280, "total": 50000}
+
+
+def test_line__of_a_pass_over_images() -> None:
+    assert _line(PROGRESS) == "scoring: 1,280 of 50,000 images"
+
+
+def test_screen__a_pass_has_a_bar_until_its_result_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    screen = Screen(Path("runs/a"), terminal())
+    screen.report(TRAIN)
+    screen.report({**PROGRESS, "done": 0})
+    now[0] += 10
+    screen.report(PROGRESS)
+    screen.report({**PROGRESS, "kind": "now", "done": 2500})
+    training, numbers, scoring = seen(screen)
+    assert (training.split()[0], numbers.split()[0], scoring.split()[0]) == ("training", "loss", "scoring")
+    assert scoring.endswith("2,500/50,000  0:10  left 3:10")
+    screen.report({"kind": "evaluate", "step": 5, "accuracy": 0.5, "correct": 1, "total": 2})
+    assert [line.split()[0] for line in seen(screen)] == ["training", "loss"]
+
+
+def test_bytes_text() -> None:
+    assert [bytes_text(n) for n in (0, 1023, 1536, 3 * 2**30, 5 * 2**40)] == [
+        "0 B",
+        "1023 B",
+        "1.5 KiB",
+        "3.0 GiB",
+        "5.00 TiB",
+    ]
+
+
+def test_waiting__is_a_line_that_goes_and_nothing_elsewhere() -> None:
+    for console, expected in (
+        (terminal(), "looking [b16] ...\r\x1b[2Kdone\n"),
+        (Console(file=io.StringIO(), width=80), "done\n"),
+    ):
+        with waiting("looking [b16]", console):
+            pass
+        console.print("done")
+        assert isinstance(console.file, io.StringIO)
+        assert console.file.getvalue() == expected

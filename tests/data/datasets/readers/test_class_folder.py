@@ -1,0 +1,117 @@
+import io
+import tarfile
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from vitctl.data.datasets.detect import open_originals
+from vitctl.data.datasets.readers.class_folder import arrange, read_class_folder, read_class_tar
+from vitctl.data.source.read import ShardSource
+from vitctl.data.writer.items import Item, Originals
+from vitctl.data.writer.write import write_split
+from vitctl.errors import DataError
+
+CIFAR = Path(__file__).parents[5] / "shared/data/cifar10-jpeg.tar"
+
+
+def plant(folder: Path, names: list[str]) -> Path:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(name.encode())
+    return folder
+
+
+def pack(path: Path, names: list[str]) -> Path:
+    with tarfile.open(path, "w") as tar:
+        for name in names:
+            member = tarfile.TarInfo(name)
+            data = name.removeprefix("./").encode()
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+    return path
+
+
+def summary(splits: dict[str, Originals]) -> dict[str, list[tuple[str, str, bytes]]]:
+    return {
+        split: [(item.key, originals.class_names[item.label], item.read()) for item in originals.items]
+        for split, originals in splits.items()
+    }
+
+
+CLASSES = ["b/2.jpg", "b/1.PNG", "B/x.webp", "a/a.b.jpg", "a/deep/er/3.jpeg", "é/1.jpg", "b/notes.txt", "b/.hidden.jpg"]
+
+
+def test_class_folder__classes_by_code_point(tmp_path: Path) -> None:
+    splits = read_class_folder(plant(tmp_path, CLASSES))
+    assert splits["train"].class_names == ("B", "a", "b", "é")
+    assert splits["train"].source == str(tmp_path)
+    expected = ["B/x.webp", "a/a.b.jpg", "a/deep/er/3.jpeg", "b/1.PNG", "b/2.jpg", "é/1.jpg"]
+    assert summary(splits) == {"train": [(name, name.split("/")[0], name.encode()) for name in expected]}
+
+
+def test_class_tar__is_read_like_the_folder(tmp_path: Path) -> None:
+    folder = read_class_folder(plant(tmp_path / "folder", CLASSES))
+    packed = read_class_tar(pack(tmp_path / "s.tar", [*CLASSES[1:], "./" + CLASSES[0]]))
+    assert summary(packed) == summary(folder)
+
+
+def test_class_tar__a_damaged_header_loses_nothing_in_silence(tmp_path: Path) -> None:
+    path = pack(tmp_path / "s.tar", ["a/1.jpg", "a/2.jpg", "b/3.jpg"])
+    data = bytearray(path.read_bytes())
+    data[1024:1030] = b"broken"  # of the second member
+    path.write_bytes(data)
+    with pytest.raises(DataError, match="damaged or cut off at byte 1024"):
+        read_class_tar(path)
+
+
+@pytest.mark.parametrize("spelling", ["val", "valid", "validation", "Val"])
+def test_class_folder__splits_get_their_usual_names(tmp_path: Path, spelling: str) -> None:
+    names = ["train/cat/1.jpg", "train/dog/1.jpg", f"{spelling}/cat/9.jpg", "test/emu/5.jpg"]
+    splits = read_class_folder(plant(tmp_path, names))
+    assert {split: [item.key for item in found.items] for split, found in splits.items()} == {
+        "train": ["cat/1.jpg", "dog/1.jpg"],
+        "validation": ["cat/9.jpg"],
+        "test": ["emu/5.jpg"],
+    }
+    assert {found.class_names for found in splits.values()} == {("cat", "dog", "emu")}
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ([], "no images found, should hold <class>/<image> or train/<class>/<image>"),
+        (["cat/1.jpg", "2.jpg"], "2.jpg lies in no class folder, should be <class>/2.jpg"),
+        (["train/cat/1.jpg", "test/2.jpg"], "2.jpg lies in no class folder"),
+        (["train/cat/1.jpg", "extra/cat/1.jpg"], "train/ looks like a split but extra beside it does not"),
+    ],
+)
+def test_class_folder__refuses(tmp_path: Path, names: list[str], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        read_class_folder(plant(tmp_path, names))
+    with pytest.raises(DataError, match=message):
+        arrange([Item(name, -1, bytes) for name in names], "memory")
+
+
+def test_class_tar__refuses_what_is_unsafe_or_no_tar(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"'../cat/1.jpg' points outside the archive"):
+        read_class_tar(pack(tmp_path / "s.tar", ["../cat/1.jpg"]))
+    (tmp_path / "t.tar").write_bytes(b"text")
+    with pytest.raises(DataError, match="not a whole, uncompressed tar file"):
+        read_class_tar(tmp_path / "t.tar")
+
+
+@pytest.mark.skipif(not CIFAR.exists(), reason=f"{CIFAR.name} is not here")
+def test_class_tar__cifar_becomes_shards(tmp_path: Path) -> None:
+    splits = open_originals(str(CIFAR))
+    assert {split: len(found.items) for split, found in splits.items()} == {"train": 50_000, "test": 10_000}
+    test = splits["test"]
+    assert test.class_names[:3] == ("airplane", "automobile", "bird")
+    assert Counter(item.label for item in test.items) == dict.fromkeys(range(10), 1000)
+    some = test.items[::50]
+    source = ShardSource(write_split(some, tmp_path / "test", test.class_names, seed=0, source_text=test.source))
+    assert len(source) == 200
+    originals = {item.key: (item.label, item.read()) for item in some}
+    labels = source.labels().tolist()
+    found = {source.key(sample): (labels[sample], source.read(sample)) for sample in range(200)}
+    assert found == originals

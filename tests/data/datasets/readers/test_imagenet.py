@@ -1,0 +1,114 @@
+from pathlib import Path
+
+import pytest
+
+from tests.data.datasets.conftest import labels, plant, tar_of
+from vitctl.data.datasets.detect import open_originals
+from vitctl.data.datasets.readers.imagenet import read
+from vitctl.errors import DataError
+
+WNIDS = ["n01440764", *(f"n{10_000_000 + 7 * number}" for number in range(998)), "n15075141"]
+FIRST, LAST = WNIDS[0], WNIDS[-1]
+VALIDATION = ["ILSVRC2012_val_00000001.JPEG", "ILSVRC2012_val_00000002.JPEG"]
+
+
+def plant_folders(root: Path, names: list[str]) -> None:
+    for wnid in WNIDS:
+        (root / wnid).mkdir(parents=True)
+    for name in names:
+        plant(root / name)
+
+
+def test_read__folders_of_both_splits(tmp_path: Path) -> None:
+    plant_folders(tmp_path / "train", [f"{LAST}/{LAST}_7.JPEG", f"{FIRST}/{FIRST}_3.JPEG"])
+    plant_folders(tmp_path / "val", [f"{LAST}/{VALIDATION[0]}"])
+    with pytest.raises(
+        DataError, match=r": 2 classes, n01440764 to n15075141, should be 1,000 wnids, n01440764 to n15075141"
+    ):
+        read(tmp_path)
+    for wnid in WNIDS:
+        plant(tmp_path / f"train/{wnid}/{wnid}_1.JPEG")
+    splits = read(tmp_path)
+    assert labels(splits["validation"]) == {VALIDATION[0]: 999}
+    train = labels(splits["train"])
+    assert len(train) == 1002
+    assert (train[f"{LAST}_7.JPEG"], train[f"{FIRST}_3.JPEG"], train[f"{WNIDS[5]}_1.JPEG"]) == (999, 0, 5)
+    assert splits["train"].class_names == tuple(WNIDS)
+
+
+def test_read__flat_validation_with_the_table_of_kaggle(tmp_path: Path) -> None:
+    for name in VALIDATION:
+        plant(tmp_path / "ILSVRC/Data/CLS-LOC/val" / name)
+    boxes = f"{LAST} 1 2 3 4 {LAST} 5 6 7 8"
+    table = f"ImageId,PredictionString\nILSVRC2012_val_00000002,{boxes}\nILSVRC2012_val_00000001,{FIRST} 1 2 3 4\n"
+    (tmp_path / "LOC_val_solution.csv").write_text(table)
+    (tmp_path / "LOC_synset_mapping.txt").write_text("".join(f"{wnid} some, words\n" for wnid in WNIDS[::-1]))
+    splits = read(tmp_path)
+    assert set(splits) == {"validation"}
+    assert labels(splits["validation"]) == {VALIDATION[0]: 0, VALIDATION[1]: 999}
+
+
+def test_read__tar_files_stay_packed(tmp_path: Path) -> None:
+    """A tar of a tar per class, one PNG named JPEG, and a tar of flat images with a list of their classes."""
+    images = {
+        wnid: plant(tmp_path / "image", n % 250, form="PNG" if n == 5 else "JPEG") for n, wnid in enumerate(WNIDS)
+    }
+    inner = {f"{wnid}.tar": tar_of({f"{wnid}_1.JPEG": data}) for wnid, data in images.items()}
+    (tmp_path / "ILSVRC2012_img_train.tar").write_bytes(tar_of(inner))
+    flat = {f"./{name}": images[WNIDS[3 + n]] for n, name in enumerate(VALIDATION)}
+    (tmp_path / "ILSVRC2012_img_val.tar").write_bytes(tar_of(flat))
+    (tmp_path / "validation_synset_labels.txt").write_text(f"{WNIDS[3]}\n{WNIDS[4]}\n")
+    splits = read(tmp_path)
+    assert labels(splits["train"]) == {f"{wnid}_1.JPEG": label for label, wnid in enumerate(WNIDS)}
+    assert all(item.read() == images[WNIDS[item.label]] for item in splits["train"].items)
+    assert labels(splits["validation"]) == {VALIDATION[0]: 3, VALIDATION[1]: 4}
+    assert splits["validation"].items[1].read() == images[WNIDS[4]]
+
+
+def test_read__refuses(tmp_path: Path) -> None:
+    with pytest.raises(
+        DataError, match=r"none is here; put here: ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar from"
+    ):
+        read(tmp_path)
+    for name in VALIDATION:
+        plant(tmp_path / "val" / name)
+    with pytest.raises(DataError, match=r"LOC_synset_mapping.txt or synsets.txt is missing; unpack here: LOC_syn"):
+        read(tmp_path)
+    (tmp_path / "synsets.txt").write_text("\n".join([*WNIDS[:999], "cat"]))
+    with pytest.raises(
+        DataError, match=r"synsets.txt: 1,000 classes, cat to n1\d+, should be 1,000 wnids, n01440764 to n15075141"
+    ):
+        read(tmp_path)
+    (tmp_path / "synsets.txt").write_text("\n".join(WNIDS))
+    with pytest.raises(
+        DataError, match=r"LOC_val_solution.csv or imagenet_2012\w+.txt or validation_synset_labels.txt is missing"
+    ):
+        read(tmp_path)
+    (tmp_path / "validation_synset_labels.txt").write_text(f"{FIRST}\n")
+    with pytest.raises(DataError, match=rf"1 lines, 2 of 2 images have no label, first {VALIDATION[0]}"):
+        read(tmp_path)
+    (tmp_path / "validation_synset_labels.txt").write_text(f"{FIRST}\nn00000000\n")
+    with pytest.raises(DataError, match="n00000000 is none of the 1000 classes"):
+        read(tmp_path)
+    (tmp_path / "ILSVRC2012_img_train.tar").write_bytes(b"<html>" * 200)
+    with pytest.raises(DataError, match="not a whole, uncompressed tar file"):
+        read(tmp_path)
+    (tmp_path / "ILSVRC2012_img_train.tar").write_bytes(tar_of({"n01440764.tar": b"no tar at all" * 99}))
+    with pytest.raises(DataError, match="damaged or cut off at byte 512"):
+        read(tmp_path)
+
+
+def test_read__the_labels_of_all_validation_images_name_the_classes(tmp_path: Path) -> None:
+    """Nothing but the archive and the list in the order of the names, not that of the archive; as a folder to make shards of."""
+    names = [f"ILSVRC2012_val_{number:08d}.JPEG" for number in range(1, 1001)]
+    (tmp_path / "ILSVRC2012_img_val.tar").write_bytes(tar_of({name: name.encode() for name in names[::-1]}))
+    (tmp_path / "imagenet_2012_validation_synset_labels.txt").write_text("\n".join(WNIDS[::-1]))
+    splits = open_originals(str(tmp_path))
+    assert set(splits) == {"validation"}
+    assert labels(splits["validation"]) == {name: 999 - number for number, name in enumerate(names)}
+    assert all(item.read() == item.key.encode() for item in splits["validation"].items)
+    assert {item.size for item in splits["validation"].items} == {len(names[0])}
+    (tmp_path / "imagenet_2012_validation_synset_labels.txt").write_text("490\n" * 1000)
+    (tmp_path / "synsets.txt").write_text("\n".join(WNIDS))
+    with pytest.raises(DataError, match="490 is none of the 1000 classes, should be a wnid such as n01440764"):
+        open_originals(str(tmp_path))

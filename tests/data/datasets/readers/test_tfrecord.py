@@ -1,0 +1,101 @@
+"""Records and messages are written here from the formats' descriptions, by a writer that shares nothing with the reader."""
+
+import struct
+from pathlib import Path
+
+import pytest
+
+from vitctl.data.datasets.readers.tfrecord import parse_example, records
+from vitctl.errors import DataError
+
+
+def crc32c(data: bytes) -> int:
+    """The check sum bit by bit."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = (crc >> 1) ^ (0x82F63B78 * (crc & 1))
+    return crc ^ 0xFFFFFFFF
+
+
+def masked(data: bytes) -> int:
+    crc = crc32c(data)
+    return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) % 2**32
+
+
+def record(data: bytes) -> bytes:
+    length = struct.pack("<Q", len(data))
+    return length + struct.pack("<I", masked(length)) + data + struct.pack("<I", masked(data))
+
+
+def varint(value: int) -> bytes:
+    value %= 2**64
+    return bytes([value]) if value < 128 else bytes([value % 128 + 128]) + varint(value >> 7)
+
+
+def field(number: int, value: bytes) -> bytes:
+    return varint(number << 3 | 2) + varint(len(value)) + value
+
+
+def example(features: dict[str, bytes | int | list[int]], *, packed: bool = True) -> bytes:
+    entries = b""
+    for name, value in features.items():
+        if isinstance(value, bytes):
+            kind = field(1, field(1, value))
+        else:
+            numbers = value if isinstance(value, list) else [value]
+            values = b"".join(map(varint, numbers))
+            kind = field(3, field(1, values) if packed else b"".join(varint(1 << 3) + varint(n) for n in numbers))
+        entries += field(1, field(1, name.encode()) + field(2, kind))
+    return field(1, entries)
+
+
+def test_crc32c__as_published() -> None:
+    assert crc32c(b"123456789") == 0xE3069283
+
+
+def test_records__give_places_and_data(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(record(b"one") + record(b"") + record(b"three" * 99))
+    found = list(records(tmp_path / "x"))
+    assert [data for _, data in found] == [b"one", b"", b"three" * 99]
+    whole = (tmp_path / "x").read_bytes()
+    assert all(whole[offset : offset + len(data)] == data for offset, data in found)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_parse_example__bytes_and_integers(packed: bool) -> None:
+    data = example({"image": b"\xff\xd8" * 200, "label": 5, "many": [0, 300, 2**40]}, packed=packed)
+    assert parse_example(data) == {"image": [b"\xff\xd8" * 200], "label": [5], "many": [0, 300, 2**40]}
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (record(b"one")[:-1], "ends within the record at byte 12; copy it again"),
+        (record(b"one")[:14], "ends within the record at byte 12"),
+        (record(b"one") + record(b"two")[:7], "damaged, or no TFRecord file, at byte 19"),
+        (b"\x04" + record(b"one")[1:], "damaged, or no TFRecord file, at byte 0"),
+        (b"\x1f\x8b\x08 a packed file, and so on", "damaged, or no TFRecord file, at byte 0"),
+        (
+            struct.pack("<QI", 2**40, masked(struct.pack("<Q", 2**40))),
+            "a record of 1,099,511,627,776 bytes, should be at most",
+        ),
+    ],
+)
+def test_records__refuse_damage(data: bytes, message: str, tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(data)
+    with pytest.raises(DataError, match=message):
+        list(records(tmp_path / "x"))
+
+
+@pytest.mark.parametrize("cut", range(1, 30, 4))
+def test_parse_example__refuses_what_is_cut_short(cut: int) -> None:
+    with pytest.raises(DataError, match="not an Example message"):
+        parse_example(example({"label": 5, "filename": b"a.jpg"})[:-cut])
+
+
+@pytest.mark.parametrize("data", [b"\xff" * 20, b"\x0d\x00\x00\x00\x00", b"\x08\x01"])
+def test_parse_example__refuses_other_bytes(data: bytes) -> None:
+    with pytest.raises(DataError, match="not an Example message"):
+        parse_example(data)

@@ -1,0 +1,121 @@
+"""Archives of others: what they may hold, where it may go, how much it may be."""
+
+import gzip
+import io
+import tarfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from vitctl.data.datasets.downloads import Archive
+from vitctl.data.datasets.unpack import is_unpacked, unpack
+from vitctl.errors import DataError
+
+
+def _tar(path: Path, *members: tarfile.TarInfo) -> None:
+    with tarfile.open(path, "w:gz") as tar:
+        for member in members:
+            tar.addfile(member, io.BytesIO(b"x" * member.size))
+
+
+def _member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "", size: int = 3) -> tarfile.TarInfo:
+    member = tarfile.TarInfo(name)
+    member.type, member.linkname, member.size = kind, link, size if kind == tarfile.REGTYPE else 0
+    return member
+
+
+def _unpack(folder: Path, name: str) -> Path:
+    into = folder / "originals" / "set"
+    unpack(Archive(f"https://example.org/{name}"), folder / name, into)
+    return into
+
+
+def test_a_plain_tar_and_a_plain_zip_are_unpacked(tmp_path: Path) -> None:
+    _tar(tmp_path / "a.tgz", _member("images", tarfile.DIRTYPE), _member("images/a.jpg"))
+    with zipfile.ZipFile(tmp_path / "b.zip", "w") as packed:
+        packed.writestr("labels/b.txt", "b")
+    into = _unpack(tmp_path, "a.tgz")
+    assert (into / "images" / "a.jpg").read_bytes() == b"xxx"
+    assert (_unpack(tmp_path, "b.zip") / "labels" / "b.txt").read_text() == "b"
+    assert is_unpacked(Archive("https://example.org/b.zip"), into)
+
+
+_HOSTILE: dict[str, tuple[tarfile.TarInfo, ...]] = {
+    "climbs": (_member("../../owned"),),
+    "absolute": (_member("/tmp/owned_by_a_tar"),),
+    "link": (_member("a", tarfile.SYMTYPE, "/etc"), _member("a/owned")),
+    "hard link": (_member("a", tarfile.LNKTYPE, "../../secret"),),
+    # CVE-2025-4517: so long a chain that resolving its end fails, and the filter of Python lets it pass
+    "long chain": (
+        _member("d" * 240, tarfile.DIRTYPE),
+        _member("l", tarfile.SYMTYPE, "d" * 240),
+        _member("l/../../owned"),
+    ),
+    "device": (_member("zero", tarfile.CHRTYPE),),
+    "fifo": (_member("fifo", tarfile.FIFOTYPE),),
+    "control": (_member("a\x1b[2Jb"),),
+}
+
+
+@pytest.mark.parametrize("kind", _HOSTILE)
+def test_a_hostile_tar_leaves_nothing_outside(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "secret").write_text("kept")
+    _tar(tmp_path / "a.tar.gz", *_HOSTILE[kind])
+    before = set(tmp_path.rglob("*"))
+    with pytest.raises(DataError, match=r"is a link or a device|leads out of its folder") as caught:
+        _unpack(tmp_path, "a.tar.gz")
+    assert "\n" not in str(caught.value) and "\x1b" not in str(caught.value)
+    new = set(tmp_path.rglob("*")) - before
+    assert all(path.is_relative_to(tmp_path / "originals") for path in new)
+    assert (tmp_path / "secret").read_text() == "kept" and not Path("/tmp/owned_by_a_tar").exists()
+    assert not is_unpacked(Archive("https://example.org/a.tar.gz"), tmp_path / "originals" / "set")
+
+
+def _zip_bomb(path: Path) -> None:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed:
+        packed.writestr("zeros", b"\0" * 50_000_000)
+
+
+def _tar_bomb(path: Path) -> None:
+    with tarfile.open(path, "w:gz") as tar:
+        tar.addfile(_member("zeros", size=50_000_000), io.BytesIO(b"\0" * 50_000_000))
+
+
+def _gzip_bomb(path: Path) -> None:
+    with gzip.open(path, "wb") as file:
+        file.write(b"\0" * 50_000_000)
+
+
+@pytest.mark.parametrize(("name", "make"), [("a.zip", _zip_bomb), ("a.tgz", _tar_bomb), ("a.mat.gz", _gzip_bomb)])
+def test_an_archive_that_claims_too_much_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, make: Callable[[Path], None]
+) -> None:
+    monkeypatch.setenv("VITCTL_MAX_UNPACKED", "1")
+    make(tmp_path / name)
+    with pytest.raises(DataError, match="more than 100 times its own size"):
+        _unpack(tmp_path, name)
+    assert sum(path.stat().st_size for path in (tmp_path / "originals").rglob("*") if path.is_file()) == 0
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04nonsense", b"\x1f\x8b\x08\0broken", b"x" * 600])
+@pytest.mark.parametrize("name", ["a.zip", "a.tar", "a.tgz", "a.gz"])
+def test_a_damaged_archive_is_one_line(tmp_path: Path, name: str, content: bytes) -> None:
+    (tmp_path / name).write_bytes(content)
+    if name == "a.gz" and not content:
+        return  # gzip takes nothing for nothing
+    with pytest.raises(DataError, match="cannot be unpacked") as caught:
+        _unpack(tmp_path, name)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_encrypted_zip_is_one_line(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as packed:
+        packed.writestr("a", "a")
+    content = bytearray((tmp_path / "a.zip").read_bytes())
+    for sign, offset in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        content[content.index(sign) + offset] |= 1
+    (tmp_path / "a.zip").write_bytes(content)
+    with pytest.raises(DataError, match=r"cannot be unpacked .*encrypted"):
+        _unpack(tmp_path, "a.zip")

@@ -1,0 +1,138 @@
+"""Where the images of a task are found, and what is said of copies."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.data.datasets.conftest import plant
+from vitctl.data.datasets.readers import community
+from vitctl.data.datasets.readers.png import encode_png
+from vitctl.data.datasets.readers.shapes import SHAPES
+from vitctl.data.datasets.vtab import MINI, VTAB
+from vitctl.data.datasets.vtab_images import num_test, open_task
+from vitctl.data.shards.index import read_index
+from vitctl.data.source.exclusion import write_exclusion
+from vitctl.data.source.provenance import source_text
+from vitctl.data.source.splits import md5_order
+from vitctl.data.writer.items import Item
+from vitctl.data.writer.write import write_split
+from vitctl.errors import DataError
+
+BY_NAME = {task.name: task for task in VTAB + MINI}
+KITTI = BY_NAME["kitti-dist"]
+
+
+PNG = encode_png(np.zeros((2, 2, 3), np.uint8))
+
+
+def write(folder: Path, keys: Sequence[str], num_classes: int = 4, text: str = "KITTI") -> None:
+    items = [Item(key, number % num_classes, lambda: PNG) for number, key in enumerate(keys)]
+    write_split(items, folder, tuple(map(str, range(num_classes))), seed=0, source_text=text)
+
+
+def kitti(root: Path, test: int = 711) -> None:
+    """Shards of KITTI's numbers with names of our own."""
+    for split, size in {"train": 6_347, "validation": 423, "test": test}.items():
+        write(root / "kitti-dist" / split, [f"{split}_{number}.png" for number in range(size)])
+
+
+def lists(root: Path, test: int = 711) -> None:
+    """The community's folder of KITTI."""
+    for split, size in {"train800": 800, "val200": 200, "train800val200": 1000, "test": test}.items():
+        lines = []
+        for number in range(size):
+            name = f"images/{split}/{number:06d}.jpg"
+            plant(root / "kitti" / name, number % 256)
+            lines.append(f"{name} {number % 4}\n")
+        (root / f"kitti/{split}.txt").write_text("".join(lines))
+
+
+def test_open_task__shards_of_the_originals_in_the_order_of_their_names(tmp_path: Path) -> None:
+    kitti(tmp_path)
+    data = open_task(KITTI, tmp_path, scratch=None)
+    names = [f"train_{number}.png" for number in range(6_347)]
+    assert [data.train800.key(n) for n in range(800)] == [names[n] for n in md5_order(names, "train")[:800]]
+    assert (len(data.val200), len(data.train), len(data.test)) == (200, 1000, 711)
+    assert [data.train.key(n) for n in (0, 799, 800, 999)] == [
+        data.train800.key(0), data.train800.key(799), data.val200.key(0), data.val200.key(199)
+    ]  # fmt: skip
+    assert dict(data.names) == {
+        "train800": "train[:800]",
+        "val200": "validation[:200]",
+        "test": "test",
+        "train": "train[:800]+validation[:200]",
+    }
+    assert data.source == "KITTI"
+    assert data.proven is False
+    assert data.copy == "other training images than the benchmark's, by the digest of their names"
+
+
+def test_open_task__a_part_of_a_set_is_refused_or_labelled(tmp_path: Path) -> None:
+    kitti(tmp_path, test=30)
+    with pytest.raises(DataError, match="30 images of 4 classes, kitti-dist has 711 of 4"):
+        open_task(KITTI, tmp_path, scratch=None)
+    data = open_task(KITTI, tmp_path, scratch=None, allow_partial=True)
+    assert data.copy.startswith("partial: 30 of 711 test images; other training images")
+
+
+def test_open_task__the_communitys_folder_is_labelled(tmp_path: Path) -> None:
+    lists(tmp_path)
+    scratch = tmp_path / "scratch"
+    data = open_task(KITTI, tmp_path, scratch=scratch)
+    assert (len(data.train800), len(data.val200), len(data.train), len(data.test)) == (800, 200, 1000, 711)
+    assert data.copy == "the community's copy: JPEG again, not the original bytes"
+    assert data.proven is None
+    assert data.source == source_text(data.train) == community.SOURCE
+    assert data.names["train"] == "train800+val200"
+    by_key = {data.test.key(n): int(label) for n, label in enumerate(data.test.labels())}
+    assert by_key["images/test/000006.jpg"] == 6 % 4
+    written = {path: path.stat().st_mtime_ns for path in scratch.rglob("*.tar")}
+    assert written
+    assert open_task(KITTI, tmp_path, scratch=scratch).test.digest == data.test.digest
+    assert {path: path.stat().st_mtime_ns for path in scratch.rglob("*.tar")} == written  # once
+
+
+def test_open_task__shards_of_the_communitys_splits(tmp_path: Path) -> None:
+    for split, size in {"train800": 800, "val200": 200, "test": 700}.items():
+        write(tmp_path / "kitti-dist" / split, [f"{split}_{n}" for n in range(size)], text=community.SOURCE)
+    with pytest.raises(
+        DataError, match=r"not the whole of kitti-dist: test has 700 images; data\.allow_partial takes it"
+    ):
+        open_task(KITTI, tmp_path, scratch=None)
+    data = open_task(KITTI, tmp_path, scratch=None, allow_partial=True)
+    assert "community's copy" in data.copy
+    assert "partial: 700 of 711 test images" in data.copy
+
+
+def test_open_task__a_copy_is_named_also_behind_an_exclusion_list(tmp_path: Path) -> None:
+    """Images that were left out put another view over the split; what its index says must still be heard."""
+    for split, size in {"train800": 800, "val200": 200, "test": 712}.items():
+        folder = tmp_path / "kitti-dist" / split
+        write(folder, [f"{split}_{n}" for n in range(size)], text="KITTI, Hugging Face parquet copy")
+    write_exclusion(read_index(tmp_path / "kitti-dist" / "test"), [5], reason="a near-duplicate")
+    data = open_task(KITTI, tmp_path, scratch=None, allow_partial=True)
+    assert len(data.test) == 711
+    assert data.source == "KITTI, Hugging Face parquet copy"
+    assert "Hugging Face parquet copy" in data.copy
+
+
+def test_open_task__classes_are_those_of_the_task(tmp_path: Path) -> None:
+    for split, size in {"train800": 800, "val200": 200, "test": 711}.items():
+        write(tmp_path / "kitti-dist" / split, [f"{split}_{n}" for n in range(size)], num_classes=3)
+    with pytest.raises(DataError, match=r"kitti-dist has 4 classes, the same in each split; found \[3\]"):
+        open_task(KITTI, tmp_path, scratch=None)
+
+
+def test_open_task__sets_that_come_with_vitctl_are_written_and_whole(tmp_path: Path) -> None:
+    data = open_task(BY_NAME["shapes-shape"], tmp_path / "none", scratch=tmp_path)
+    assert data.test.class_names == SHAPES
+    assert (data.copy, data.proven, len(data.test)) == ("", None, num_test(data.task))
+    chosen = {data.train.key(n) for n in range(1000)}
+    assert len(chosen) == 1000
+
+
+def test_open_task__nothing_there(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"kitti-dist: expected shards with split 'train\[:800\]'"):
+        open_task(KITTI, tmp_path, scratch=tmp_path)

@@ -1,0 +1,181 @@
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.data.server import Faults, serving
+from vitctl.data.shards import remote
+from vitctl.data.shards.remote import MissingError, check_address, read_file, read_range
+from vitctl.errors import DataError
+from vitctl.system import http
+
+TEXT = bytes(range(256)) * 40
+ALL_FAULTS = {"drop": 0.15, "503": 0.15, "429": 0.1, "short": 0.1, "short_range": 0.1}
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(http, "PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr(http, "ATTEMPTS", 30)
+    (tmp_path / "file").write_bytes(TEXT)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_stream__is_exact_however_the_server_behaves(tmp_path: Path, seed: int) -> None:
+    faults = Faults(seed, **ALL_FAULTS)
+    with serving(tmp_path, faults) as url:
+        for start in range(0, len(TEXT), 701):
+            assert read_range(f"{url}/file", start, min(start + 701, len(TEXT))) == TEXT[start : start + 701]
+        assert read_file(f"{url}/file", len(TEXT)) == TEXT
+    assert set(faults.done) == {*ALL_FAULTS, "well"}
+
+
+def test_stream__goes_on_where_it_stopped(tmp_path: Path) -> None:
+    faults = Faults(1, short=0.7)
+    with serving(tmp_path, faults) as url:
+        assert read_file(f"{url}/file", len(TEXT)) == TEXT
+    spans = [span for _, span in faults.asked]
+    assert spans[0] == "" and len(spans) > 1
+    assert all(span.startswith("bytes=") and not span.startswith("bytes=0-") for span in spans[1:])
+
+
+def test_stream__a_whole_file_needs_no_ranges_but_a_part_does(tmp_path: Path) -> None:
+    with serving(tmp_path, Faults(4, short=0.4), ranges=False) as url:
+        assert read_file(f"{url}/file", len(TEXT)) == TEXT
+        with pytest.raises(DataError, match=r"answers no byte ranges; read whole shards with data.cache_gib"):
+            read_range(f"{url}/file", 5, 9)
+
+
+@pytest.mark.parametrize("fault", ["drop", "503"])
+def test_stream__gives_up_in_bounded_time_with_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    monkeypatch.setattr(http, "ATTEMPTS", 5)
+    faults = Faults(0, **{fault: 1.0})
+    began = time.perf_counter()
+    with serving(tmp_path, faults) as url, pytest.raises(DataError, match=r"gave up after 5 attempts") as caught:
+        read_range(f"{url}/file", 0, 10)
+    assert "\n" not in str(caught.value) and "/file: " in str(caught.value)
+    assert len(faults.asked) == 5
+    assert time.perf_counter() - began < 5
+
+
+def test_stream__a_dead_server_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "ATTEMPTS", 3)
+    with pytest.raises(DataError, match=r"http://127.0.0.1:9/x: .*refused.*; gave up after 3 attempts"):
+        read_range("http://127.0.0.1:9/x", 0, 10)
+
+
+def test_stream__never_asks_again_for_what_is_not_there(tmp_path: Path) -> None:
+    faults = Faults()
+    with serving(tmp_path, faults) as url:
+        with pytest.raises(MissingError, match=r"/none: no such file on the server$"):
+            read_range(f"{url}/none", 0, 10)
+        assert len(faults.asked) == 1
+        with pytest.raises(DataError, match=r"is shorter than its index says|ends at byte"):
+            read_range(f"{url}/file", len(TEXT) + 1, len(TEXT) + 2)
+        with pytest.raises(DataError, match=rf"ends at byte {len(TEXT)}, should reach {len(TEXT) + 1}"):
+            read_range(f"{url}/file", 10, len(TEXT) + 1)
+        with pytest.raises(DataError, match="larger than the 100 bytes"):
+            read_file(f"{url}/file", 100)
+        assert len(faults.asked) == 4
+    with serving(tmp_path, Faults(0, **{"403": 1.0})) as url, pytest.raises(DataError, match=r"answers 403 .*HF_TOKEN"):
+        read_range(f"{url}/file", 0, 10)
+
+
+def test_stream__waits_as_long_as_it_is_told_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+
+    def ask(*_: object) -> remote._Answer:
+        raise http.PassingError("busy", 7.0 if len(slept) == 0 else 10**9)
+
+    monkeypatch.setattr(remote, "_from_http", ask)
+    monkeypatch.setattr(http, "ATTEMPTS", 3)
+    monkeypatch.setattr("vitctl.system.http.time.sleep", slept.append)
+    with pytest.raises(DataError, match="busy; gave up"):
+        read_range("https://example.org/x", 0, 1)
+    assert slept == [7.0, 30.0]
+
+
+def test_stream__pauses_double_up_to_a_bound_and_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+
+    def ask(*_: object) -> remote._Answer:
+        raise http.PassingError("busy")
+
+    monkeypatch.setattr(remote, "_from_http", ask)
+    monkeypatch.setattr(http, "ATTEMPTS", 10)
+    monkeypatch.setattr(http, "PAUSE_SECONDS", 0.5)
+    monkeypatch.setattr("vitctl.system.http.time.sleep", slept.append)
+    with pytest.raises(DataError):
+        read_range("https://example.org/x", 0, 1)
+    bounds = [min(0.5 * 2**turn, 30.0) for turn in range(9)]
+    assert all(bound / 2 <= pause <= bound for pause, bound in zip(slept, bounds, strict=True))
+    assert len({pause / bound for pause, bound in zip(slept, bounds, strict=True)}) > 1
+
+
+@pytest.mark.parametrize(
+    "url", ["https://a.org/b/c.tar", "hf://datasets/a/b/c.tar", "s3://a/b", "gs://a/b", "http://127.0.0.1:1/x", "http://localhost/x"]
+)  # fmt: skip
+def test_check_address__lets_files_pass(url: str) -> None:
+    check_address(url)
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("http://a.org/b", "plain http .* use https"),
+        ("pipe:cat /etc/passwd", "commands are never run"),
+        ("file:///etc/passwd", "commands are never run"),
+        ("ftp://a.org/b", "commands are never run"),
+        ("/etc/passwd", "commands are never run"),
+        ("https:///b", "commands are never run"),
+        ("https://a.org/../b", r"has '\.\.' or a blank"),
+        ("https://a.org/b c", r"has '\.\.' or a blank"),
+        ("https://a.org/b\r\nX: y", "should be a plain address|has"),
+    ],
+)
+def test_check_address__refuses(url: str, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        check_address(url)
+
+
+def test_hub__addresses_are_files_on_the_hub() -> None:
+    assert remote._hub_address("hf://datasets/o/n/train/a b.tar") == (
+        "https://huggingface.co/datasets/o/n/resolve/main/train/a%20b.tar"
+    )
+    assert remote._hub_address("hf://datasets/o/n@v1/x.tar") == "https://huggingface.co/datasets/o/n/resolve/v1/x.tar"
+    with pytest.raises(DataError, match="should look like hf://datasets/OWNER/NAME"):
+        remote._hub_address("hf://o/n")
+
+
+def test_fsspec__a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def url_to_fs(_url: str) -> None:
+        raise ImportError("Install s3fs")
+
+    monkeypatch.setattr("fsspec.core.url_to_fs", url_to_fs)
+    with pytest.raises(DataError, match=r"s3://bucket/x: s3:// needs the package s3fs: pip install s3fs$"):
+        read_range("s3://bucket/x", 0, 10)
+
+
+def test_fsspec__reads_ranges_and_whole_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    import fsspec
+
+    files = fsspec.filesystem("memory")
+    files.pipe_file("/bucket/file", TEXT)
+    real: Callable[..., bytes] = files.cat_file
+    failing = iter([True, False] * 100)
+
+    def cat_file(path: str, start: int, end: int) -> bytes:
+        if next(failing):
+            raise OSError("slow down")
+        return real(path, start=start, end=end)
+
+    monkeypatch.setattr(files, "cat_file", cat_file)
+    monkeypatch.setattr("fsspec.core.url_to_fs", lambda url: (files, url.removeprefix("s3:/")))
+    monkeypatch.setattr(remote, "_FSSPEC_CHUNK", 1000)
+    assert read_range("s3://bucket/file", 3, 5000) == TEXT[3:5000]
+    assert read_file("s3://bucket/file", len(TEXT)) == TEXT
+    with pytest.raises(MissingError, match="no such file"):
+        read_file("s3://bucket/none", 10)

@@ -1,0 +1,307 @@
+import json
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.data.test_read import contents
+
+from tests.data.server import Faults, serving
+from vitctl.data.datasets.catalog import open_split
+from vitctl.data.images.transforms import TrainTransform
+from vitctl.data.loader.batches import train_batches
+from vitctl.data.shards.index import Index, index_addresses
+from vitctl.data.source.exclusion import write_exclusion
+from vitctl.data.source.locate import expand, find_places
+from vitctl.data.source.order import Order, SampleOrder, WindowedOrder
+from vitctl.data.source.read import ShardSource, Source
+from vitctl.errors import DataError
+from vitctl.system import http
+
+MakeSplit = Callable[..., Index]
+FAULTS = {"drop": 0.08, "503": 0.08, "429": 0.04, "short": 0.08, "short_range": 0.08}
+GIB = 2**30
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(http, "PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr(http, "ATTEMPTS", 30)
+    monkeypatch.setenv("VITCTL_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize("cache_bytes", [0, GIB])
+def test_remote_split__is_the_local_one_over_a_bad_line(make_split: MakeSplit, cache_bytes: int) -> None:
+    local = ShardSource(make_split(40))
+    faults = Faults(3, **FAULTS)
+    with serving(local.index.folder.parent, faults) as url:
+        source = open_split("train", path=url, cache_bytes=cache_bytes)
+        assert contents(source) == contents(local)
+        assert source.digest == local.digest
+        assert source.place(0).startswith(f"{url}/train/shard-")
+        itself = open_split("train", path=f"{url}/train/", cache_bytes=cache_bytes)
+        assert contents(itself) == contents(local)
+    assert sum(faults.done[name] for name in FAULTS) > 3
+
+
+def epoch(source: Source, order: SampleOrder, num_workers: int) -> tuple[list[int], np.ndarray]:
+    """Samples and pixels of the first 40 positions."""
+    batches = train_batches(
+        source,
+        order,
+        TrainTransform(8),
+        seed=1,
+        batch_size=8,
+        micro_batch=8,
+        rank=0,
+        num_processes=1,
+        first_step=0,
+        num_workers=num_workers,
+    )
+    first = list(islice(batches, 5))
+    assert not any(batch.bad for batch in first)
+    samples = [sample for batch in first for sample in batch.samples.tolist()]
+    return samples, np.concatenate([batch.images.numpy() for batch in first])
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize(("order", "cache_bytes"), [(Order(40, 1), 0), (WindowedOrder(40, 1, 7, 2), GIB)])
+def test_remote_split__an_epoch_is_exact_over_a_bad_line(
+    make_split: MakeSplit, order: SampleOrder, cache_bytes: int, num_workers: int
+) -> None:
+    local = ShardSource(make_split(40))
+    expected = epoch(local, order, 0)
+    faults = Faults(5, **FAULTS)
+    with serving(local.index.folder.parent, faults) as url:
+        source = open_split("train", path=url, cache_bytes=cache_bytes)
+        found = epoch(source, order, num_workers)
+    assert sorted(found[0]) == list(range(40))
+    assert found[0] == expected[0]
+    assert np.array_equal(found[1], expected[1])
+    if cache_bytes and num_workers == 0:
+        got = [path for path, _ in faults.asked if path.endswith(".tar")]
+        runs = [path for number, path in enumerate(got) if number == 0 or got[number - 1] != path]
+        assert len(runs) == len(set(runs)) == 6  # each shard is read in one go, once
+
+
+def test_remote_split__a_server_that_always_fails_stops_the_run_with_one_line(
+    make_split: MakeSplit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_split(40).folder
+    faults = Faults(5)
+    with serving(folder.parent, faults) as url:
+        source = open_split("train", path=url)
+        faults.shares = {"503": 1.0}
+        monkeypatch.setattr(http, "ATTEMPTS", 3)
+        for num_workers in (0, 2):
+            with pytest.raises(DataError, match=r"tar: the server answers 503 .*; gave up after 3 attempts") as caught:
+                epoch(source, Order(40, 1), num_workers)
+            assert "\n" not in str(caught.value)
+            assert str(caught.value).startswith(url)
+        with pytest.raises(DataError, match=r"none: no such file|gave up"):
+            open_split("train", path=f"{url}/none")
+        faults.shares = {}
+        with pytest.raises(DataError, match=r"neither index.json nor train/index.json there"):
+            open_split("train", path=f"{url}/none")
+
+
+def test_remote_split__a_lost_or_changed_shard_is_one_line(make_split: MakeSplit) -> None:
+    folder = make_split(40).folder
+    with serving(folder.parent, Faults()) as url:
+        ranges, cached = (open_split("train", path=url, cache_bytes=size) for size in (0, GIB))
+        (folder / "shard-000000.tar").unlink()
+        with (folder / "shard-000001.tar").open("r+b") as file:
+            file.write(b"\1")
+        for source in (ranges, cached):
+            with pytest.raises(DataError, match=r"shard-000000.tar: no such file on the server$"):
+                source.read(0)
+        with pytest.raises(DataError, match=r"shard-000001.tar: 20480 bytes with sha256 .*; index it again"):
+            cached.read(8)
+
+
+def test_index_addresses__indexes_the_shards_of_others(make_split: MakeSplit, tmp_path: Path) -> None:
+    local = ShardSource(make_split(20))
+    with serving(local.index.folder, Faults(2, **FAULTS)) as url:
+        urls = expand(f"{url}/shard-{{000000..000002}}.tar")
+        index = index_addresses(urls, tmp_path / "index", class_names=("a", "b", "c"), source="theirs")
+        assert sorted(os.listdir(tmp_path / "index")) == ["index.json", "samples.npy"]
+        assert [shard.url for shard in index.shards] == urls
+        for cache_bytes in (0, GIB):
+            source = open_split("index", path=str(tmp_path / "index"), cache_bytes=cache_bytes)
+            assert contents(source) == contents(local)
+        with pytest.raises(DataError, match=r"1 file names, each shard should have its own"):
+            index_addresses([urls[0], urls[0]], tmp_path / "twice")
+        (local.index.folder / "odd.tar").write_bytes(b"no tar at all" * 100)
+        with pytest.raises(DataError, match=rf"^{url}/odd.tar: not a whole, uncompressed tar file"):
+            index_addresses([f"{url}/odd.tar"], tmp_path / "odd")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"url": "file:///etc/passwd"}, "commands are never run"),
+        ({"url": "pipe:cat /etc/passwd"}, "commands are never run"),
+        ({"url": "../../x.tar"}, "commands are never run"),
+        ({"url": "/etc/passwd"}, "commands are never run"),
+        ({"url": "http://example.org/x.tar"}, "plain http"),
+        ({"url": 7}, "shards should be a list"),
+        ({"url": "https://example.org/x.tar", "sha256": "../../x"}, "sha256 should be 64 hex digits"),
+        ({"url": "https://example.org/x.tar", "name": "../x.tar"}, "shards should be a list"),
+    ],
+)
+def test_read_index__refuses_addresses_that_point_outside(
+    make_split: MakeSplit, changes: dict[str, object], message: str
+) -> None:
+    folder = make_split(20).folder
+    fields = json.loads((folder / "index.json").read_text())
+    fields["shards"][1] |= changes
+    (folder / "index.json").write_text(json.dumps(fields))
+    with pytest.raises(DataError, match=message):
+        open_split("train", path=str(folder))
+
+
+def test_find_places__some_shards_of_a_split(make_split: MakeSplit, tmp_path: Path) -> None:
+    local = ShardSource(make_split(20))
+    folder, everything = local.index.folder, contents(local)
+    (tmp_path / "list.txt").write_text(f"# two of them\n{folder}/shard-000002.tar\n\n{folder}/shard-000000.tar\n")
+    with serving(folder.parent, Faults()) as url:
+        for text, rows in {
+            f"{folder}/shard-{{000000..000001}}.tar": [*range(14)],
+            f"{folder}/shard-000001.tar": [*range(7, 14)],
+            f"{folder}/shard-000002.tar,{folder}/shard-{{000000,000001}}.tar": [*range(14, 20), *range(14)],
+            f"@{tmp_path}/list.txt": [*range(14, 20), *range(7)],
+            f"{url}/train/shard-00000{{1..2}}.tar": [*range(7, 20)],
+        }.items():
+            assert contents(open_split("train", path=text)) == [everything[row] for row in rows], text
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{0..1}", "names 2 files in 1 folders, should be the .tar shards of one split"),
+        ("a/x.tar,b/x.tar", "names 2 files in 2 folders"),
+        ("nowhere/{0..1}.tar", r"no index.json beside these shards; .*data index 'nowhere/\{0..1\}.tar' --out"),
+        ("a{0}.tar", "should be a range as"),
+        ("a{0..9999999}.tar", "more than 1,000,000 names"),
+        ("@nowhere.txt", "nowhere.txt: cannot be read"),
+        ("pipe:rm -rf x", "commands are never run"),
+        ("file:///etc", "commands are never run"),
+        ("s4://bucket/x", "commands are never run"),
+    ],
+)
+def test_find_places__refuses(text: str, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        find_places(text, "train")
+
+
+def test_find_places__a_shard_that_the_index_lacks(make_split: MakeSplit) -> None:
+    folder = make_split(20).folder
+    shutil.copy(folder / "shard-000001.tar", folder / "more.tar")
+    with pytest.raises(DataError, match=r"more.tar is not in the index \(1 shards are not\)"):
+        open_split("train", path=f"{folder}/{{shard-000000,more}}.tar")
+
+
+def test_expand__braces_nest_side_by_side_and_keep_zeros() -> None:
+    assert expand("{08..11}{a,b}") == ["08a", "08b", "09a", "09b", "10a", "10b", "11a", "11b"]
+    assert expand("x, y{1,2} ,z") == ["x", "y1", "y2", "z"]
+
+
+@pytest.mark.parametrize(
+    "text", ["{08..11}{a,b}", "{00..127}", "x{3..0}y", "{1..10..3}", "x{a,,b}", r"a\{1,2}", "{é..,z}", "{0..0}"]
+)
+def test_expand__braces_are_those_of_the_shell(text: str) -> None:
+    shell = subprocess.run(
+        ["bash", "-c", f"printf '%s\n' {text.replace(chr(92), chr(92) * 2)}"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert expand(text) == shell.stdout.splitlines()
+
+
+@pytest.mark.parametrize(
+    "text", ["{0..9999999}", "{0..999}{0..999}{0..1}", "{a,b}" * 20_000, "{x,y" + "{0..999}" * 9 + "}"]
+)
+def test_expand__too_many_names_are_refused_before_they_fill_the_memory(text: str) -> None:
+    began = time.process_time()
+    with pytest.raises(DataError, match=r"more than 1,000,000 names|list the names in @FILE") as caught:
+        expand(text)
+    assert len(str(caught.value)) < 300 and "\n" not in str(caught.value)
+    assert time.process_time() - began < 5
+
+
+@pytest.mark.parametrize("text", ["{a,{b,c}}", "{a,b}}", "}{a,b}"])
+def test_expand__braces_that_do_not_pair_up_are_refused(text: str) -> None:
+    with pytest.raises(DataError, match=r"braces within braces, or one that is not closed; list the names in @FILE"):
+        expand(text)
+
+
+def test_find_places__images_left_out_stay_out_of_chosen_shards_too(make_split: MakeSplit) -> None:
+    index = make_split(40, max_samples=10)
+    write_exclusion(index, [3, 11, 12], reason="in the test set")
+    names = [shard.name for shard in index.shards]
+    place = find_places(f"{index.folder}/{names[1]},{index.folder}/{names[0]}", "train")
+    chosen, whole = place[index.folder.name].open(0), ShardSource(index)
+    kept = [sample for sample in (*range(10, 20), *range(10)) if sample not in (3, 11, 12)]
+    assert [chosen.key(n) for n in range(len(chosen))] == [whole.key(sample) for sample in kept]
+
+
+def asked_for(faults: Faults) -> list[str]:
+    """The files that were asked for since the last call."""
+    found = [path.rpartition("/")[2] for path, _ in faults.asked]
+    faults.asked.clear()
+    return found
+
+
+def test_remote_index__is_renewed_by_every_command(make_split: MakeSplit, capfd: pytest.CaptureFixture[str]) -> None:
+    folder, faults = make_split(20).folder, Faults()
+    with serving(folder.parent, faults) as url:
+        assert len(open_split("train", path=f"{url}/train")) == 20
+        assert asked_for(faults) == ["index.json", "samples.npy"]
+        open_split("train", path=f"{url}/train")
+        open_split("train", path=f"{url}/train")
+        assert asked_for(faults) == ["index.json", "index.json"]
+        assert faults.done["304"] == 1  # its version is known from the second answer on
+        fields = json.loads((folder / "index.json").read_text())
+        (folder / "index.json").write_text(json.dumps({**fields, "class_names": ["x", "y", "z"]}))
+        assert open_split("train", path=f"{url}/train").class_names == ("x", "y", "z")
+        assert asked_for(faults) == ["index.json", "samples.npy"]
+    assert open_split("train", path=f"{url}/train").class_names == ("x", "y", "z")  # nobody answers any more
+    with serving(folder.parent, Faults()) as url:
+        open_split("train", path=url)
+    assert len(open_split("train", path=url)) == 20  # a folder of splits too
+    assert "the index that was fetched before is used" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["index.json", "samples.npy"])
+def test_remote_index__a_broken_copy_is_fetched_anew(make_split: MakeSplit, tmp_path: Path, name: str) -> None:
+    folder = make_split(20).folder
+    with serving(folder.parent, Faults()) as url:
+        open_split("train", path=f"{url}/train")
+        (kept,) = (tmp_path / "cache" / "splits").glob(f"*/{name}")
+        kept.write_bytes(kept.read_bytes()[:40])
+        assert len(open_split("train", path=f"{url}/train")) == 20
+        assert kept.read_bytes() == (folder / name).read_bytes()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://[::1",
+        "https://a:99999999/x",
+        "https://a:x/y",
+        "https://\ud800/x",
+        "https://a/\x1b[2J",
+        "https://a/ x",
+        "https:///x",
+    ],
+)
+def test_find_places__what_is_no_address_is_one_line(url: str) -> None:
+    with pytest.raises(DataError) as caught:
+        find_places(url, "train")
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,77 @@
+"""Where and in what a process computes."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from vitctl.engine.distributed import runtime as module
+from vitctl.engine.distributed.runtime import Runtime, best_precision, seed_step, start
+from vitctl.errors import LaunchError
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"), [("avx2 amx_bf16", "bf16"), ("avx512_bf16", "bf16"), ("avx2 avx512f", "float32")]
+)
+def test_best_precision__of_a_cpu_is_what_it_multiplies_fast(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: str, expected: str
+) -> None:
+    (tmp_path / "cpuinfo").write_text(f"flags : {flags}\n")
+    monkeypatch.setattr(module, "Path", lambda _: tmp_path / "cpuinfo")
+    assert best_precision(cpu=True) == expected
+    monkeypatch.setattr(module, "Path", lambda _: tmp_path / "none")
+    assert best_precision(cpu=True) == "float32"
+
+
+def test_start__refuses_another_number_of_processes() -> None:
+    with pytest.raises(LaunchError, match=r"the recipe asks for 2 processes \(machine\.processes\), 1 were started"):
+        start(precision="float32", device="cpu", processes=2)
+
+
+def test_start__refuses_a_tracker_that_is_not_there() -> None:
+    with pytest.raises(LaunchError, match=r"log\.trackers: tensorbord is not installed here, or unknown to accelerate"):
+        start(precision="float32", device="cpu", processes=1, trackers=("tensorbord",))
+
+
+def test_start__does_not_take_precision_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    assert start(precision="float32", device="cpu", processes=1).accelerator.mixed_precision == "no"
+
+
+def test_runtime__images_are_normalised_in_its_own_type(runtime: Runtime) -> None:
+    images = torch.tensor([[[[0, 255]], [[51, 102]], [[255, 0]]]], dtype=torch.uint8)
+    got = runtime.images(images, (0.5, 0.0, 0.5), (0.5, 1.0, 0.25))
+    assert got.dtype == torch.float64
+    torch.testing.assert_close(got, torch.tensor([[[[-1.0, 1.0]], [[0.2, 0.4]], [[2.0, -2.0]]]], dtype=torch.float64))
+
+
+def test_runtime__alone(runtime: Runtime) -> None:
+    assert (runtime.rank, runtime.num_processes, runtime.is_main) == (0, 1, True)
+    assert runtime.sum([1.5, 2.0**53 + 0.0]) == [1.5, 2.0**53]
+
+
+def test_bf16__keeps_float32_parameters_and_logits() -> None:
+    bf16 = start(precision="bf16", device="cpu", processes=1)
+    assert bf16.dtype == torch.float32
+    inside: list[torch.dtype] = []
+    layer = torch.nn.Linear(4, 4)
+    layer.register_forward_hook(lambda _m, _i, output: inside.append(output.dtype))
+    model = bf16.wrap(torch.nn.Sequential(layer))
+    logits = model(torch.ones(2, 4))
+    assert inside[0] == torch.bfloat16
+    assert logits.dtype == torch.float32
+    logits.sum().backward()
+    assert {p.dtype for p in layer.parameters()} == {torch.float32}
+    assert {p.grad.dtype for p in layer.parameters() if p.grad is not None} == {torch.float32}
+
+
+def test_seed_step__is_a_pure_function_of_seed_step_and_rank() -> None:
+    def draw(*place: int) -> float:
+        seed_step(*place)
+        return float(torch.rand(1))
+
+    places = [(seed, step, rank) for seed in (0, 1) for step in (0, 1, 10**6) for rank in (0, 1)]
+    draws = [draw(*place) for place in places]
+    assert len(set(draws)) == len(places)
+    assert draws == [draw(*place) for place in places]
+    assert 0 <= draw(2**32 - 1, 2**40, 4096) < 1

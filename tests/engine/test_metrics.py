@@ -1,0 +1,53 @@
+"""Counts against plain loops over the images."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vitctl.engine.metrics import Hits, count_by_class, count_confusions, count_hits, padded_sets, right_answers
+
+K = 7
+SETS = st.lists(st.lists(st.integers(0, K - 1), max_size=3, unique=True), min_size=1, max_size=30)
+
+
+def answers(num_images: int, seed: int = 0) -> np.ndarray:
+    """Five different classes for each image."""
+    generator = np.random.default_rng(seed)
+    return np.stack([generator.permutation(K)[:5] for _ in range(num_images)])
+
+
+@given(SETS, st.integers(0, 99))
+def test_count_hits__is_what_a_loop_counts_and_empty_sets_are_left_out(sets: list[list[int]], seed: int) -> None:
+    best = answers(len(sets), seed)
+    scored = [(row.tolist(), labels) for row, labels in zip(best, sets, strict=True) if labels]
+    expected = Hits(
+        sum(row[0] in labels for row, labels in scored),
+        sum(bool(set(row) & set(labels)) for row, labels in scored),
+        len(scored),
+    )
+    assert count_hits(best, padded_sets(sets)) == expected
+
+
+def test_count_hits__one_label_each_is_the_same_as_sets_of_one() -> None:
+    best, labels = answers(40), np.random.default_rng(1).integers(0, K, 40)
+    hits = count_hits(best, labels)
+    assert hits == count_hits(best, padded_sets([[int(label)] for label in labels]))
+    assert hits.correct == int((best[:, 0] == labels).sum()) > 0
+    assert (hits.accuracy, hits.top5) == (hits.correct / 40, hits.correct_top5 / 40)
+
+
+def test_count_by_class__and_confusions_sum_to_the_hits() -> None:
+    best, labels = answers(60), np.random.default_rng(2).integers(0, K - 1, 60)
+    by_class = count_by_class(right_answers(best, labels), labels, K)
+    hits = count_hits(best, labels)
+    assert by_class.sum(axis=0).tolist() == [60, hits.correct, hits.correct_top5]
+    assert by_class[K - 1].tolist() == [0, 0, 0]
+    pairs = count_confusions(best, labels)
+    assert pairs == sorted(pairs)
+    assert sum(count for *_, count in pairs) == 60
+    assert sum(count for own, answer, count in pairs if own == answer) == hits.correct
+
+
+def test_padded_sets__of_nothing() -> None:
+    assert padded_sets([[], []]).tolist() == [[-1], [-1]]
+    assert padded_sets([[3], [1, 2], []]).tolist() == [[3, -1], [1, 2], [-1, -1]]

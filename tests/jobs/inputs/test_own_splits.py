@@ -1,0 +1,185 @@
+"""A user's data set without a test split: cut by class, scored on validation, or left to what was typed."""
+
+import io
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.jobs.conftest import CPU, SMALL, Job, do
+from vitctl.data.datasets.catalog import open_split
+from vitctl.data.datasets.readers.png import encode_png
+from vitctl.data.source.own_splits import own_splits
+from vitctl.data.writer.items import Item
+from vitctl.data.writer.write import write_split
+from vitctl.errors import DataError
+from vitctl.jobs.inputs.own_splits import fit_splits
+from vitctl.recipe.load import Override, load_recipe
+
+CUT = {"data.train_split": "train[:80% of each class]", "data.eval_split": "train[80%: of each class]"}
+TRIED = {"sweep.train_split": "train[:60% of each class]", "sweep.eval_split": "train[60%:80% of each class]"}
+
+
+def plant(folder: Path, *splits: str, per_class: int = 5) -> Path:
+    for split in splits:
+        rng = np.random.default_rng(len(split))
+        items = [
+            Item(f"{name}/{n}.png", label, partial(encode_png, rng.integers(0, 256, (16, 16, 3), np.uint8)))
+            for label, name in enumerate(("cat", "dog"))
+            for n in range(per_class)
+        ]
+        write_split(items, folder / split, ("cat", "dog"), seed=0, source_text="")
+    return folder
+
+
+def fitted(recipe: str, folder: Path, **typed: Any) -> tuple[dict[str, Any], str]:
+    overrides = [Override("data.path", str(folder), "--data"), *(Override(key, value) for key, value in typed.items())]
+    found = fit_splits(load_recipe(recipe, overrides))
+    return {one.key: one.value for one in found.overrides}, found.note
+
+
+@pytest.mark.parametrize(
+    ("found", "train", "scored"),
+    [
+        (["train", "test"], "train", "test"),
+        (["train", "validation", "test"], "train", "test"),
+        (["train", "val"], "train", "val"),
+        (["training", "valid"], "training", "valid"),
+        (["photos"], "photos[:80% of each class]", "photos[80%: of each class]"),
+    ],
+)
+def test_own_splits__takes_what_is_there(found: list[str], train: str, scored: str) -> None:
+    chosen = own_splits(found)
+    assert chosen is not None and (chosen.train, chosen.scored) == (train, scored)
+    assert bool(chosen.note) == ((train, scored) != ("train", "test"))
+
+
+@pytest.mark.parametrize("name", ["test", "val", "validation"])
+@pytest.mark.parametrize("recipe", ["smoke", "finetune"])
+def test_fit_splits__what_is_to_be_scored_is_not_trained_on(tmp_path: Path, name: str, recipe: str) -> None:
+    """As of `data shards` that was stopped: it writes the test split first."""
+    plant(tmp_path, name)
+    with pytest.raises(
+        DataError, match=rf"holds '{name}' alone, and no split to train on; .*`vitctl data shards` line again"
+    ):
+        fitted(recipe, tmp_path)
+    assert fitted(recipe, tmp_path, **{"data.train_split": "test[:80%]", "data.eval_split": "test[80%:]"}) == ({}, "")
+
+
+@pytest.mark.parametrize("found", [[], ["a", "b"], ["train", "more"], ["test", "validation"]])
+def test_own_splits__guesses_nothing(found: list[str]) -> None:
+    assert own_splits(found) is None
+
+
+def test_fit_splits__cuts_a_set_in_one_piece_for_every_job(tmp_path: Path) -> None:
+    plant(tmp_path, "train")
+    values, note = fitted("finetune", tmp_path)
+    assert values == CUT | TRIED and "train[80%: of each class]" in note
+    assert fitted("finetune_pets", tmp_path)[0] == CUT | TRIED  # its sweep would see what is scored
+    assert fitted("smoke", tmp_path)[0] == CUT
+    assert fitted("fewshot", tmp_path)[0] == CUT
+    assert fitted("evaluate", tmp_path)[0] == {"data.eval_split": CUT["data.eval_split"]}
+
+
+def test_fit_splits__the_four_parts_do_not_overlap(tmp_path: Path) -> None:
+    plant(tmp_path, "train", per_class=9)
+    keys = {}
+    for name, split in (CUT | TRIED).items():
+        source = open_split(split, path=str(tmp_path))
+        keys[name] = {source.key(n) for n in range(len(source))}
+        assert set(source.labels().tolist()) == {0, 1}
+    assert not keys["data.train_split"] & keys["data.eval_split"]
+    assert keys["sweep.train_split"] | keys["sweep.eval_split"] == keys["data.train_split"]
+    assert not keys["sweep.train_split"] & keys["sweep.eval_split"]
+
+
+def test_fit_splits__validation_is_scored_where_there_is_no_test(tmp_path: Path) -> None:
+    plant(tmp_path, "train", "validation")
+    values, note = fitted("finetune", tmp_path)
+    assert values == {"data.train_split": "train", "data.eval_split": "validation"}
+    assert note == "'train' is trained on, 'validation' is scored"
+    assert fitted("evaluate", tmp_path)[0] == {"data.eval_split": "validation"}
+    assert fitted("jft_b16", tmp_path) == ({}, "")
+
+
+def test_fit_splits__leaves_what_fits_and_what_was_typed(tmp_path: Path) -> None:
+    plant(tmp_path / "two", "train", "test")
+    plant(tmp_path / "one", "train")
+    assert fitted("finetune", tmp_path / "two") == ({}, "")
+    assert fitted("jft_b16", tmp_path / "two")[0] == {"data.train_split": "train", "data.eval_split": "test"}
+    assert fitted("finetune", tmp_path / "one", **{"data.eval_split": "dev"}) == ({}, "")
+    assert fitted("finetune", tmp_path / "one", **{"data.eval_split": ""}) == ({}, "")
+    assert fitted("finetune", tmp_path / "one", **{"data.eval_split": "train[90%:]"}) == ({}, "")
+    assert fitted("evaluate", tmp_path / "one", **{"data.eval_split": "train"}) == ({}, "")
+    assert fitted("finetune", tmp_path / "none") == ({}, "")
+
+
+def test_evaluate__a_lone_split_of_another_name_is_scored_whole(tmp_path: Path) -> None:
+    plant(tmp_path, "holiday")
+    assert fitted("evaluate", tmp_path / "holiday")[0] == {"data.eval_split": "holiday"}
+
+
+@pytest.mark.parametrize("form", ["PNG", "WEBP"])
+def test_finetune__photographs_on_their_side_train_as_those_that_stand(
+    form: str, pretrained: Path, tmp_path: Path, job: Job
+) -> None:
+    """Bit for bit the weights of the same pixels stored upright; the result and the stored pre-processing say so."""
+    for name in ("stands", "lies"):
+        for split in ("train", "test"):
+            items = [Item(str(n), n % 2, partial(_photo, n, form, 6 if name == "lies" else 1)) for n in range(9)]
+            write_split(items, tmp_path / name / split, ("a", "b"), seed=0, source_text="")
+    changes = {**CPU, **SMALL, "weights.source": str(pretrained), "data.crop": "inception"}
+    runs = {
+        run: do("finetune", tmp_path / run, **changes, **values)
+        for run, values in {
+            "upright": {"data.path": str(tmp_path / "stands")},
+            "turned": {"data.path": str(tmp_path / "lies")},
+            "left": {"data.path": str(tmp_path / "lies"), "data.exif_orientation": "ignore"},
+        }.items()
+    }
+    used = {run: result["provenance"] for run, result in runs.items()}
+    assert used["turned"]["weights_sha256"] == used["upright"]["weights_sha256"] != used["left"]["weights_sha256"]
+    assert {run: one["exif_orientation"] for run, one in used.items()} == {
+        "upright": True,
+        "turned": True,
+        "left": False,
+    }
+    for run in ("turned", "left"):
+        values = {"weights.source": str(tmp_path / run), "data.path": str(tmp_path / "lies")}
+        again = job("evaluate", f"again-{run}", **values)
+        assert again["metrics"]["correct"] == runs[run]["metrics"]["correct"]
+        assert again["provenance"]["exif_orientation"] is used[run]["exif_orientation"]
+
+
+def _photo(number: int, form: str, orientation: int) -> bytes:
+    """The same picture, stored so that this orientation shows it."""
+    shown = np.random.default_rng(number).integers(0, 256, (20, 30, 3), np.uint8)
+    stored = np.rot90(shown, 1) if orientation == 6 else shown
+    exif, file = Image.Exif(), io.BytesIO()
+    exif[0x0112] = orientation
+    Image.fromarray(np.ascontiguousarray(stored)).save(file, form, exif=exif, lossless=True)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("values", "upright"),
+    [
+        ({"data.path": "mine"}, True),
+        ({"data.dataset": "pets"}, False),
+        ({"data.path": "mine", "data.exif_orientation": "ignore"}, False),
+        ({"data.dataset": "pets", "data.exif_orientation": "apply"}, True),
+    ],
+)
+def test_exif_orientation__is_for_own_data(values: dict[str, str], upright: bool) -> None:
+    loaded = load_recipe("finetune", [Override(key, value) for key, value in values.items()])
+    assert loaded.recipe.data.turns_upright is upright
+
+
+@pytest.mark.parametrize(
+    "recipe", ["jft_b16", "in1k_b16", "in21k_b16", "finetune_imagenet", "finetune_pets", "bit_pets"]
+)
+def test_exif_orientation__the_recipes_of_the_paper_leave_it(recipe: str) -> None:
+    assert not load_recipe(recipe, [Override("data.path", "shards", "--data")]).recipe.data.turns_upright

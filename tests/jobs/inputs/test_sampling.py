@@ -1,0 +1,199 @@
+"""Which images a recipe trains on, and what of it is refused before the first step."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.conftest import TINY
+from tests.data.old_index import forget_tables
+from tests.data.server import Faults, serving
+from tests.jobs.conftest import CPU, SMALL, do
+from vitctl.data.datasets.readers.png import encode_png
+from vitctl.data.source.mixture import MixtureOrder
+from vitctl.data.source.order import Order, WindowedOrder
+from vitctl.data.writer.items import Item
+from vitctl.data.writer.write import write_split
+from vitctl.engine.journal import read_lines
+from vitctl.errors import DataError, RecipeError
+from vitctl.jobs.inputs.sampling import label_entropy, num_shards, open_train, sampling_notes, training_order
+from vitctl.jobs.plan import check, make_plan
+from vitctl.recipe.load import Override, load_recipe
+from vitctl.recipe.write import to_toml
+
+NAMES = ("a", "b", "c")
+
+
+def png(number: int) -> bytes:
+    return encode_png(np.random.default_rng(number).integers(0, 256, (16, 16, 3), dtype=np.uint8))
+
+
+def split(folder: Path, num_images: int, names: tuple[str, ...] = NAMES, shard_size: int = 10) -> Path:
+    for name in ("train", "test"):
+        items = [Item(f"k{number}", number % len(names), partial(png, number)) for number in range(num_images)]
+        write_split(items, folder / name, names, seed=1, source_text="noise", max_samples=shard_size)
+    return folder
+
+
+def recipe(path: Path | str = "", **values: Any) -> Any:
+    given = {**CPU, **SMALL, "data.path": str(path), **{f"data.{key}": value for key, value in values.items()}}
+    return load_recipe(str(TINY), [Override(key, value) for key, value in given.items()]).recipe
+
+
+def test_open_train__subsets_nest_and_move_the_digest(tmp_path: Path) -> None:
+    folder = split(tmp_path / "d", 90)
+    whole = open_train(recipe(folder).data, None)
+    keys, digests = {}, {whole.digest}
+    for values in (
+        {"subset_images": 9},
+        {"subset_images": 30},
+        {"subset_fraction": 0.5},
+        {"subset_images": 9, "subset_seed": 1},
+    ):
+        source = open_train(recipe(folder, **values).data, None)
+        keys[str(values)] = {source.key(sample) for sample in range(len(source))}
+        digests.add(source.digest)
+    nine, thirty, half, other = keys.values()
+    assert (len(nine), len(thirty), len(half), len(other)) == (9, 30, 45, 9)
+    assert nine < thirty < half and nine != other
+    assert len(digests) == 5
+    with pytest.raises(DataError, match="a subset of 91 images was asked for, there are 90"):
+        open_train(recipe(folder, subset_images=91).data, None)
+
+
+def test_open_train__classes_set_the_head(tmp_path: Path) -> None:
+    folder = split(tmp_path / "d", 90)
+    plan = make_plan(recipe(folder, classes=["c", "a"], subset_fraction=0.5))
+    assert (plan.num_images, plan.num_classes, plan.config.num_classes) == (30, 2, 2)
+    check(recipe(folder, classes=["c", "a"]), tmp_path)
+    with pytest.raises(DataError, match="there is no class 'd'"):
+        check(recipe(folder, classes=["a", "d"]), tmp_path)
+
+
+def test_plan__of_a_subset_of_a_known_set_needs_no_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for values, size in (({"data.subset_images": 9_000_000}, 9_000_000), ({"data.subset_fraction": 0.1}, 30_300_000)):
+        overrides = [Override(key, value) for key, value in values.items()]
+        assert make_plan(load_recipe("jft_b16", overrides).recipe).num_images == size  # type: ignore[arg-type]
+
+
+def test_training_order__follows_the_recipe(tmp_path: Path) -> None:
+    folder = split(tmp_path / "d", 95)
+    source = open_train(recipe(folder).data, None)
+    assert num_shards(source) == 10
+    assert training_order(recipe(folder).data, source, 3) == Order(95, 3)
+    windowed = recipe(folder, order="windowed", order_window_shards=2).data
+    assert training_order(windowed, source, 3) == WindowedOrder(95, 3, 10, 2)
+
+
+def mixed(tmp_path: Path) -> dict[str, Any]:
+    one, other = split(tmp_path / "one", 60), split(tmp_path / "other", 20)
+    return {"mixture": [{"path": str(one), "weight": 3}, {"path": str(other), "weight": 1.0}]}
+
+
+def test_mixture__by_recipe(tmp_path: Path) -> None:
+    values = mixed(tmp_path)
+    loaded = load_recipe(str(TINY), [Override("data.mixture", values["mixture"])])
+    (tmp_path / "again.toml").write_text(to_toml(loaded))
+    assert load_recipe(str(tmp_path / "again.toml")).recipe == loaded.recipe
+    data = recipe(**values).data
+    source = open_train(data, None)
+    order = training_order(data, source, 0)
+    assert isinstance(order, MixtureOrder) and order.counts == (3072, 1024)
+    assert order.walks == (Order(60, 0), Order(20, 1))
+    first = sampling_notes(data, source)[0]
+    assert first.startswith("mixture: 75.00% of the images from ") and "(60 images, 1 times as often" in first
+    assert "mixture: 25.00%" in " ".join(make_plan(recipe(**values)).notes)
+
+
+def test_mixture__needs_the_same_classes(tmp_path: Path) -> None:
+    one, other = split(tmp_path / "one", 60), split(tmp_path / "other", 20, ("a", "x"))
+    values: dict[str, Any] = {"mixture": [{"path": str(path), "weight": 1} for path in (one, other)]}
+    with pytest.raises(DataError, match=r"3 classes \(a, b, c\) and 2 classes \(a, x\)"):
+        check(recipe(**values), tmp_path)
+
+
+def test_mixture__trains_and_says_its_shares(tmp_path: Path) -> None:
+    values = {f"data.{key}": value for key, value in mixed(tmp_path).items()}
+    result = do(
+        TINY, tmp_path / "run", **{**CPU, **SMALL, **values, "evaluation.every_steps": 0, "checkpoint.keep_best": 0}
+    )
+    assert result["status"] == "done"
+    assert result["provenance"]["num_train"] == 80
+    texts = [record["text"] for record in read_lines(tmp_path / "run" / "log.jsonl") if record["kind"] == "data"]
+    assert [text[:15] for text in texts] == ["mixture: 75.00%", "mixture: 25.00%"]
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"subset_images": 5, "subset_fraction": 0.5}, "set data.subset_fraction alone"),
+        ({"order_window_shards": 3}, "does nothing for order = 'exact'"),
+        ({"mixture": [{"path": "a", "weight": 0}]}, "mixture"),
+        ({"mixture": [{"path": "a", "weight": 1}], "synthetic": 8}, "none are mixed"),
+        ({"mixture": [{"path": "a", "wait": 1}]}, "mixture"),
+    ],
+)
+def test_recipe__refuses_what_does_not_go_together(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        recipe("x", **values)
+
+
+def test_check__too_few_shards_is_one_line(tmp_path: Path) -> None:
+    folder = split(tmp_path / "d", 90)
+    with pytest.raises(
+        RecipeError, match=r"9 shards are too few for windows of data.order_window_shards = 5.*10"
+    ) as caught:
+        check(recipe(folder, order="windowed", order_window_shards=5), tmp_path)
+    assert "\n" not in str(caught.value)
+    check(recipe(folder, order="windowed", order_window_shards=2), tmp_path)
+
+
+@pytest.mark.parametrize("shards", [2, 4])
+def test_check__shards_sorted_by_class_are_one_line(tmp_path: Path, shards: int) -> None:
+    folder = split(tmp_path / "d", 600, tuple("abcdefghij")) / "train"
+    values = {"eval_split": "", "order": "windowed", "order_window_shards": shards}
+    check(recipe(folder, **values), tmp_path)
+    rows = np.load(folder / "samples.npy")
+    rows["label"].sort()
+    np.save(folder / "samples.npy", rows)
+    forget_tables(folder)
+    expected = (
+        r"entropy of [012]\.\d\d bits, those of random ones [23]\.\d\d: the shards are sorted by class; write them"
+    )
+    with pytest.raises(RecipeError, match=expected) as caught:
+        check(recipe(folder, **values), tmp_path)
+    assert "\n" not in str(caught.value)
+    check(recipe(folder, eval_split=""), tmp_path)  # the exact order mixes them
+
+
+def test_label_entropy__is_that_of_the_shares() -> None:
+    assert label_entropy(np.array([0, 1, 2, 3])) == 2
+    assert label_entropy(np.array([5, 5])) == 0
+    assert label_entropy(np.array([[0, 1], [0, -1], [1, -1]])) == 1
+
+
+def test_check__remote_shards_and_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VITCTL_CACHE", str(tmp_path / "cache"))
+    folder = split(tmp_path / "d", 90)
+    size = (folder / "train" / "shard-000000.tar").stat().st_size
+    windowed = {"order": "windowed", "order_window_shards": 2}
+    with serving(folder, Faults()) as url:
+        for values, message in (
+            ({"cache_gib": 0.0, **windowed}, "reads whole remote shards, and data.cache_gib = 0 keeps none"),
+            ({"cache_gib": 3 * size / 2**30, **windowed}, "too small: two windows of shards need"),
+            ({"cache_gib": 3 * size / 2**30}, r"too small: all shards, .* set data.order = 'windowed'"),
+        ):
+            with pytest.raises(RecipeError, match=message) as caught:
+                check(recipe(url, **values), tmp_path)
+            assert "\n" not in str(caught.value)
+        for values in ({"cache_gib": 0.0}, windowed, {}):
+            check(recipe(url, **values), tmp_path)
+        assert "one request for each" in make_plan(recipe(url, cache_gib=0.0)).notes[0]
+        values = {**CPU, **SMALL, "data.order": "windowed", "data.order_window_shards": 2}
+        far = do(TINY, tmp_path / "far", **values, **{"data.path": url})
+        assert "through the cache" in (tmp_path / "far" / "log.jsonl").read_text()
+    near = do(TINY, tmp_path / "near", **values, **{"data.path": str(folder)})
+    assert far["provenance"]["weights_sha256"] == near["provenance"]["weights_sha256"]

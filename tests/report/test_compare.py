@@ -1,0 +1,150 @@
+"""Which results may stand in one table."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vitctl.errors import CheckpointError
+from vitctl.jobs.record.result import RunResult, write_result
+from vitctl.report.compare import FACTS, compare
+
+USED = {
+    "split": "test",
+    "num_images": 23,
+    "data_sha256": "a" * 64,
+    "data_digest": "index, tables, views",
+    "labels": "original",
+    "data_source": "CIFAR-10",
+    "image_size": 16,
+    "recipe_sha256": "c" * 64,
+    "precision": "float32",
+    "resample": "bilinear",
+    "eval_method": "square",
+    "eval_resize": 16,
+    "exif_orientation": False,
+    "device": "cpu",
+    "versions": {"torch": "2.14.1"},
+}
+SCORED = RunResult("evaluate", "done", {"accuracy": 0.5, "correct": 12, "real": {"accuracy": 0.75}}, USED)
+
+
+def put(folder: Path, result: RunResult = SCORED, **used: Any) -> Path:
+    folder.mkdir()
+    write_result(folder, replace(result, provenance=result.provenance | used))
+    return folder
+
+
+def test_compare__the_same_images_by_other_means(tmp_path: Path) -> None:
+    one, two = put(tmp_path / "one"), put(tmp_path / "two", image_size=32, eval_resize=32, recipe_sha256="d" * 64)
+    found = compare([one, two])
+    assert found.reasons == []
+    assert found.numbers == [("accuracy", [0.5, 0.5]), ("real accuracy", [0.75, 0.75])]
+    assert found.differences == [("image_size", ["16", "32"]), ("recipe_sha256", ["c" * 12, "d" * 12])]
+
+
+def test_compare__a_finetuned_run_and_its_evaluation_are_of_one_kind(tmp_path: Path) -> None:
+    trained = replace(SCORED, job="finetune", metrics={"accuracy": 0.5})
+    found = compare([put(tmp_path / "one", trained), put(tmp_path / "two")])
+    assert found.reasons == []
+    assert found.numbers == [("accuracy", [0.5, 0.5]), ("real accuracy", [None, 0.75])]
+
+
+@pytest.mark.parametrize(
+    ("used", "reason"),
+    [
+        ({"split": "train[:10%]"}, r"split differs \(train\[:10%\], the first test\): another split"),
+        ({"num_images": 22}, r"num_images differs \(22, the first 23\): another number of images"),
+        ({"labels": "real"}, r"labels differs \(real, the first original\): other labels"),
+        ({"data_sha256": "b" * 64}, r"data_sha256 differs \(bbbbbbbbbbbb, the first aaaaaaaaaaaa\): other images"),
+        (
+            {"changed_on_purpose": ["seed was 0, now 1", "70 training images, now 60"]},
+            r"went on with something else than it began with \(seed was 0, now 1; 70 training images, now 60\)",
+        ),
+        ({"precision": "bf16"}, r"precision differs \(bf16, the first float32\): the same network scores differently"),
+        ({"resample": "bilinear_antialias"}, r"resample differs \(bilinear_antialias, the first bilinear\)"),
+        ({"eval_method": "shorter_side"}, r"eval_method differs \(shorter_side, the first square\)"),
+        ({"eval_resize": 18}, r"eval_share differs \(0\.8889, the first 1\)"),
+    ],
+)
+def test_compare__says_why_not(tmp_path: Path, used: dict[str, Any], reason: str) -> None:
+    one, two = put(tmp_path / "one"), put(tmp_path / "two", **used)
+    [said] = compare([one, two]).reasons
+    assert said.startswith(f"{two}: ")
+    assert re.search(reason, said)
+
+
+def test_compare__a_copy_of_the_same_images_is_told_by_its_source(tmp_path: Path) -> None:
+    """The words alone decide nothing: a path may be spelled in many ways."""
+    one, two = put(tmp_path / "one"), put(tmp_path / "two", data_source="/elsewhere/CIFAR-10")
+    assert compare([one, two]).reasons == []
+    copy = put(tmp_path / "copy", data_source="community copy (JPEG again)", data_sha256="b" * 64)
+    assert [reason.split(": ")[1].split(" (")[0] for reason in compare([one, copy]).reasons] == [
+        "data_sha256 differs",
+        "data_source differs",
+    ]
+
+
+def test_compare__of_a_failed_run_the_error_alone(tmp_path: Path) -> None:
+    failed = put(tmp_path / "failed", RunResult("evaluate", "failed", error="the data has 6 classes"))
+    assert compare([put(tmp_path / "one"), failed]).reasons == [
+        f"{failed}: is failed, not done: the data has 6 classes"
+    ]
+
+
+def test_compare__other_jobs_and_unfinished_ones(tmp_path: Path) -> None:
+    other = put(tmp_path / "few", replace(SCORED, job="fewshot"))
+    stopped = put(tmp_path / "stopped", replace(SCORED, status="stopped"))
+    reasons = compare([put(tmp_path / "one"), other, stopped]).reasons
+    assert reasons == [
+        f"{other}: is of the job fewshot, the first scores a classifier",
+        f"{stopped}: is stopped, not done",
+    ]
+
+
+def test_compare__tables_of_tasks_task_by_task(tmp_path: Path) -> None:
+    def table(**digests: str) -> dict[str, Any]:
+        return {"suite": "vtab", "tasks": {name: {"split": "test", "data_sha256": d} for name, d in digests.items()}}
+
+    result = replace(SCORED, job="vtab", provenance={})
+    one = put(tmp_path / "one", result, **table(dtd="1", svhn="2", pets="3"))
+    two = put(tmp_path / "two", result, **table(dtd="1", svhn="9"))
+    assert compare([one, two]).reasons == [f"{two}: other data or splits in the tasks pets, svhn"]
+
+
+def test_compare__two_networks_of_other_sizes_may_be_compared(tmp_path: Path) -> None:
+    """224 of 256 and 384 of 438 pixels show the same share of an image."""
+    one = put(tmp_path / "one", image_size=224, eval_resize=256, weights_sha256="1" * 64, device="cuda")
+    two = put(tmp_path / "two", image_size=384, eval_resize=438, weights_sha256="2" * 64, versions={"torch": "2.11.0"})
+    found = compare([one, two])
+    assert (found.reasons, found.untold) == ([], [])
+    assert dict(found.differences) == {
+        "image_size": ["224", "384"],
+        "weights_sha256": ["1" * 12, "2" * 12],
+        "device": ["cuda", "cpu"],
+        "versions torch": ["2.14.1", "2.11.0"],
+    }
+
+
+def test_compare__what_an_old_result_does_not_tell_is_never_silently_equal(tmp_path: Path) -> None:
+    old = {key: value for key, value in USED.items() if key not in ("precision", "device")}
+    one, two = put(tmp_path / "one", replace(SCORED, provenance=old)), put(tmp_path / "two")
+    found = compare([one, two])
+    assert [reason.split(": ")[1] for reason in found.reasons] == ["precision differs (float32, the first not told)"]
+    assert ("device", ["not told", "cpu"]) in found.differences
+    other = put(tmp_path / "three", replace(SCORED, provenance=old))
+    found = compare([one, other])
+    assert (found.reasons, found.untold) == ([], ["precision"])
+
+
+def test_facts__every_row_says_why() -> None:
+    keys = [fact.key for fact in FACTS]
+    assert len(set(keys)) == len(keys)
+    assert all(len(fact.reason) > 8 and fact.of for fact in FACTS)
+
+
+def test_compare__a_folder_without_a_result(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"has no result.json; should be the folder of a finished run$"):
+        compare([put(tmp_path / "one"), tmp_path])

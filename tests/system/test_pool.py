@@ -1,0 +1,53 @@
+import os
+import signal
+import time
+
+import psutil
+import pytest
+
+from vitctl.errors import CheckpointError, DataError
+from vitctl.system.pool import default_workers, run_tasks
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3, 20])
+def test_run_tasks__results_come_in_order_and_all_is_counted(workers: int) -> None:
+    counted: list[int] = []
+
+    def work(task: int, done: object) -> tuple[int, int]:
+        done(task)  # type: ignore[operator]
+        return task * task, os.getpid()
+
+    results = run_tasks(work, 10, workers=workers, done=counted.append)
+    assert [result for result, _ in results] == [task * task for task in range(10)]
+    assert sum(counted) == 45
+    others = {process for _, process in results} - {os.getpid()}
+    assert len(others) == min(workers, 10)
+    assert run_tasks(work, 0, workers=workers) == []
+
+
+def test_run_tasks__errors_of_the_user_come_as_one_line_and_bugs_whole() -> None:
+    def wrong(task: int, _: object) -> None:
+        if task == 3:
+            raise CheckpointError("three is wrong")
+
+    with pytest.raises(DataError, match=r"^three is wrong$"):
+        run_tasks(wrong, 5, workers=2)
+    with pytest.raises(RuntimeError, match=r"work\(task, done\)[\s\S]*ZeroDivisionError"):
+        run_tasks(lambda task, _: 1 // task, 5, workers=2)
+
+
+def test_run_tasks__a_killed_process_is_told_and_none_is_left() -> None:
+    def work(task: int, _: object) -> None:
+        if task == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(60)
+
+    began, earlier = time.monotonic(), {child.pid for child in psutil.Process().children()}
+    with pytest.raises(DataError, match=r"a worker process was killed \(exit code -9\), most often for want of memory"):
+        run_tasks(work, 2, workers=2)
+    assert time.monotonic() - began < 30
+    assert {child.pid for child in psutil.Process().children()} <= earlier
+
+
+def test_default_workers__are_the_cores_of_this_process() -> None:
+    assert 1 <= default_workers() <= min(16, len(os.sched_getaffinity(0)))

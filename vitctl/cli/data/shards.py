@@ -1,0 +1,217 @@
+"""`vitctl data shards | index`."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from vitctl.system.screen import outlive_screen
+
+if TYPE_CHECKING:
+    from vitctl.data.shards.index import Index
+    from vitctl.data.writer.items import Originals
+
+app = typer.Typer(help="Make, index and check WebDataset shards.", no_args_is_help=True)
+MIB = 1 << 20
+
+
+@app.command()
+def shards(
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="Folder or .tar of class folders, .csv/.tsv of path,label[,split], torchvision:NAME, "
+            "ImageNet's archives, .parquet, or shards."
+        ),
+    ],
+    out: Annotated[Path, typer.Argument(help="Folder that gets a folder of shards for each split.")],
+    seed: Annotated[int, typer.Option("--seed", help="Of the shuffle.")] = 0,
+    max_mib: Annotated[int, typer.Option("--max-mib", help="Largest shard.", min=1)] = 256,
+    max_samples: Annotated[int, typer.Option("--max-samples", help="Most images in a shard.", min=1)] = 100_000,
+    root: Annotated[
+        Path | None, typer.Option("--root", help="known: and torchvision: folder of the original files.")
+    ] = None,
+    download: Annotated[bool, typer.Option("--download", help="torchvision: download what is missing.")] = False,
+    workers: Annotated[
+        int, typer.Option("--workers", help="Processes that write; 0: this one; default: one per core.", min=-1)
+    ] = -1,
+    max_side: Annotated[
+        int, typer.Option("--max-side", help="Shrink JPEG with a longer side to this many pixels.", min=0)
+    ] = 0,
+    quality: Annotated[
+        int, typer.Option("--quality", help="Compress JPEG again with this quality, 1 to 100.", min=0, max=100)
+    ] = 0,
+    bad: Annotated[
+        str,
+        typer.Option(
+            "--bad", help="Images that cannot be decoded: stop, skip, or keep: look at none (for large sets)."
+        ),
+    ] = "stop",
+    drop_class: Annotated[list[str] | None, typer.Option("--drop-class", help="Leave a class out. Repeatable.")] = None,
+    keep_class: Annotated[
+        list[str] | None, typer.Option("--keep-class", help="Take a class in spite of a doubt. Repeatable.")
+    ] = None,
+) -> None:
+    """Write shards: images byte for byte as they are, shuffled, with an index. For example: vitctl data shards photos/ shards/
+
+    Every file is used, or named with the reason in OUT/intake.csv; HEIC becomes JPEG.
+
+    The shards are the same for any number of workers. A run that was stopped goes on when the same line is typed again.
+    """
+    from vitctl.data.datasets.detect import open_originals
+    from vitctl.system.pool import default_workers
+    from vitctl.data.images.reencode import Reencode
+    from vitctl.data.writer.write import write_split
+
+    outlive_screen()
+    reencode = Reencode(max_side, quality) if max_side or quality else None
+    workers = default_workers() if workers < 0 else workers
+    found = open_originals(source, download=download, root=root)
+    splits = _looked_at(found, source, out, bad, drop_class or [], keep_class or [], workers)
+    how: dict[str, Any] = {"seed": seed, "max_bytes": max_mib * MIB, "max_samples": max_samples, "workers": workers}
+    _write(splits, out, partial(write_split, reencode=reencode, **how))
+
+
+def _write(splits: "Mapping[str, Originals]", out: Path, write: "Callable[..., Index]") -> None:
+    """Write every split, and say what is there then."""
+    from vitctl.cli.show.intake import say_splits
+    from vitctl.cli.show.render import CONSOLE, bytes_text
+    from vitctl.errors import writing
+
+    for split, originals in splits.items():
+        with writing(out / split), bar(f"writing {split}") as progress:
+            index = write(
+                originals.items,
+                out / split,
+                originals.class_names,
+                source_text=originals.source,
+                progress=progress,
+                note=lambda line, split=split: CONSOLE.print(f"{split}: {line}", markup=False, soft_wrap=True),
+            )
+        size = bytes_text(sum(shard.num_bytes for shard in index.shards))
+        CONSOLE.print(
+            f"{split}: {index.num_samples:,} images of {len(index.class_names):,} classes in {len(index.shards)} shard(s), {size}"
+        )
+    say_splits(splits)
+    CONSOLE.print(f"ready in {out}; train on them with --data {out}", markup=False, soft_wrap=True)
+
+
+def _looked_at(
+    found: "dict[str, Originals]", source: str, out: Path, bad: str, drop: list[str], keep: list[str], workers: int
+) -> "Mapping[str, Originals]":
+    """The splits of a source without what cannot be used, all of which is said."""
+    from vitctl.cli.show.intake import show_intake
+    from vitctl.data.writer.intake import take_in
+    from vitctl.errors import DataError
+
+    if bad not in ("stop", "skip", "keep"):
+        raise DataError(f"--bad {bad}: choose stop, skip or keep")
+    total, done = sum(len(originals.items) for originals in found.values()), 0
+    with bar("looking at images") as progress:
+
+        def count(more: int) -> None:
+            nonlocal done
+            done += more
+            if progress and more:
+                progress(done, total)
+
+        intake = take_in(found, bad=bad, drop=drop, keep=keep, workers=workers, done=count)  # type: ignore[arg-type]
+    show_intake(intake, source, out, stops=bad == "stop")
+    return intake.splits
+
+
+@app.command()
+def index(
+    shards: Annotated[
+        list[str],
+        typer.Argument(
+            help="Shards of one split (.tar), the folder that holds them, or addresses; {000..127} and @FILE too."
+        ),
+    ],
+    classes: Annotated[
+        Path | None, typer.Option("--classes", help="Text file with a class name per line, in label order.")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="Folder that gets the index, for --data; local shards are linked there."),
+    ] = None,
+    image_key: Annotated[str, typer.Option("--image-key", help="Member that is the image, e.g. input.jpg.")] = "",
+    label_key: Annotated[
+        str, typer.Option("--label-key", help="Member that is the label, e.g. target.cls or meta.json:category.")
+    ] = "",
+) -> None:
+    """Index WebDataset shards that somebody else made: images jpg, png or webp, labels cls or json."""
+    from vitctl.cli.show.render import CONSOLE
+    from vitctl.data.shards.index import index_addresses, index_shards
+    from vitctl.data.shards.links import check_own, link_shards
+    from vitctl.data.source.locate import expand
+    from vitctl.data.shards.remote import is_remote
+    from vitctl.data.shards.scan import Fields
+    from vitctl.data.source.unindexed import INDEXED
+    from vitctl.errors import DataError, writing
+
+    outlive_screen()
+    given = [name for text in shards for name in ([text] if Path(text).exists() else expand(text))]
+    folders = {name: sorted(map(str, Path(name).glob("*.tar"))) for name in given if Path(name).is_dir()}
+    places = [path for name in given for path in folders.get(name, [name])]
+    if not places:
+        raise DataError(f"{shards[0]}: no .tar files here; give the shards or the folder that holds them")
+    remote = any(map(is_remote, places))
+    if remote and out is None:
+        raise DataError(
+            f"{places[0]}: an index cannot be written there; choose a local folder for it with --out FOLDER"
+        )
+    names = _names(classes) if classes else None
+    if out is not None:
+        check_own(out, [place.rpartition("/")[2] for place in places])
+    members = Fields(image_key, label_key)
+    with writing(out or Path(places[0]).parent), bar("indexing shards") as progress:
+        if remote and out is not None:
+            made = index_addresses(places, out, class_names=names, source=INDEXED, members=members, progress=progress)
+        else:
+            paths = [Path(place) for place in places]
+            if out is not None:
+                paths = link_shards(paths, out)
+            made = index_shards(paths, class_names=names, source=INDEXED, members=members, progress=progress)
+    CONSOLE.print(
+        f"{made.num_samples:,} images of {len(made.class_names):,} classes in {len(made.shards)} shard(s): {made.folder / 'index.json'}",
+        markup=False,
+        soft_wrap=True,
+    )
+
+
+def _names(classes: Path) -> list[str]:
+    from vitctl.errors import DataError
+    from vitctl.system.bounds import LIST_FILE
+    from vitctl.system.files import read_bytes
+
+    try:
+        return read_bytes(classes, LIST_FILE.most, error=DataError).decode().splitlines()
+    except UnicodeDecodeError:
+        raise DataError(f"--classes {classes}: not UTF-8 text; give a text file with a class name per line") from None
+
+
+@contextmanager
+def bar(title: str) -> Iterator[Callable[[int, int], None] | None]:
+    """A progress bar on a terminal; nothing elsewhere. It begins with the first step, when processes are forked already."""
+    from rich.progress import Progress
+
+    from vitctl.cli.show.render import CONSOLE
+
+    if not CONSOLE.is_terminal:
+        yield None
+        return
+    progress = Progress(console=CONSOLE, transient=True)
+    task = progress.add_task(title, total=None)
+
+    def show(done: int, total: int) -> None:
+        progress.start()
+        progress.update(task, completed=done, total=total)
+
+    try:
+        yield show
+    finally:
+        progress.stop()

@@ -1,0 +1,85 @@
+"""What `vitctl data shards` says of a source before it writes: files that are no images, images that are bad, classes in doubt."""
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vitctl.errors import DataError
+
+if TYPE_CHECKING:
+    from vitctl.data.writer.intake import Intake
+    from vitctl.data.writer.items import LeftOut, Originals
+
+_LEAST_LINES = 10
+
+
+def show_intake(intake: "Intake", source: str, out: Path, *, stops: bool) -> None:
+    """Name what is left out, a screenful of it, and write the whole list to OUT/intake.csv.
+
+    Args:
+        intake: of the source.
+        source: as it was typed.
+        out: gets the list.
+        stops: whether a bad image is a reason to write nothing.
+
+    Raises:
+        DataError: something is to be decided first; nothing but the list was written.
+    """
+    from vitctl.cli.show.render import CONSOLE
+    from vitctl.data.images.formats import SYSTEM_FILE
+    from vitctl.data.writer.intake import REPORT
+
+    def say(line: str) -> None:
+        CONSOLE.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    listed = [one for one in intake.left_out if one.reason != SYSTEM_FILE] + list(intake.bad if stops else ())
+    if intake.left_out or intake.bad or intake.converted:
+        intake.write(out / REPORT)
+    if intake.left_out:
+        kinds = ", ".join(f"{kind} {count:,}" for kind, count in intake.counts())
+        say(f"files left out: {len(intake.left_out):,} ({kinds})")
+    if stops and intake.bad:
+        say(f"images that cannot be used: {len(intake.bad):,}")
+    _say_files(listed, out / REPORT)
+    if intake.converted:
+        from vitctl.data.images.heic import CONVERSION
+
+        say(f"{len(intake.converted):,} {CONVERSION}")
+    for line in intake.doubts:
+        say(line)
+    if stops and intake.bad:
+        raise DataError(
+            f"{source}: {len(intake.bad)} image(s) cannot be used, listed above; mend or remove them, or type the same line with "
+            "--bad skip"
+        )
+    if intake.doubts:
+        raise DataError(f"{source}: {len(intake.doubts)} doubt(s) about classes, listed above; nothing was written")
+    if not intake.splits:
+        raise DataError(f"{source}: no image is left to write")
+
+
+def _say_files(listed: "list[LeftOut]", report: Path) -> None:
+    from vitctl.cli.show.render import CONSOLE
+
+    room = max(_LEAST_LINES, shutil.get_terminal_size().lines - 8)
+    for one in listed[:room]:
+        CONSOLE.print(f"  {one.name}: {one.reason}", markup=False, highlight=False, soft_wrap=True)
+    if len(listed) > room:
+        CONSOLE.print(f"  and {len(listed) - room:,} more; all: {report}", markup=False, soft_wrap=True)
+
+
+def say_splits(splits: "Mapping[str, Originals]") -> None:
+    """What a source without a test set, or with a single class, means for the jobs that follow."""
+    from vitctl.cli.show.render import CONSOLE
+    from vitctl.data.source.own_splits import own_splits
+
+    def say(line: str) -> None:
+        CONSOLE.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    first = next(iter(splits.values()))
+    if first.is_own and len(first.class_names) == 1:
+        say(f"only one class, {first.class_names[0]!r}: if the classes are folders inside of it, give that folder")
+    found = own_splits(list(splits))
+    if found is not None and found.note:
+        say(found.note)

@@ -1,0 +1,176 @@
+"""`vitctl recipes table`: the paper's tables on the screen, and two of its figures as plots."""
+
+from pathlib import Path
+
+from vitctl.cli.show.render import CONSOLE, show_table
+from vitctl.errors import RecipeError
+from vitctl.recipe.paper import RESULTS
+from vitctl.report.our_results import OurResults, our_results
+from vitctl.report.paper_plot import PLOTS, can_plot
+from vitctl.report.paper_table import (
+    SETTINGS,
+    TABLE_9_RECIPES,
+    Accuracy,
+    Machine,
+    ResultRow,
+    machine,
+    result_rows,
+    setting_rows,
+    task_rows,
+)
+
+TABLES = ("1", "2", "3", "4", "5", "6", "7", "8", "9", "fig2", "fig4", "fig5", "4.6", "figures")
+OF_TASKS = {
+    "9": "Table 9: VTAB-1k by task",
+    "fig2": "Figure 2: VTAB-1k by group, means of Table 9's tasks",
+}
+WIDE = 100
+_SETTINGS_TITLES = {
+    "1": "Table 1: the models, with exact parameters for 1,000 classes at 224 pixels",
+    "3": "Table 3: pre-training, as the recipes have it",
+    "4": "Table 4: fine-tuning, as the recipes have it",
+}
+_SHOWN_RUNS = 8
+
+
+def show_paper_tables(
+    number: str | None, targets: tuple[str, ...], runs: Path, device: str, mfu: float, plot: Path | None
+) -> None:
+    """Print one table or all.
+
+    Args:
+        number: of a table, None for all.
+        targets: columns; none: the first of each table.
+        runs: folder of our runs.
+        device, mfu: GPU that days are counted for, and the share of its peak that is reached.
+        plot: the .png that a figure is drawn into; None draws none.
+
+    Raises:
+        RecipeError: there is no such table, column or GPU; or no plot of it.
+    """
+    gpu = machine(device, mfu)
+    if number is not None and number not in TABLES:
+        raise RecipeError(f"there is no table '{number}' here; there are {', '.join(TABLES)}")
+    known = [column for n in ([number] if number else RESULTS) if n in RESULTS for column in RESULTS[n].columns]
+    if wrong := [target for target in targets if target not in known]:
+        raise RecipeError(f"--target {wrong[0]}: no such column; there are {', '.join(dict.fromkeys(known)) or 'none'}")
+    if plot is not None:
+        _check_plot(number, plot)
+    ours = our_results(runs)
+    for name in [number] if number else TABLES:
+        if name in SETTINGS:
+            _show_settings(name, gpu)
+        elif name in OF_TASKS:
+            _show_tasks(name, ours)
+        else:
+            _show_results(name, targets, ours, gpu)
+    if number not in ("1", "4", *OF_TASKS):
+        CONSOLE.print(
+            f"GPU-days: days of one {gpu.device} at {mfu:.0%} of its bf16 peak. TPU-days: the paper's TPUv3-core-days. EFLOPs: 10^18 "
+            "operations of the pre-training.",
+            markup=False,
+        )
+    if number not in SETTINGS:
+        _say_runs(ours, runs)
+    if plot is not None and number is not None:
+        CONSOLE.print(f"plot: {PLOTS[number](ours, plot)}", markup=False, soft_wrap=True)
+
+
+def _check_plot(number: str | None, plot: Path) -> None:
+    if number not in PLOTS:
+        raise RecipeError(
+            f"--plot {plot}: there are plots of {' and '.join(PLOTS)}, e.g. `vitctl recipes table fig5 --plot {plot}`"
+        )
+    if plot.suffix.lower() != ".png":
+        raise RecipeError(f"--plot {plot}: should be the name of a .png file")
+    if not plot.absolute().parent.is_dir():
+        raise RecipeError(f"--plot {plot}: there is no folder {plot.parent}")
+    if not can_plot():
+        raise RecipeError("--plot: matplotlib is not installed; pip install 'vitctl[plots]' brings it")
+
+
+def _say_runs(ours: OurResults, runs: Path) -> None:
+    """What the columns of ours are made of, and which runs are in none of them."""
+    say = f"ours: finished runs of these recipes, unchanged and on all of their images, under {runs}/"
+    CONSOLE.print(
+        f"{say}; ± is the deviation over seeds, ours of the population; the paper does not say which.", markup=False
+    )
+    for run in ours.left_out[:_SHOWN_RUNS]:
+        CONSOLE.print(f"left out: {run.run} ({run.recipe}): {run.reason}", markup=False, soft_wrap=True)
+    if (more := len(ours.left_out) - _SHOWN_RUNS) > 0:
+        CONSOLE.print(f"left out: {more} more", markup=False)
+
+
+def _show_settings(number: str, gpu: Machine) -> None:
+    rows = setting_rows(number, gpu)
+    cost = ("GPU-days",) if rows[0].cost else ()
+    cells = [(r.recipe, *r.values, *((_short(r.cost.gpu_days),) if r.cost else ())) for r in rows]
+    name = "model" if number == "1" else "recipe"
+    header = (name, *SETTINGS[number], *cost)
+    show_table(header, cells, title=_SETTINGS_TITLES[number], left=("data", "decay", "rates"))
+    CONSOLE.print()
+
+
+def _show_tasks(number: str, ours: OurResults) -> None:
+    header = ("task" if number == "9" else "group", *(name for column in TABLE_9_RECIPES for name in (column, "ours")))
+    rows = [(row.name, *(text for one in row.accuracies for text in _pair(one, 1))) for row in task_rows(number, ours)]
+    show_table(header, rows, title=f"{OF_TASKS[number]}; top-1 in percent")
+    CONSOLE.print()
+
+
+def _show_results(number: str, targets: tuple[str, ...], ours: OurResults, gpu: Machine) -> None:
+    table = RESULTS[number]
+    shown = tuple(t for t in targets if t in table.columns) or table.shown or table.columns[:1]
+    rows = result_rows(number, shown, ours, gpu)
+    has_numbers = any(one.paper is not None for row in rows for one in row.accuracies)
+    has_exaflops = any(row.paper_exaflops for row in rows)
+    has_days = any(row.paper_core_days for row in rows)
+    is_brief = has_numbers and len(shown) > 1 and CONSOLE.width < WIDE
+    costs = ["steps", "EFLOPs", *(("paper",) if has_exaflops else ()), *(("TPU-days",) if has_days else ()), "GPU-days"]
+    columns = (name for target in shown for name in ((target, "ours") if has_numbers else (target,)))
+    header = ("recipe", *columns, *(costs[1:2] if is_brief else costs))
+    title = f"{_kind(number)} {table.caption}; top-1 in percent"
+    cells = []
+    for row in rows:
+        accuracies = [text for one in row.accuracies for text in _pair(one, 2)[0 if has_numbers else 1 :]]
+        cost = _costs(row, has_exaflops, has_days)
+        cells.append((row.recipe, *accuracies, *(cost[1:2] if is_brief else cost)))
+    show_table(header, cells, title=title)
+    for row in rows:
+        for target, one in zip(shown, row.accuracies, strict=True):
+            if one.ours is not None and one.ours.remark:
+                CONSOLE.print(f"{row.recipe}, {target}: {one.ours.remark}", markup=False)
+    CONSOLE.print()
+
+
+def _kind(number: str) -> str:
+    if number == "figures":
+        return "Figures"
+    if number.startswith("fig"):
+        return f"Figure {number[3:]}:"
+    return f"{'Section' if '.' in number else 'Table'} {number}:"
+
+
+def _costs(row: ResultRow, has_exaflops: bool, has_days: bool) -> list[str]:
+    steps = row.cost.steps
+    costs = [f"{steps:,}" if CONSOLE.width >= WIDE else f"{steps / 1000:,.0f}k", _short(row.cost.exaflops)]
+    costs += [_short(row.paper_exaflops)] if has_exaflops else []
+    costs += [_short(row.paper_core_days)] if has_days else []
+    return [*costs, _short(row.cost.gpu_days)]
+
+
+def _pair(one: Accuracy, digits: int) -> tuple[str, str]:
+    """The paper's accuracy and ours as text."""
+    paper = _with_deviation(one.paper, one.deviation, digits) if one.paper is not None else "-"
+    return paper, _with_deviation(one.ours.mean, one.ours.std, digits) if one.ours is not None else "not run"
+
+
+def _with_deviation(value: float, deviation: float | None, digits: int) -> str:
+    return f"{value:.{digits}f}" + (f"±{deviation:.{digits}f}" if deviation is not None else "")
+
+
+def _short(value: float | None) -> str:
+    """Three digits, and no exponent."""
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

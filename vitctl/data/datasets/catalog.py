@@ -1,0 +1,203 @@
+"""Known data sets by name, and where a split of anything that can be trained on is found."""
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+
+from vitctl.data.datasets.originals import KNOWN, DataSet
+from vitctl.data.datasets.readers import digits, glyphs, shapes
+from vitctl.data.datasets.vtab import in_vtab1k
+from vitctl.data.shards.index import find_splits
+from vitctl.data.source.exclusion import Without
+from vitctl.data.source.locate import find_places, nothing_indexed
+from vitctl.data.source.read import Source, SyntheticSource
+from vitctl.data.source.splits import resolve, select
+from vitctl.data.writer.items import Originals
+from vitctl.data.writer.write import write_split
+from vitctl.errors import DataError
+from vitctl.system.parsing import parsing
+from vitctl.system.text import did_you_mean, nearest
+
+
+def _make_digits(out: Path) -> None:
+    for split in digits.SIZES:
+        write_split(
+            digits.items(split), out / split, digits.CLASS_NAMES, seed=0, source_text="scikit-learn digit scans"
+        )
+
+
+def _make_glyphs(out: Path) -> None:
+    for split, size in GLYPHS_SIZES.items():
+        items = glyphs.items(split, size, 0)
+        write_split(items, out / split, glyphs.CLASS_NAMES, seed=0, source_text="vitctl glyphs generator")
+
+
+def _make_shapes(out: Path, *, task: str, sizes: Mapping[str, int]) -> None:
+    names = shapes.TASKS[task].class_names
+    for split, size in sizes.items():
+        write_split(
+            shapes.items(task, split, size, 0), out / split, names, seed=0, source_text=f"vitctl shapes, task {task}"
+        )
+
+
+def _shapes(task: str, sizes: Mapping[str, int]) -> DataSet:
+    name = "shapes" if task == "all" else f"shapes-{task}"
+    return DataSet(name, len(shapes.TASKS[task].class_names), sizes, make=partial(_make_shapes, task=task, sizes=sizes))
+
+
+GLYPHS_SIZES = {"train": 10_000, "test": 1_000}
+
+DATA_SETS = {
+    row.name: row
+    for row in (
+        DataSet("digits", 10, digits.SIZES, make=_make_digits),
+        DataSet("glyphs", glyphs.NUM_LETTERS, GLYPHS_SIZES, make=_make_glyphs),
+        _shapes("all", {"train": 8000, "test": 1000}),
+        *(_shapes(task, {"train": 1000, "test": 1000}) for task in shapes.TASKS if task != "all"),
+        *KNOWN,
+        DataSet(
+            "jft300m",
+            18_291,
+            {"train": 303_000_000, "validation": 49_511},
+            "JFT-300M is private to Google.",
+            ("jft", "jft-300m"),
+        ),
+    )
+}
+
+
+def find_data_set(name: str) -> DataSet:
+    """The table's row of a name or an alias.
+
+    Raises:
+        DataError: there is none; the nearest names are suggested.
+    """
+    by_name = {alias: row for row in DATA_SETS.values() for alias in (row.name, *row.aliases)}
+    if name.lower() in by_name:
+        return by_name[name.lower()]
+    starts = [row for row in DATA_SETS if row.startswith(name.lower())] if name else []
+    close = nearest(name.lower(), by_name)
+    near = starts[:3] or list(dict.fromkeys(by_name[alias].name for alias in close))
+    hint = f"{did_you_mean(near)} " if near else ""
+    raise DataError(
+        f"no data set is called '{name}'; {hint}known: {', '.join(DATA_SETS)}; for your own images use --data FOLDER"
+    )
+
+
+def known_size(dataset: str, split: str) -> tuple[int, int] | None:
+    """(images of a split expression, classes) by the table alone, for planning; None when the table cannot tell."""
+    row = find_data_set(dataset)
+    try:
+        return sum(part.stop - part.start for part in resolve(split, row.sizes)), row.num_classes
+    except DataError:
+        return None
+
+
+def read_originals(name: str, root: Path, *, allow_partial: bool = False) -> dict[str, Originals]:
+    """Open the original files of a known data set, to be written by `write_split`.
+
+    Args:
+        name: a name or an alias.
+        root: folder of the files.
+        allow_partial: accept splits that have not all of their images.
+
+    Raises:
+        DataError: the set has no original files, or they are missing, damaged or of another number.
+    """
+    row = find_data_set(name)
+    if row.read is None:
+        raise DataError(f"{row.name}: has no original files to read; {row.obtain or 'it comes with vitctl'}")
+    with parsing(f"{root}: {row.name}", DataError):
+        splits = row.read(root)
+    wrong = [
+        f"{split} has {len(originals.items):,} images, should have {row.sizes[split]:,}"
+        for split, originals in splits.items()
+        if len(originals.items) != row.sizes[split]
+    ]
+    if wrong and not allow_partial:
+        raise DataError(f"{root}: not the whole of {row.name}: {'; '.join(wrong)}")
+    return splits
+
+
+def open_split(
+    split: str,
+    *,
+    path: str = "",
+    dataset: str = "",
+    root: str = "data",
+    scratch: Path | None = None,
+    cache_bytes: int = 0,
+    whole: bool = True,
+) -> Source:
+    """The images of a split.
+
+    Args:
+        split: an expression such as "train", "train[:98%]", "train[:800]+validation[:200]".
+        path: folder of shards, or what else `find_places` understands; goes before `dataset`.
+        dataset: a known name, looked for as `root/name`.
+        root: folder of known data sets.
+        scratch: where sets that come with vitctl are written when `root` has none.
+        cache_bytes: bound of the cache of remote shards; 0 reads single images.
+        whole: refuse splits of a known set that have not all of its images.
+
+    Raises:
+        DataError: in one line what is missing, and how to get it.
+    """
+    folder = path or str(_folder(split, dataset, root, scratch))
+    splits = find_places(folder, split, makes_index=bool(path))
+    if path and not splits:
+        raise DataError(nothing_indexed(path, split))
+    if dataset and not path and "train800" in splits:
+        split = in_vtab1k(split, find_data_set(dataset).name)
+    try:
+        sources = {name: place.open(cache_bytes) for name, place in splits.items() if name in split}
+        chosen = select(split, sources)
+    except DataError as error:
+        if any(name in split for name in splits):
+            raise
+        raise DataError(f"{folder}: has no split '{split}'; found: {', '.join(splits) or 'none'}") from error
+    if dataset and not path and whole:
+        _check_against_table(find_data_set(dataset), sources, Path(folder))
+    return chosen
+
+
+def make_set(row: DataSet, out: Path) -> None:
+    """Write the splits of a set that comes with vitctl; those that an earlier, killed process finished stay."""
+    assert row.make is not None
+    if not find_splits(out).keys() >= row.sizes.keys():
+        row.make(out)
+
+
+def synthetic(num_images: int, *, dataset: str, image_size: int) -> Source:
+    """Generated noise images with the number of classes of a known data set, 1,000 when none is named."""
+    return SyntheticSource(num_images, find_data_set(dataset).num_classes if dataset else 1000, image_size)
+
+
+def _folder(split: str, dataset: str, root: str, scratch: Path | None) -> Path:
+    if not dataset:
+        raise DataError("no data was given; use --data FOLDER (shards made by `vitctl data shards`) or --dataset NAME")
+    row = find_data_set(dataset)
+    folder = Path(root) / row.name
+    if find_splits(folder):
+        return folder
+    if row.make is not None and scratch is not None:
+        make_set(row, scratch / row.name)
+        return scratch / row.name
+    obtain = row.obtain.replace("ROOT", root).replace("NAME", row.name)
+    raise DataError(
+        f"{row.name}: expected shards with split '{split}' and {row.num_classes:,} classes in {folder}, found none. {obtain} "
+        f"Other images: --data FOLDER, with shards made by `vitctl data shards SOURCE FOLDER`. "
+        f"--dry-run and pretrain's --synthetic need no data"
+    )
+
+
+def _check_against_table(row: DataSet, sources: Mapping[str, Source], folder: Path) -> None:
+    sizes = row.sizes if "train" in find_splits(folder) else {"train800": 800, "val200": 200}
+    for name, opened in sources.items():
+        source = opened.source if isinstance(opened, Without) else opened  # what is left out on purpose is no mistake
+        wanted = sizes.get(name)
+        if len(source.class_names) != row.num_classes or (wanted is not None and len(source) != wanted):
+            raise DataError(
+                f"{folder / name}: {len(source):,} images of {len(source.class_names):,} classes, {row.name} has "
+                f"{wanted or '?':,} of {row.num_classes:,}; if it is another data set give it with --data {folder}"
+            )

@@ -1,0 +1,151 @@
+"""What of the known data sets is there: for `data list`, and for the 19 rows of `data check vtab`."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from vitctl.data.datasets.catalog import DATA_SETS, find_data_set, open_split
+from vitctl.data.datasets.originals import DataSet
+from vitctl.data.datasets.readers.caltech101 import SPLIT_NAME
+from vitctl.data.datasets.vtab import VAL200_AND_TEST_DIGESTS, VTAB, VtabTask, is_published_train800, names_digest
+from vitctl.data.shards.index import find_splits, read_index
+from vitctl.data.source.provenance import origins
+from vitctl.data.source.read import Source
+from vitctl.errors import DataError
+
+# The paper's transfer and few-shot sets (Section 4.1; big_vision's few-shot list), and those of pre-training.
+USES = {
+    "transfer": ("imagenet", "imagenet_v2", "objectnet", "cifar10", "cifar100", "pets", "flowers102"),
+    "few-shot": (
+        *("caltech101", "cars196", "birds", "dtd", "uc_merced", "colorectal", "pets", "cifar100", "imagenet"),
+    ),
+    "pre-training": ("imagenet", "imagenet21k", "jft300m"),
+}
+ABSENT, SHARDS, BUILT_IN = "absent", "shards", "built in"
+MATCH, COUNTS = "match", "counts match, no published digest"
+
+
+@dataclass(frozen=True)
+class Holding:
+    """A known set, and what of it is there.
+
+    Args:
+        name: of the set.
+        uses: what the paper and this project use it for.
+        num_classes: size of its head.
+        sizes: images of every split, by the table.
+        state: absent, originals, shards, a copy or a part told in words, or that it comes with vitctl.
+        ready: whether `--dataset NAME` finds it.
+    """
+
+    name: str
+    uses: tuple[str, ...]
+    num_classes: int
+    sizes: dict[str, int]
+    state: str
+    ready: bool
+
+
+def list_holdings(root: Path) -> list[Holding]:
+    """Every known data set and what of it lies under `root`."""
+    return [_holding(row, root) for row in DATA_SETS.values()]
+
+
+def _holding(row: DataSet, root: Path) -> Holding:
+    try:
+        splits = find_splits(root / row.name)
+        held = {name: read_index(place) for name, place in splits.items()}
+    except DataError as error:
+        return Holding(row.name, uses_of(row), row.num_classes, dict(row.sizes), f"damaged: {error}", ready=False)
+    told = [
+        text for text in dict.fromkeys(index.source for index in held.values()) if "partial" in text or "copy" in text
+    ]
+    missing = [name for name in row.sizes if name not in held and "train800" not in held]
+    if held and missing:
+        state = f"{SHARDS} without {', '.join(missing)}"
+    elif held:
+        state = "; ".join(told) or SHARDS
+    elif row.make is not None:
+        state = BUILT_IN
+    else:
+        state = ABSENT
+    return Holding(
+        row.name, uses_of(row), row.num_classes, dict(row.sizes), state, ready=bool(held) or row.make is not None
+    )
+
+
+def uses_of(row: DataSet) -> tuple[str, ...]:
+    """What a set is used for."""
+    vtab = tuple(f"VTAB {task.group}" for task in VTAB if task.data_set == row.name)
+    other = tuple(use for use, names in USES.items() if row.name in names)
+    return vtab + other
+
+
+@dataclass(frozen=True)
+class Checked:
+    """One task of VTAB-1k against what is known of it.
+
+    Args:
+        task: its name.
+        num_classes: of its head.
+        sizes: images of train800, val200 and test; empty when the set is absent.
+        digests: of their keys.
+        verdict: "match" when all that is known of the images agrees; else in words.
+        is_wrong: whether the images are not the benchmark's although they claim to be.
+    """
+
+    task: str
+    num_classes: int
+    sizes: tuple[int, ...]
+    digests: tuple[str, ...]
+    verdict: str
+    is_wrong: bool = False
+
+
+def check_task(
+    task: VtabTask, root: Path, progress: Callable[[int, int], None] = lambda _done, _total: None
+) -> Checked:
+    """Hold the 800, 200 and test images of a task against their published digests, by their keys.
+
+    Args:
+        task: a row of `VTAB`.
+        root: folder of known data sets.
+        progress: called with (splits done, 3).
+    """
+    if not find_splits(root / find_data_set(task.data_set).name):
+        return Checked(task.name, task.num_classes, (), (), ABSENT)
+    try:
+        opened = [
+            open_split(split, dataset=task.data_set, root=str(root))
+            for split in (task.train800, task.val200, task.test)
+        ]
+    except DataError as error:
+        return Checked(task.name, task.num_classes, (), (), str(error), is_wrong=True)
+    keys = []
+    for done, source in enumerate(opened):
+        keys.append([source.key(sample) for sample in range(len(source))])
+        progress(done + 1, len(opened))
+    digests = tuple(map(names_digest, keys))
+    sizes = tuple(map(len, opened))
+    return Checked(task.name, task.num_classes, sizes, digests, *_verdict(task, opened, keys[0], digests))
+
+
+def _verdict(task: VtabTask, opened: list[Source], train800: list[str], digests: tuple[str, ...]) -> tuple[str, bool]:
+    copies = [text for source in opened for text in origins(source) if "copy" in text]
+    published = is_published_train800(task, train800)
+    ruled = VAL200_AND_TEST_DIGESTS.get(task.name)
+    agree = {"train800": published, **dict(zip(("val200", "test"), _same(digests[1:], ruled), strict=True))}
+    wrong = [split for split, same in agree.items() if same is False]
+    if copies and wrong:
+        return f"a copy without the original names: {copies[0]}", False
+    if wrong:
+        return f"NO MATCH: {', '.join(wrong)}", True
+    if task.name == "caltech101":
+        return f"ours: {SPLIT_NAME}; the benchmark's split cannot be drawn again", False
+    known = [split for split, same in agree.items() if same]
+    told = f"{MATCH} ({', '.join(known)})" if known else COUNTS
+    return told + (f"; {copies[0]}" if copies else ""), False
+
+
+def _same(digests: tuple[str, ...], wanted: tuple[str, str] | None) -> tuple[bool | None, ...]:
+    return (None, None) if wanted is None else tuple(found == want for found, want in zip(digests, wanted, strict=True))

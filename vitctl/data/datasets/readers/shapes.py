@@ -1,0 +1,203 @@
+"""Shapes: pictures of solid shapes over varied backgrounds, drawn by a formula, in the spirit of dSprites and CLEVR.
+
+A picture is a pure function of (seed, split, index), and every factor behind it is known, so one generator serves many
+tasks: which shape, how large, turned how far, where, in which colour, how many. Factors that a task does not ask
+for vary freely; the one it asks for is drawn uniformly, and kept clear of the border between two classes.
+"""
+
+import math
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from itertools import product
+
+import numpy as np
+
+from vitctl.data.datasets.readers.png import encode_png
+from vitctl.data.datasets.readers.shape_fields import FIELDS
+from vitctl.data.writer.items import Item
+
+SHAPES = tuple(FIELDS)
+ORIENTED = ("triangle", "heart", "crescent")  # no rotation but a full turn brings these back
+COLOURS = {"red": 0.0, "orange": 0.085, "yellow": 0.16, "green": 0.34, "blue": 0.6, "purple": 0.79}  # hues, 0 to 1
+SCALES = (0.20, 0.26, 0.32, 0.38, 0.44, 0.50)  # radius; the picture is 2 wide
+ORIENTATIONS = tuple(range(0, 360, 45))  # degrees, clockwise
+_CELLS = tuple(product((-1, 0, 1), repeat=2))  # y before x
+LOCATIONS = ("top left", "top", "top right", "left", "centre", "right", "bottom left", "bottom", "bottom right")
+MAX_COUNT = 8
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One shape in a picture: numbers of the classes above, and where exactly it lies.
+
+    Args:
+        shape: number in `SHAPES`.
+        colour: number in `COLOURS`.
+        scale: number in `SCALES`.
+        orientation: number in `ORIENTATIONS`.
+        location: number in `LOCATIONS`.
+        radius: in half pictures.
+        angle: in radians, clockwise.
+        centre: (y, x), each -1 to 1.
+        rgb: 0 to 1.
+    """
+
+    shape: int
+    colour: int
+    scale: int
+    orientation: int
+    location: int
+    radius: float
+    angle: float
+    centre: tuple[float, float]
+    rgb: np.ndarray
+
+
+Scene = tuple[Shape, ...]
+
+
+@dataclass(frozen=True)
+class Task:
+    """A question about the pictures: its answers in label order, and the answer to a scene."""
+
+    class_names: tuple[str, ...]
+    label: Callable[[Scene], int]
+    shapes: tuple[str, ...] = SHAPES
+    max_count: int = 1
+
+
+TASKS = {
+    "all": Task(
+        tuple(f"{colour} {shape}" for shape, colour in product(SHAPES, COLOURS)),
+        lambda scene: scene[0].shape * len(COLOURS) + scene[0].colour,
+    ),
+    "shape": Task(SHAPES, lambda scene: scene[0].shape),
+    "colour": Task(tuple(COLOURS), lambda scene: scene[0].colour),
+    "scale": Task(tuple(f"radius {radius:.2f}" for radius in SCALES), lambda scene: scene[0].scale),
+    "orientation": Task(
+        tuple(f"{degrees} degrees" for degrees in ORIENTATIONS), lambda scene: scene[0].orientation, shapes=ORIENTED
+    ),
+    "location": Task(LOCATIONS, lambda scene: scene[0].location),
+    "count": Task(tuple(str(n) for n in range(1, MAX_COUNT + 1)), lambda scene: len(scene) - 1, max_count=MAX_COUNT),
+}
+
+
+def items(task: str, split: str, num_samples: int, seed: int, image_size: int = 32) -> list[Item]:
+    """Pictures of one split of a task, drawn when they are read.
+
+    Args:
+        task: a name in `TASKS`.
+        split: any name; splits of different names share no picture.
+        num_samples: pictures in the split.
+        seed: of the whole data set.
+        image_size: height and width in pixels.
+
+    Raises:
+        KeyError: there is no such task.
+    """
+    chosen = TASKS[task]
+    return [
+        Item(
+            f"{split}_{index:07d}",
+            chosen.label(scene(task, split, index, seed)),
+            partial(_png, task, split, index, seed, image_size),
+        )
+        for index in range(num_samples)
+    ]
+
+
+def scene(task: str, split: str, index: int, seed: int) -> Scene:
+    """The factors of one picture."""
+    return _scene(TASKS[task], _generator(split, index, seed))
+
+
+def picture(task: str, split: str, index: int, seed: int, image_size: int = 32) -> np.ndarray:
+    """Draw one picture.
+
+    Returns:
+        uint8 `[image_size, image_size, 3]`.
+    """
+    rng = _generator(split, index, seed)
+    shapes = _scene(TASKS[task], rng)
+    canvas = _background(rng, image_size)
+    for shape in shapes:
+        _draw(canvas, shape)
+    canvas += 0.012 * rng.standard_normal(canvas.shape[1:], np.float32)
+    return (np.clip(canvas, 0, 1) * 255 + 0.5).astype(np.uint8).transpose(1, 2, 0)
+
+
+def _png(task: str, split: str, index: int, seed: int, image_size: int) -> bytes:
+    return encode_png(np.ascontiguousarray(picture(task, split, index, seed, image_size)))
+
+
+def _generator(split: str, index: int, seed: int) -> np.random.Generator:
+    return np.random.default_rng((seed, zlib.crc32(split.encode()), index))
+
+
+def _scene(task: Task, rng: np.random.Generator) -> Scene:
+    count = int(rng.integers(1, task.max_count + 1))
+    cells = rng.permutation(len(_CELLS))[:count].tolist()
+    return tuple(_shape(task, rng, cell) for cell in cells)
+
+
+def _shape(task: Task, rng: np.random.Generator, location: int) -> Shape:
+    crowded = task.max_count > 1
+    shape = SHAPES.index(task.shapes[rng.integers(len(task.shapes))])
+    colour, scale, orientation = rng.integers((len(COLOURS), 2 if crowded else len(SCALES), len(ORIENTATIONS))).tolist()
+    jitter = rng.uniform(-1, 1, 6).tolist()
+    radius = SCALES[scale] + 0.02 * jitter[0]
+    spread, reach = min(0.64, 0.92 - radius), 0.03 if crowded else 0.12  # large shapes stay inside the picture
+    y, x = _CELLS[location]
+    return Shape(
+        shape=shape,
+        colour=colour,
+        scale=scale,
+        orientation=orientation,
+        location=location,
+        radius=radius,
+        angle=math.radians(ORIENTATIONS[orientation] + 15 * jitter[1]),
+        centre=(spread * y + reach * jitter[2], spread * x + reach * jitter[3]),
+        rgb=_rgb(list(COLOURS.values())[colour] + 0.012 * jitter[4], 0.88, 0.88 + 0.1 * jitter[5]),
+    )
+
+
+def _draw(canvas: np.ndarray, shape: Shape) -> None:
+    """Paint a shape: a soft shade on the ground, then the body, lit from the top left. Edges are one pixel soft."""
+    y, x = _grid(canvas.shape[1])
+    y, x = (y - shape.centre[0]) / shape.radius, (x - shape.centre[1]) / shape.radius
+    cos, sin = math.cos(shape.angle), math.sin(shape.angle)
+    pixels = shape.radius * canvas.shape[1] / 2
+    distance = FIELDS[SHAPES[shape.shape]](cos * x + sin * y, cos * y - sin * x) * pixels
+    canvas *= 1 - 0.45 * np.exp(np.minimum(-distance, 0) / (0.4 * pixels))
+    light = np.clip(0.9 - 0.14 * (x + y), 0.6, 1.15)
+    cover = np.clip(0.5 - distance, 0, 1)
+    canvas += cover * (light * shape.rgb[:, None, None] - canvas)
+
+
+def _background(rng: np.random.Generator, image_size: int) -> np.ndarray:
+    """Two muted tones that run into each other, with a slow ripple across. `[3, S, S]`, 0 to 1."""
+    y, x = _grid(image_size)
+    hue, saturation, value, spread, turn, ripple_turn, frequency, phase = rng.uniform(0, 1, 8).tolist()
+    value = 0.22 + 0.6 * value
+    near = _rgb(hue, 0.3 * saturation, value)
+    far = _rgb(hue + 0.3 * (spread - 0.5), 0.3 * saturation, min(0.95, max(0.12, value + 0.5 * (spread - 0.5))))
+    blend = 0.5 + 0.35 * (math.cos(2 * math.pi * turn) * x + math.sin(2 * math.pi * turn) * y)
+    across = math.cos(math.pi * ripple_turn) * x + math.sin(math.pi * ripple_turn) * y
+    ripple = 1 + 0.07 * np.sin((3 + 9 * frequency) * across + 2 * math.pi * phase)
+    canvas = near[:, None, None] + blend * (far - near)[:, None, None]
+    return canvas * ripple
+
+
+def _rgb(hue: float, saturation: float, value: float) -> np.ndarray:
+    """HSV to RGB, all 0 to 1."""
+    ramp = np.abs((hue + np.array([0, 2 / 3, 1 / 3])) % 1 * 6 - 3) - 1
+    return (value * (1 - saturation + saturation * np.clip(ramp, 0, 1))).astype(np.float32)
+
+
+@lru_cache
+def _grid(image_size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Pixel centres from -1 to 1: y `[S, 1]` and x `[1, S]`."""
+    line = ((np.arange(image_size) + 0.5) * (2 / image_size) - 1).astype(np.float32)
+    return line[:, None], line[None, :]

@@ -1,0 +1,122 @@
+"""Archives that were fetched: held against their digests, and unpacked beside each other."""
+
+import gzip
+import hashlib
+import lzma
+import os
+import stat
+import tarfile
+import zipfile
+import zlib
+from pathlib import Path, PurePosixPath
+
+from vitctl.data.datasets.downloads import Archive
+from vitctl.data.shards.bounded_tar import BoundedTar
+from vitctl.errors import DataError
+from vitctl.system.bounds import UNPACKED
+from vitctl.system.files import replacing
+from vitctl.system.text import has_control, one_line
+
+_TARS = (".tar", ".tar.gz", ".tgz")
+# What an archive may grow to: text shrinks to a twentieth, and a bomb to a thousandth.
+_MOST_RATIO = 100
+
+
+def is_unpacked(archive: Archive, folder: Path) -> bool:
+    """Whether `unpack` came to its end."""
+    return _marker(archive, folder).exists()
+
+
+def unpack(archive: Archive, path: Path, folder: Path) -> None:
+    """Check a fetched file and unpack it below `folder`; the file itself goes away.
+
+    Args:
+        archive: what it should be.
+        path: the file.
+        folder: of the data set's original files.
+
+    Raises:
+        DataError: its digest is another one, or it is damaged; it is removed then.
+    """
+    _check_digest(archive, path)
+    into = folder / archive.into
+    into.mkdir(parents=True, exist_ok=True)
+    if archive.packed:
+        os.replace(path, into / archive.name)
+    else:
+        _extract(path, archive.name, into)
+        for inner in archive.inner:
+            _extract(into / inner, inner, (into / inner).parent)
+        path.unlink()
+    _marker(archive, folder).touch()
+
+
+def _marker(archive: Archive, folder: Path) -> Path:
+    return folder / f".{archive.name}.unpacked"
+
+
+def _check_digest(archive: Archive, path: Path) -> None:
+    algorithm, _, wanted = archive.digest.partition(":")
+    if not wanted:
+        return
+    with path.open("rb") as file:
+        found = hashlib.file_digest(file, lambda: hashlib.new(algorithm, usedforsecurity=False)).hexdigest()
+    if found != wanted:
+        path.unlink()
+        raise DataError(
+            f"{archive.url}: its {algorithm} is {found[:16]}..., should be {wanted[:16]}...; removed, run again to fetch it anew"
+        )
+
+
+def _extract(path: Path, name: str, into: Path) -> None:
+    most = path.stat().st_size * _MOST_RATIO + UNPACKED.most
+    try:
+        if name.endswith(_TARS):
+            with BoundedTar.open(path) as tar:
+                for member in tar:
+                    most = _check_member(
+                        path, member.name, member.size, most, is_plain=member.isfile() or member.isdir()
+                    )
+                    tar.extract(member, into, filter="data")
+        elif name.endswith(".zip"):
+            with zipfile.ZipFile(path) as packed:
+                for entry in packed.infolist():
+                    most = _check_member(path, entry.filename, entry.file_size, most, is_plain=not _is_link(entry))
+                packed.extractall(into)
+        else:
+            _gunzip(path, into / name.removesuffix(".gz"), most)
+    except (tarfile.TarError, zipfile.BadZipFile, RuntimeError, zlib.error, lzma.LZMAError, EOFError, OSError) as error:
+        raise DataError(f"{path}: cannot be unpacked ({' '.join(str(error).split())})") from None
+
+
+def _check_member(path: Path, name: str, num_bytes: int, most: int, *, is_plain: bool) -> int:
+    """Python's own filter has been escaped from by links (CVE-2025-4517): no link is unpacked at all, and no name climbs.
+
+    Returns:
+        the bytes that the members after this one may have.
+
+    Raises:
+        DataError: the member is no file or folder, its name leaves the folder, or the archive claims too much.
+    """
+    if not is_plain:
+        raise DataError(
+            f"{path}: {one_line(name)} is a link or a device; archives of images hold files and folders alone"
+        )
+    if name.startswith(("/", "\\")) or ".." in PurePosixPath(name).parts or has_control(name):
+        raise DataError(f"{path}: {one_line(name)} leads out of its folder, or is no plain name; not unpacked")
+    if not 0 <= num_bytes <= most:
+        raise DataError(f"{path}: claims to hold more than {_MOST_RATIO} times its own size; not unpacked")
+    return most - num_bytes
+
+
+def _is_link(entry: zipfile.ZipInfo) -> bool:
+    return stat.S_ISLNK(entry.external_attr >> 16)
+
+
+def _gunzip(path: Path, target: Path, most: int) -> None:
+    with replacing(target) as aside, gzip.open(path) as source, aside.open("wb") as file:
+        while piece := source.read(2**20):
+            most -= len(piece)
+            if most < 0:
+                raise DataError(f"{path}: holds more than {_MOST_RATIO} times its own size; not unpacked")
+            file.write(piece)

@@ -1,0 +1,49 @@
+"""HEIC, as telephones write it: told by its first bytes, and made into JPEG, which everything else here can decode."""
+
+import io
+
+from PIL import Image
+
+from vitctl.data.images.decode import BadSample
+from vitctl.system.bounds import PIXELS
+
+QUALITY = 95
+CONVERSION = f"HEIC made into JPEG, quality {QUALITY} without chroma subsampling, upright"
+_HEIC = {b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs"}
+_MOST_BRANDS = 64
+
+
+def is_heic(data: bytes) -> bool:
+    """Whether the first bytes of a file, 300 are enough, are those of an HEIF file with HEVC inside."""
+    if data[4:8] != b"ftyp":
+        return False
+    end = min(int.from_bytes(data[:4]), len(data), 16 + 4 * _MOST_BRANDS)
+    brands = {data[8:12], *(data[at : at + 4] for at in range(16, end, 4))}
+    return bool(brands & _HEIC)
+
+
+def heic_to_jpeg(data: bytes) -> bytes:
+    """The picture as JPEG: turned upright, with its colour profile, without its other metadata.
+
+    Raises:
+        BadSample: `HEIC` where it cannot be read here, `too large`, or `damaged`.
+    """
+    try:
+        import pillow_heif
+    except ImportError:
+        raise BadSample("HEIC", "read with pillow-heif: pip install 'vitctl[heic]'") from None
+    try:
+        opened = pillow_heif.open_heif(io.BytesIO(data), convert_hdr_to_8bit=True)
+        width, height = opened.size
+        if width * height > PIXELS.most:
+            raise BadSample("too large", f"{width}x{height} pixels, should be at most {PIXELS.most}")
+        image = opened.to_pillow()
+    except BadSample:
+        raise
+    except (ValueError, RuntimeError, EOFError, OSError, SyntaxError) as error:
+        raise BadSample("damaged", " ".join(str(error).split())) from None
+    file = io.BytesIO()
+    profile = image.info.get("icc_profile")
+    upright: Image.Image = image if image.mode in ("L", "RGB") else image.convert("RGB")
+    upright.save(file, "JPEG", quality=QUALITY, subsampling=0, icc_profile=profile)
+    return file.getvalue()

@@ -1,0 +1,331 @@
+"""Pixels to the square a model sees. What is random is drawn from a generator that the caller hands in."""
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, get_args
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitctl.data.images.decode import BadSample, Picture, Truncated
+from vitctl.data.images.randaugment import MAX_MAGNITUDE, distortion, rand_augment
+from vitctl.errors import DataError
+from vitctl.system.bounds import PIXELS
+
+Resample = Literal["bilinear", "bilinear_antialias", "bicubic_antialias"]
+EvalResample = Literal[Resample, "area"]
+_RESAMPLES = get_args(Resample)
+_EVAL_RESAMPLES = (*_RESAMPLES, "area")
+Decode = Literal["exact", "scaled"]
+Box = tuple[int, int, int, int]  # top, left, height, width
+_CROP_ATTEMPTS = 100
+
+
+class Drawn(NamedTuple):
+    """What chance decided about one image: the part to cut out, where the square lies in it once resized, whether to flip."""
+
+    box: Box
+    corner: tuple[int, int]
+    flip: bool
+    rng: np.random.Generator
+
+
+@dataclass(frozen=True)
+class TrainTransform:
+    """Random crop, resize, left-right flip, and RandAugment.
+
+    Args:
+        image_size: height and width of the result, in pixels.
+        crop: `inception` cuts out a random part and resizes it; `random` resizes to a square of `resize` and cuts the
+            result out at random (as in BiT); `none` only resizes.
+        flip: mirror left and right with probability one half.
+        resample: `bilinear` as TensorFlow does it, without antialiasing; `bilinear_antialias` and `bicubic_antialias` as
+            Pillow does it.
+        area_range: `inception`: part of the image's area, 0 to 1.
+        aspect_range: `inception`: width by height.
+        resize: `random`: size before the crop, in pixels.
+        decode: `exact`, or `scaled` to let a large JPEG decode to a half, a quarter or an eighth of its size wherever
+            the crop stays at least as large as the result. This is quicker, and antialiases.
+        randaugment_layers: distort by so many operations of RandAugment; 0 for none.
+        randaugment_magnitude: of those, 0 to 30; see `rand_augment`.
+        exif_orientation: whether the loader turns photographs upright before they come here; see `decode`.
+        truncated: what the loader makes of JPEGs whose rows are not all there; see `decode`.
+
+    Raises:
+        DataError: sizes that do not fit, or an unknown choice.
+
+    Paper: Section 4.1 and Appendix B.1.1; the crop as run is that of the authors' code.
+    """
+
+    image_size: int
+    crop: Literal["inception", "random", "none"] = "inception"
+    flip: bool = True
+    resample: Resample = "bilinear"
+    area_range: tuple[float, float] = (0.05, 1.0)
+    aspect_range: tuple[float, float] = (0.75, 1.33)
+    resize: int = 0
+    decode: Decode = "exact"
+    randaugment_layers: int = 0
+    randaugment_magnitude: int = 9
+    exif_orientation: bool = False
+    truncated: Truncated = "refuse"
+
+    def __post_init__(self) -> None:
+        _check_choice("crop", self.crop, ("inception", "random", "none"))
+        _check_choice("resample", self.resample, _RESAMPLES)
+        _check_choice("decode", self.decode, ("exact", "scaled"))
+        if self.crop == "random" and self.resize < self.image_size:
+            raise DataError(
+                f"crop 'random': resize is {self.resize}, should be at least image_size, which is {self.image_size}"
+            )
+        if self.randaugment_layers < 0 or not 0 <= self.randaugment_magnitude <= MAX_MAGNITUDE:
+            raise DataError(
+                f"randaugment_layers is {self.randaugment_layers}, randaugment_magnitude {self.randaugment_magnitude}; "
+                f"should be at least 0, and 0 to {MAX_MAGNITUDE}"
+            )
+        if self.randaugment_layers:
+            distortion(self.randaugment_layers, self.randaugment_magnitude)
+
+    def __call__(self, image: Picture | np.ndarray, rng: np.random.Generator) -> Tensor:
+        """Transform one image.
+
+        Args:
+            image: a picture, of which no more is decoded than the crop needs; or uint8 `[H, W, 3]`.
+            rng: the only source of chance.
+
+        Returns:
+            uint8 `[3, image_size, image_size]`.
+        """
+        picture = _picture(image)
+        return self.apply(picture, self.draw(picture.height, picture.width, rng))
+
+    def draw(self, height: int, width: int, rng: np.random.Generator) -> Drawn:
+        """Let chance decide about an image of this size; `rng` is drawn on by `apply` for RandAugment alone."""
+        room = self.resize - self.image_size + 1
+        corner, box = (0, 0), (0, 0, height, width)
+        if self.crop == "inception":
+            box = inception_box(height, width, rng, self.area_range, self.aspect_range)
+        elif self.crop == "random":
+            corner = (int(rng.integers(room)), int(rng.integers(room)))
+        return Drawn(box, corner, self.flip and rng.random() < 0.5, rng)
+
+    def apply(self, picture: Picture, drawn: Drawn) -> Tensor:
+        """Do what was drawn for this picture; returns uint8 `[3, image_size, image_size]`."""
+        size, (top, left) = self.image_size, drawn.corner
+        side = self.resize if self.crop == "random" else size
+        pixels = _resized(picture, drawn.box, (side, side), self.resample, self.decode)
+        pixels = pixels[:, top : top + size, left : left + size]
+        pixels = pixels.flip(2) if drawn.flip else pixels
+        if not self.randaugment_layers:
+            return pixels
+        return rand_augment(pixels, drawn.rng, layers=self.randaugment_layers, magnitude=self.randaugment_magnitude)
+
+
+@dataclass(frozen=True)
+class EvalTransform:
+    """Resize and centre crop.
+
+    Args:
+        image_size: height and width of the result, in pixels.
+        method: `square` squashes to a square; `shorter_side` keeps the aspect and scales the shorter side.
+        resize: size of the square, or of the shorter side, before the centre crop; 0 for image_size.
+        resample: see `TrainTransform`; or `area`, TensorFlow's `ResizeMethod.AREA`, which the authors' pre-training
+            evaluation shrinks the shorter side by: see `area_resized`.
+        decode: see `TrainTransform`.
+        exif_orientation, truncated: see `TrainTransform`.
+
+    Raises:
+        DataError: sizes that do not fit, or an unknown choice.
+
+    Paper: the authors' code; Section 4.1 for the resolution.
+    """
+
+    image_size: int
+    method: Literal["square", "shorter_side"] = "square"
+    resize: int = 0
+    resample: EvalResample = "bilinear"
+    decode: Decode = "exact"
+    exif_orientation: bool = False
+    truncated: Truncated = "refuse"
+
+    def __post_init__(self) -> None:
+        _check_choice("method", self.method, ("square", "shorter_side"))
+        _check_choice("resample", self.resample, _EVAL_RESAMPLES)
+        _check_choice("decode", self.decode, ("exact", "scaled"))
+        if 0 < self.resize < self.image_size:
+            raise DataError(f"resize is {self.resize}, should be 0 or at least image_size, which is {self.image_size}")
+
+    def __str__(self) -> str:
+        """In words, for the screen."""
+        side = "shorter side" if self.method == "shorter_side" else "square"
+        resized = f", the centre of {side} {self.resize}" if self.resize > self.image_size else ""
+        return f"images of {self.image_size} pixels{resized}"
+
+    def __call__(self, image: Picture | np.ndarray) -> Tensor:
+        """Transform one image.
+
+        Args:
+            image: a picture, or uint8 `[H, W, 3]`.
+
+        Returns:
+            uint8 `[3, image_size, image_size]`.
+
+        Raises:
+            BadSample: `too large`, for an image so narrow that it would grow beyond all bounds.
+        """
+        size, picture = self.image_size, _picture(image)
+        height = width = self.resize or size
+        if self.method == "shorter_side":
+            height, width = self.scaled(picture.height, picture.width)
+            if height * width > PIXELS.most:
+                raise BadSample("too large", f"{picture.width}x{picture.height} pixels would become {width}x{height}")
+        pixels = _resized(picture, _whole(picture), (height, width), self.resample, self.decode)
+        top, left = self.margin(height), self.margin(width)
+        return pixels[:, top : top + size, left : left + size]
+
+    def scaled(self, height: int, width: int) -> tuple[int, int]:
+        """The size of an image whose shorter side is scaled to `resize`."""
+        ratio = (self.resize or self.image_size) / min(height, width)
+        return round(height * ratio), round(width * ratio)
+
+    def margin(self, side: int) -> int:
+        """Pixels before the centre crop, along a side."""
+        return (side - self.image_size) // 2
+
+
+class TorchvisionTransform(EvalTransform):
+    """The same with torchvision's rounding: the longer side down, and a margin of half a pixel to the even number."""
+
+    def scaled(self, height: int, width: int) -> tuple[int, int]:
+        """The size of an image whose shorter side is scaled to `resize`."""
+        target, shorter = self.resize or self.image_size, min(height, width)
+        return int(target * height / shorter), int(target * width / shorter)
+
+    def margin(self, side: int) -> int:
+        """Pixels before the centre crop, along a side."""
+        return round((side - self.image_size) / 2)
+
+
+def augmentation_rng(seed: int, epoch: int, sample: int) -> np.random.Generator:
+    """The generator that augments one sample in one epoch, whoever draws it and whenever."""
+    return np.random.default_rng((seed, epoch, sample))
+
+
+def inception_box(
+    height: int,
+    width: int,
+    rng: np.random.Generator,
+    area_range: tuple[float, float],
+    aspect_range: tuple[float, float],
+) -> Box:
+    """Choose a random part of an image, as `tf.image.sample_distorted_bounding_box` distributes it.
+
+    The aspect is uniform in its range; then the height is uniform among those that keep the area in its range and
+    the box inside the image (so it is the side, not the area, that is uniform). A box that rounding made too small is
+    made one pixel higher, one that it made too large one pixel lower, which tells at small images. After 100 failures:
+    the whole image. As there, numbers are float32.
+
+    Args:
+        height: of the image, in pixels.
+        width: of the image, in pixels.
+        rng: the source of chance.
+        area_range: part of the image's area, 0 to 1.
+        aspect_range: width by height of the box.
+
+    Returns:
+        top, left, height and width of the box, in pixels.
+    """
+    smallest, largest = (np.float32(fraction) * np.float32(width) * np.float32(height) for fraction in area_range)
+    for _ in range(_CROP_ATTEMPTS):
+        aspect = np.float32(rng.uniform(*aspect_range))
+        highest = min(height, _highest(width, largest, aspect))
+        lowest = min(highest, round(np.sqrt(smallest / aspect)))
+        own_height = int(rng.integers(lowest, highest + 1))
+        own_width, area = _width_and_area(own_height, aspect)
+        if area < smallest:
+            own_height += 1
+            own_width, area = _width_and_area(own_height, aspect)
+        if area > largest:
+            own_height -= 1
+            own_width, area = _width_and_area(own_height, aspect)
+        if smallest <= area <= largest and 0 < own_height <= height and 0 < own_width <= width:
+            return _offset(height - own_height, rng), _offset(width - own_width, rng), own_height, own_width
+    return 0, 0, height, width
+
+
+def _highest(width: int, largest: np.float32, aspect: np.float32) -> int:
+    """Of the boxes of this aspect, the height of the highest that is not larger in area and not wider than the image."""
+    height = round(np.sqrt(largest / aspect))
+    if _width_and_area(height, aspect)[0] > width:
+        height = int((width + 0.5 - 1e-7) / float(aspect))  # the one whose width still rounds to that of the image
+        height -= _width_and_area(height, aspect)[0] > width
+    return height
+
+
+def _width_and_area(height: int, aspect: np.float32) -> tuple[int, np.float32]:
+    width = round(np.float32(height) * aspect)
+    return width, np.float32(height * width)
+
+
+def _offset(room: int, rng: np.random.Generator) -> int:
+    """TensorFlow never takes the last offset, unless it is the only one."""
+    return int(rng.integers(room)) if room else 0
+
+
+def _picture(image: Picture | np.ndarray) -> Picture:
+    return image if isinstance(image, Picture) else Picture(image)
+
+
+def _whole(picture: Picture) -> Box:
+    return 0, 0, picture.height, picture.width
+
+
+def area_resized(pixels: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """Each new pixel is the mean of the rectangle that it covers, pixels at its edge counted by the share that lies inside.
+
+    This is TensorFlow's `ResizeMethod.AREA` (and OpenCV's INTER_AREA where it shrinks). Pillow's BOX and torch's `area` are
+    not: they count whole pixels only.
+
+    Args:
+        pixels: uint8 `[H, W, C]`.
+        size: new height and width.
+
+    Returns:
+        uint8 `[*size, C]`, rounded to the nearest.
+    """
+    rows = _area_means(pixels, size[0])
+    columns = _area_means(rows.swapaxes(0, 1), size[1]).swapaxes(0, 1)
+    return np.floor(columns + 0.5).astype(np.uint8)
+
+
+def _area_means(values: np.ndarray, size: int) -> np.ndarray:
+    """`[N, ...]` to float64 `[size, ...]`: differences of the running sum at the edges of the new pixels."""
+    number = len(values)
+    sums = np.cumsum(values, axis=0, dtype=np.int64 if values.dtype == np.uint8 else np.float64)
+    edges = np.arange(size + 1) * (number / size)
+    whole = np.minimum(edges.astype(np.int64), number - 1)
+    part = (edges - whole).reshape(-1, *[1] * (values.ndim - 1))
+    before = sums[whole] - values[whole]  # of all pixels that end at or before the edge
+    return np.diff(before + part * values[whole], axis=0) * (size / number)
+
+
+def _resized(picture: Picture, box: Box, size: tuple[int, int], resample: EvalResample, decode: Decode) -> Tensor:
+    """Cut out a box and resize it with half-pixel centres; returns uint8 `[3, *size]`, a pixel's colours side by side."""
+    reduce = 1
+    if decode == "scaled":
+        reduce = next(by for by in (8, 4, 2, 1) if by == 1 or (box[2] >= by * size[0] and box[3] >= by * size[1]))
+    region = picture.region(*box, reduce=reduce, short_lived=True)
+    if resample == "area":
+        return torch.from_numpy(area_resized(region, size)).permute(2, 0, 1)
+    pixels = torch.from_numpy(region)[None].permute(0, 3, 1, 2)
+    if pixels.shape[2:] == size:
+        return pixels[0].clone()
+    # In this layout, which [None] after the permutation would hide, torch resizes twice as fast.
+    mode, _, antialias = resample.partition("_")
+    return F.interpolate(pixels, size, mode=mode, align_corners=False, antialias=bool(antialias))[0]
+
+
+def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise DataError(f"{name} is {value!r}, should be one of: {', '.join(choices)}")

@@ -1,0 +1,129 @@
+"""Many small pictures on one page, with words under each: what a person needs to see what a data set is."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+from vitctl.data.images.decode import BadSample, decode
+from vitctl.data.images.transforms import TrainTransform, augmentation_rng
+from vitctl.data.source.read import Source
+from vitctl.system.files import replacing
+from vitctl.system.text import one_line
+
+_CELL, _GAP, _MARGIN = 148, 14, 36
+_CAPTION, _TITLE = 15, 26
+_LINE = 21
+_PAPER, _FRAME, _INK, _PALE = (252, 252, 250), (238, 238, 234), (32, 33, 36), (120, 122, 126)
+_BAD = (200, 60, 50)
+_TITLE_HEIGHT = 76
+_DRAWS = 5
+
+
+@dataclass(frozen=True, eq=False)
+class Cell:
+    """A picture and up to two lines under it; the second is set paler. Without pixels its place says so."""
+
+    pixels: np.ndarray | None
+    caption: str
+    remark: str = ""
+
+
+def draw_sheet(cells: Sequence[Cell], *, columns: int, title: str, subtitle: str = "") -> Image.Image:
+    """Lay out pictures in rows.
+
+    Args:
+        cells: pixels uint8 `[H, W, 3]` of any size; each is fitted into a square, small ones enlarged without blur.
+        columns: pictures in a row.
+        title: above all.
+        subtitle: in smaller letters beside it.
+    """
+    rows = -(-len(cells) // columns)
+    pitch, height = _CELL + _GAP, _CELL + 2 * _LINE + _GAP + 6
+    page = Image.new(
+        "RGB", (2 * _MARGIN + columns * pitch - _GAP, _TITLE_HEIGHT + rows * height + _MARGIN // 2), _PAPER
+    )
+    pen = ImageDraw.Draw(page)
+    large, small = ImageFont.load_default(_TITLE), ImageFont.load_default(_CAPTION)
+    title = one_line(title)
+    pen.text((_MARGIN, 24), title, _INK, large)
+    begin = _MARGIN + pen.textlength(title, large) + 18
+    pen.text((begin, 34), _shortened(pen, subtitle, small, page.width - _MARGIN - begin), _PALE, small)
+    for number, cell in enumerate(cells):
+        left, top = _MARGIN + number % columns * pitch, _TITLE_HEIGHT + number // columns * height
+        pen.rounded_rectangle((left, top, left + _CELL - 1, top + _CELL - 1), 6, _FRAME)
+        if cell.pixels is None:
+            pen.text((left + _CELL / 2, top + _CELL / 2), "unreadable", _BAD, small, anchor="mm")
+        else:
+            picture = _fitted(cell.pixels)
+            page.paste(picture, (left + (_CELL - picture.width) // 2, top + (_CELL - picture.height) // 2))
+        pen.text((left, top + _CELL + 5), _shortened(pen, cell.caption, small), _INK, small)
+        pen.text((left, top + _CELL + 5 + _LINE), _shortened(pen, cell.remark, small), _PALE, small)
+    return page
+
+
+def show_images(source: Source, samples: Sequence[int], *, columns: int, title: str, subtitle: str = "") -> Image.Image:
+    """A sheet of images with the names of their classes and their sizes."""
+    return draw_sheet([cell(source, sample) for sample in samples], columns=columns, title=title, subtitle=subtitle)
+
+
+def show_augmented(
+    source: Source, samples: Sequence[int], transform: TrainTransform, *, seed: int, title: str, subtitle: str = ""
+) -> Image.Image:
+    """A row for each image: as it is, and what training sees of it in its first five epochs."""
+    cells = []
+    for sample in samples:
+        original = cell(source, sample)
+        cells.append(original)
+        for epoch in range(_DRAWS):
+            pixels = None
+            if original.pixels is not None:
+                drawn = transform(original.pixels, augmentation_rng(seed, epoch, sample))
+                pixels = drawn.permute(1, 2, 0).numpy()
+            cells.append(Cell(pixels, f"epoch {epoch}", f"{transform.image_size} x {transform.image_size}"))
+    return draw_sheet(cells, columns=1 + _DRAWS, title=title, subtitle=subtitle)
+
+
+def cell(source: Source, sample: int, caption: str = "") -> Cell:
+    """An image of a source with its class and its size."""
+    labels = np.atleast_1d(source.labels(np.array([sample]))[0])
+    names = [source.class_names[label] for label in labels.tolist() if label >= 0]
+    caption = caption or ", ".join(names) or "no label"
+    try:
+        pixels = decode(source.read(sample))
+    except BadSample as error:
+        return Cell(None, caption, error.reason)
+    return Cell(pixels, caption, f"{pixels.shape[1]} x {pixels.shape[0]}")
+
+
+def choose(num_samples: int, num_images: int, seed: int) -> list[int]:
+    """Some samples by chance, the same for the same seed, in their order."""
+    rng = np.random.default_rng(seed)
+    return sorted(rng.choice(num_samples, min(num_images, num_samples), replace=False).tolist())
+
+
+def save(page: Image.Image, path: Path) -> None:
+    """Write a page as PNG, whole or not at all."""
+    with replacing(path) as aside:
+        page.save(aside, "PNG", optimize=True)
+
+
+def _fitted(pixels: np.ndarray) -> Image.Image:
+    image = Image.fromarray(np.ascontiguousarray(pixels))
+    scale = _CELL / max(image.size)
+    size = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))
+    return image.resize(size, Image.Resampling.NEAREST if scale >= 2 else Image.Resampling.LANCZOS)
+
+
+def _shortened(
+    pen: ImageDraw.ImageDraw, text: str, font: ImageFont.ImageFont | ImageFont.FreeTypeFont, width: float = _CELL
+) -> str:
+    """The text, or as much of its beginning as there is room for."""
+    text = one_line(" ".join(text.split()))
+    if pen.textlength(text, font) <= width:
+        return text
+    while text and pen.textlength(text + " …", font) > width:
+        text = text[:-1]
+    return text.rstrip() + " …"

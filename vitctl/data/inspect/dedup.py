@@ -1,0 +1,117 @@
+"""Test images taken out of what a model is trained on: found by bytes and by looks, shown in pairs, left out by a list.
+
+Paper: Section 4.1: "we de-duplicate all pre-training datasets w.r.t. the test sets of the downstream tasks"
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+
+from vitctl.data.images.decode import BadSample
+from vitctl.data.inspect.contact_sheet import Cell, cell, draw_sheet, save
+from vitctl.data.inspect.hamming import Match, find_matches
+from vitctl.data.inspect.perceptual_hash import Fingerprints, fingerprints
+from vitctl.data.shards.index import read_index
+from vitctl.data.source.read import ShardSource, Source
+from vitctl.system.pool import Done
+from vitctl.system.tables import write_csv
+
+_PAIRS_ON_A_PAGE, _PAIRS_IN_A_ROW = 24, 3
+MATCHES = "matches.csv"
+_MAX_PAGES = 20
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a split shares with one test set."""
+
+    name: str
+    source: Source
+    matches: tuple[Match, ...]
+
+    @property
+    def num_exact(self) -> int:
+        """Matches that are the same file, byte for byte."""
+        return sum(match.is_exact for match in self.matches)
+
+
+def compare(
+    own: Source, tests: Mapping[str, Path], *, max_bits: int, workers: int = 0, done: Done = lambda _: None
+) -> list[Found]:
+    """Look for the images of test sets among those of a split.
+
+    Args:
+        own: the split that is to lose them.
+        tests: split folders by name.
+        max_bits: in which two looks may differ to be the same, 0 to 15; -1 for the same bytes alone.
+        workers: processes that read images; 0: this one.
+        done: called with how many images were read since the last call.
+    """
+
+    def read(source: Source) -> Fingerprints:
+        return fingerprints(source, workers=workers, done=done, looks=max_bits >= 0)
+
+    prints, found = read(own), []
+    for name, place in tests.items():
+        source = ShardSource(read_index(place))
+        found.append(Found(name, source, tuple(find_matches(prints, read(source), max_bits=max_bits))))
+    return found
+
+
+def free_folder(wanted: Path) -> Path:
+    """The folder that is wanted, or the first of NAME-2, NAME-3 ... that is new or empty: no report goes over an earlier one."""
+    tries = (wanted if number == 1 else wanted.with_name(f"{wanted.name}-{number}") for number in count(1))
+    return next(path for path in tries if not path.exists() or (path.is_dir() and _is_ours_to_fill(path)))
+
+
+def _is_ours_to_fill(folder: Path) -> bool:
+    """Whether a folder is empty, or holds the pages of a report that was not finished."""
+    names = [path.name for path in folder.iterdir()]
+    return MATCHES not in names and all(name.startswith(("pairs_", ".")) for name in names)
+
+
+def write_report(own: Source, found: list[Found], folder: Path) -> list[Path]:
+    """Write `matches.csv`, and pages of picture pairs, the most doubtful first: image to be left out, image of the test set.
+
+    Returns:
+        the files; at most twenty pages.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    pages = _write_pages(own, found, folder)
+    rows: list[tuple[object, ...]] = [("key", "test_set", "test_key", "kind", "bits", "shard")]
+    for one in found:
+        for match in one.matches:
+            kind = "exact" if match.is_exact else "near"
+            keys = _key(own, match.sample), one.name, _key(one.source, match.other)
+            rows.append((*keys, kind, match.bits, Path(own.place(match.sample)).name))
+    table = folder / MATCHES  # last: a folder without it holds no whole report, and is written again
+    write_csv(table, rows)
+    return [table, *pages]
+
+
+def _write_pages(own: Source, found: list[Found], folder: Path) -> list[Path]:
+    files: list[Path] = []
+    pairs = [(one, match) for one in found for match in one.matches]
+    pairs.sort(key=lambda pair: (pair[1].is_exact, -pair[1].bits))
+    for number in range(min(_MAX_PAGES, -(-len(pairs) // _PAIRS_ON_A_PAGE))):
+        shown = pairs[number * _PAIRS_ON_A_PAGE : (number + 1) * _PAIRS_ON_A_PAGE]
+        cells = [picture for one, match in shown for picture in _pair(own, one, match)]
+        files.append(folder / f"pairs_{number:03d}.png")
+        subtitle = "left: to be left out, right: of a test set; the most doubtful first"
+        title = f"{len(pairs):,} pairs, page {number + 1}"
+        save(draw_sheet(cells, columns=min(2 * _PAIRS_IN_A_ROW, len(cells)), title=title, subtitle=subtitle), files[-1])
+    return files
+
+
+def _pair(own: Source, one: Found, match: Match) -> tuple[Cell, Cell]:
+    left, right = cell(own, match.sample), cell(one.source, match.other)
+    kind = "same bytes" if match.is_exact else f"{match.bits} bits apart"
+    return Cell(left.pixels, left.caption, kind), Cell(right.pixels, right.caption, one.name)
+
+
+def _key(source: Source, sample: int) -> str:
+    try:
+        return source.key(sample)
+    except BadSample:
+        return f"number {sample}"

@@ -1,0 +1,371 @@
+"""Batches. Which samples make up which batch follows from the order alone, never from processes or workers."""
+
+import math
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, get_worker_info
+
+from vitctl.data.images.decode import BadSample, Picture, open_picture
+from vitctl.data.images.transforms import EvalTransform, TrainTransform, augmentation_rng
+from vitctl.data.loader.prefetch import ReadAhead, reads_whole_shards
+from vitctl.data.loader.shared_memory import SharedMemory
+from vitctl.data.loader.workers import start_workers, worker_start
+from vitctl.data.source.order import SampleOrder
+from vitctl.data.source.read import Source, has_label
+from vitctl.errors import DataError
+from vitctl.system import bounds
+from vitctl.system.bounds import HELD
+from vitctl.system.memory_lock import end_turn
+
+PADDING = -1
+_PREFETCH = 2
+_AT_A_TIME = 16  # images that are begun together; their files are held in memory
+
+
+@dataclass(frozen=True)
+class Begun:
+    """An image that is opened: what finishes it, and the memory that it takes until then, in bytes."""
+
+    finish: Callable[[], Tensor]
+    num_bytes: int
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Images and their labels.
+
+    Args:
+        images: uint8 `[B, 3, S, S]`, a pixel's colours side by side in memory; zeros where the weight is 0.
+        labels: int64 `[B]`, 0 where the weight is 0 and nothing is known; or `[B, L]` where images may have several, padded
+            with -1.
+        weights: float32 `[B]`, 0 for a bad sample or padding, else 1.
+        samples: int64 `[B]`, numbers in the source, -1 for padding.
+        bad: sample, key and reason of each bad sample.
+        neighbour: the one sample at the position before the first, where batches are to be blended with their
+            neighbours. It is counted, and its `bad` listed, where it belongs.
+        memory: in a loader process, what the images lie in.
+    """
+
+    images: Tensor
+    labels: Tensor
+    weights: Tensor
+    samples: Tensor
+    bad: tuple[tuple[int, str, str], ...] = ()
+    neighbour: "Batch | None" = None
+    memory: SharedMemory | None = None
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """To another process only the images go by shared memory: each tensor there costs a connection."""
+        small = (self.labels.numpy(), self.weights.numpy(), self.samples.numpy())
+        return _received, (self.memory or self.images, tuple(self.images.shape), *small, self.bad, self.neighbour)
+
+    def pin_memory(self) -> "Batch":
+        """The same batch in page-locked memory; called by the DataLoader."""
+        return Batch(
+            self.images.pin_memory(),
+            self.labels.pin_memory(),
+            self.weights.pin_memory(),
+            self.samples.pin_memory(),
+            self.bad,
+        )
+
+
+def _received(images: SharedMemory | Tensor, shape: tuple[int, ...], *others: Any) -> Batch:
+    if isinstance(images, SharedMemory):
+        num_images, colours, height, width = shape
+        images = images.tensor().view(num_images, height, width, colours).permute(0, 3, 1, 2)
+    labels, weights, samples, *rest = others
+    return Batch(images, torch.from_numpy(labels), torch.from_numpy(weights), torch.from_numpy(samples), *rest)
+
+
+def share(batch_size: int, num_processes: int, rank: int) -> range:
+    """The contiguous part of a global batch that one process works on; sizes differ by at most one."""
+    return range(batch_size * rank // num_processes, batch_size * (rank + 1) // num_processes)
+
+
+def train_batches(
+    source: Source,
+    order: SampleOrder,
+    transform: TrainTransform,
+    *,
+    seed: int,
+    batch_size: int,
+    micro_batch: int,
+    rank: int,
+    num_processes: int,
+    first_step: int,
+    num_workers: int,
+    neighbours: bool = False,
+    needs_labels: bool = True,
+) -> Iterator[Batch]:
+    """Micro-batches of one process, without end, from any step on.
+
+    Step s trains on positions `s * batch_size` to `(s + 1) * batch_size` of the order; a process takes its `share`
+    of them, cut into micro-batches. A sample that cannot be used becomes zeros with weight 0 and is listed in `bad`.
+
+    Args:
+        source: the training split.
+        order: over as many samples as the source has.
+        transform: draws from a generator seeded by (seed, epoch, sample).
+        seed: of the augmentation.
+        batch_size: samples of a global batch, at least `num_processes`.
+        micro_batch: samples of a batch given out, at most.
+        rank: of this process.
+        num_processes: that share the global batch.
+        first_step: finished steps; starting late costs nothing.
+        num_workers: loader processes, 0 to work in this one.
+        neighbours: give each micro-batch the sample at the position before it in the global batch, before the first
+            the last.
+        needs_labels: take an image without a label for one that cannot be used.
+
+    Raises:
+        DataError: the numbers do not fit, or a loader process was killed.
+    """
+    if batch_size < num_processes or micro_batch < 1:
+        raise DataError(
+            f"batch_size {batch_size}, micro-batch {micro_batch}, {num_processes} processes: "
+            "every process needs a sample of each batch, and a micro-batch at least one"
+        )
+    if order.num_samples != len(source):
+        raise DataError(f"the order covers {order.num_samples} samples, the source has {len(source)}")
+    own = share(batch_size, num_processes, rank)
+
+    def positions() -> Iterator[list[int]]:
+        step = first_step
+        while True:
+            for begin in range(own.start, own.stop, micro_batch):
+                end = min(begin + micro_batch, own.stop)
+                before = [step * batch_size + (begin - 1) % batch_size] if neighbours else []
+                yield [*before, *range(step * batch_size + begin, step * batch_size + end)]
+            step += 1
+
+    batches = _batches(_TrainSamples(source, order, transform, seed, needs_labels), positions(), num_workers)
+    return map(_with_neighbour, batches) if neighbours else batches
+
+
+def _with_neighbour(batch: Batch) -> Batch:
+    """The first row becomes the neighbour of the others."""
+    parts = [(t[:1], t[1:]) for t in (batch.images, batch.labels, batch.weights, batch.samples)]
+    (images, others), (label, labels), (weight, weights), (sample, samples) = parts
+    num_bad = int(weight.item() == 0)
+    return Batch(others, labels, weights, samples, batch.bad[num_bad:], Batch(images, label, weight, sample))
+
+
+def eval_batches(
+    source: Source,
+    transform: EvalTransform,
+    *,
+    batch_size: int,
+    rank: int,
+    num_processes: int,
+    num_workers: int,
+) -> Iterator[Batch]:
+    """Batches of one process in which, over all processes, every sample comes exactly once.
+
+    Every process gets the same number of batches of the same size; the last are padded with samples -1 of weight 0.
+
+    Args:
+        source: the split to evaluate on.
+        transform: the same for every sample.
+        batch_size: samples of a batch, at most; of one process.
+        rank: of this process.
+        num_processes: that share the split.
+        num_workers: loader processes, 0 to work in this one.
+
+    Raises:
+        DataError: a sample cannot be used, named by key and shard; or a loader process was killed.
+    """
+    own = share(len(source), num_processes, rank)
+    longest = -(-len(source) // num_processes)
+    size = min(batch_size, longest)
+
+    def positions() -> Iterator[list[int]]:
+        for begin in range(own.start, own.start + longest, size):
+            yield [sample if sample < own.stop else PADDING for sample in range(begin, begin + size)]
+
+    for batch in _batches(_EvalSamples(source, transform), positions(), num_workers):
+        for sample, key, reason in batch.bad:
+            can_pad = reason in ("truncated", "damaged") and transform.truncated == "refuse"
+            pad = "; of a JPEG data.truncated = 'pad' scores what is there" if can_pad else ""
+            raise DataError(
+                f"{source.place(sample)}: sample {key} cannot be evaluated ({reason}); "
+                f"a score needs every image, so mend it or write the split without it{pad}"
+            )
+        yield batch
+
+
+@dataclass(frozen=True)
+class _TrainSamples(Dataset[Batch]):
+    """Positions of the order to a batch."""
+
+    source: Source
+    order: SampleOrder
+    transform: TrainTransform
+    seed: int
+    needs_labels: bool
+
+    @cached_property
+    def _ahead(self) -> ReadAhead | None:
+        """In a loader process alone: elsewhere a thread would be in the way of the next fork."""
+        worker = get_worker_info()
+        if worker is None or not self.order.stretch or not reads_whole_shards(self.source):
+            return None
+        return ReadAhead(self.source, self.order, worker.id, worker.num_workers)
+
+    def __getitems__(self, positions: list[int]) -> Batch:
+        if self._ahead is not None:
+            self._ahead.reach(positions[0])
+        epochs, samples = self.order.at(np.array(positions, np.int64))
+        labels = self.source.labels(samples)
+        labelled, num_classes = has_label(labels), len(self.source.class_names)
+
+        def begin(row: int, sample: int) -> Begun:
+            if self.needs_labels and not labelled[row]:
+                raise BadSample("no label")
+            if self.needs_labels and labels[row].max() >= num_classes:
+                raise BadSample("no such class", f"label {labels[row].max()} of {num_classes} classes")
+            picture = _opened(self.source, sample, self.transform)
+            rng = augmentation_rng(self.seed, int(epochs[row]), sample)
+            chosen = self.transform.draw(picture.height, picture.width, rng)
+            return Begun(partial(self.transform.apply, picture, chosen), picture.num_bytes)
+
+        return _batch(self.source, samples, labels, self.transform.image_size, begin)
+
+
+@dataclass(frozen=True)
+class _EvalSamples(Dataset[Batch]):
+    """Samples, or padding, to a batch."""
+
+    source: Source
+    transform: EvalTransform
+
+    def __getitems__(self, positions: list[int]) -> Batch:
+        samples = np.array(positions, np.int64)
+        labels = self.source.labels(np.maximum(samples, 0))
+        labels[samples == PADDING] = 0
+
+        def begin(_: int, sample: int) -> Begun:
+            picture = _opened(self.source, sample, self.transform)
+            return Begun(partial(self.transform, picture), picture.num_bytes)
+
+        return _batch(self.source, samples, labels, self.transform.image_size, begin)
+
+
+def _opened(source: Source, sample: int, transform: TrainTransform | EvalTransform) -> Picture:
+    data = source.read(sample)
+    return open_picture(data, exif_orientation=transform.exif_orientation, truncated=transform.truncated)
+
+
+def _batch(
+    source: Source, samples: np.ndarray, labels: np.ndarray, image_size: int, begin: Callable[[int, int], Begun]
+) -> Batch:
+    """The images that `begin` opens, a few at a time: alternating with the decoder, small steps would find cold caches."""
+    images, memory = _black(len(samples), image_size)
+    weights = np.zeros(len(samples), np.float32)
+    bad: dict[int, str] = {}
+    begun: dict[int, Begun] = {}
+
+    def finish() -> None:
+        for row in list(begun):
+            with _noted(bad, row):
+                images[row] = begun.pop(row).finish()
+                weights[row] = 1
+        end_turn()
+
+    for row in np.flatnonzero(samples != PADDING).tolist():
+        with _noted(bad, row):
+            begun[row] = begin(row, int(samples[row]))
+        if len(begun) == _AT_A_TIME or sum(one.num_bytes for one in begun.values()) > HELD.most:
+            finish()
+    finish()
+    for row in bad:
+        labels[row] = np.clip(labels[row], 0, len(source.class_names) - 1)
+    told = tuple(
+        (int(samples[row]), told_key(source, int(samples[row])), reason) for row, reason in sorted(bad.items())
+    )
+    return Batch(
+        images, torch.from_numpy(labels), torch.from_numpy(weights), torch.from_numpy(samples), told, memory=memory
+    )
+
+
+@contextmanager
+def _noted(bad: dict[int, str], row: int) -> Iterator[None]:
+    try:
+        yield
+    except BadSample as error:
+        bad[row] = error.reason
+
+
+def _black(num_images: int, image_size: int) -> tuple[Tensor, SharedMemory | None]:
+    """Zeros, a pixel's colours side by side as they are decoded; in a worker they lie in shared memory from the start."""
+    shape = (num_images, image_size, image_size, 3)
+    if get_worker_info() is None or sys.platform != "linux":
+        return torch.zeros(shape, dtype=torch.uint8).permute(0, 3, 1, 2), None
+    memory = SharedMemory.zeros(math.prod(shape))
+    return memory.tensor(at_once=True).view(shape).permute(0, 3, 1, 2), memory
+
+
+def told_key(source: Source, sample: int) -> str:
+    """The key of a sample, or its number where its shard can no longer tell the key."""
+    try:
+        return source.key(sample)
+    except BadSample:
+        return f"number {sample}"
+
+
+def _batches(samples: Dataset[Batch], positions: Iterator[list[int]], num_workers: int) -> Iterator[Batch]:
+    bounds.check()
+    loader: DataLoader[Any] = DataLoader(
+        samples,
+        batch_sampler=positions,
+        num_workers=num_workers,
+        collate_fn=_as_it_is,
+        worker_init_fn=worker_start(),
+        pin_memory=torch.cuda.is_available(),
+        prefetch_factor=_PREFETCH if num_workers else None,
+        generator=torch.Generator(),  # its draw for worker seeds must not move the global generator
+    )
+    batches, workers = start_workers(loader)
+    while True:
+        try:
+            batch = next(batches)
+        except StopIteration:
+            return
+        except DataError as error:
+            told = _told_by_worker(str(error))
+            error.with_traceback(None)  # it would keep the loader, and so its workers, alive
+            break
+        except (RuntimeError, ConnectionError, EOFError) as error:
+            if not _tells_of_death(error):
+                raise
+            cause = workers.cause_of_death()
+            raise DataError(f"a loader process was {cause}; use fewer loader workers ({error})") from error
+        yield batch
+    del batches, loader
+    raise DataError(told)
+
+
+def _told_by_worker(text: str) -> str:
+    """The message itself: torch wraps what a worker raises into the worker's traceback, message last."""
+    return text.strip().rpartition("\n")[2].partition(": ")[2] if text.startswith("Caught ") else text
+
+
+def _tells_of_death(error: Exception) -> bool:
+    """Whether a worker is gone: torch says so, or its connection broke while it handed over a batch."""
+    text = str(error)
+    return text.startswith("DataLoader worker") if isinstance(error, RuntimeError) else not text.startswith("Caught")
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch

@@ -1,0 +1,289 @@
+"""What --data means: a folder, its address, or shards by pattern, by list or by @file."""
+
+import hashlib
+import os
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from braceexpand import braceexpand
+
+from vitctl.data.shards.cache import ShardCache, cache_folder
+from vitctl.data.shards.index import find_splits, read_index, table_bytes, table_names
+from vitctl.data.shards.remote import (
+    MissingError,
+    UnreachableError,
+    bounded,
+    check_address,
+    is_remote,
+    read_changed,
+    read_file,
+)
+from vitctl.data.source.exclusion import read_exclusion, without_excluded
+from vitctl.data.source.read import ShardSource, Source, Subset
+from vitctl.data.source.unindexed import index_folder, index_list
+from vitctl.errors import DataError
+from vitctl.system.bounds import INDEX, SHARD_LIST
+from vitctl.system.files import read_bytes, replacing, write_bytes, write_text
+from vitctl.system.text import nearest, one_line
+
+_BRACES = re.compile(r"\{([^{}]*)\}")
+_STRAY_BRACE = re.compile(r"\{[^}]*(\{|$)|(^|\})[^{]*\}")
+_RANGE = re.compile(r"([0-9]{1,18})\.\.([0-9]{1,18})(\.\.[0-9]{1,18})?")
+_MOST_NAMES = 10**6
+_ETAG, _MOST_ETAG_BYTES = "index.json.etag", 1000
+_LOOKED_FOR = ("train", "validation", "val", "test", "train800", "val200", "train800val200")
+
+
+@dataclass(frozen=True)
+class SplitPlace:
+    """Where a split lies.
+
+    Args:
+        folder: holds its index.
+        base: address of its shards when they do not lie in `folder`.
+        shards: names of the shards that were asked for; none for all.
+    """
+
+    folder: Path
+    base: str = ""
+    shards: tuple[str, ...] = ()
+
+    def open(self, cache_bytes: int) -> Source:
+        """Its samples; `cache_bytes` bounds the cache of remote shards, 0 reads single images."""
+        index = read_index(self.folder, self.base)
+        cache = ShardCache(cache_folder() / "shards", cache_bytes) if index.is_remote and cache_bytes else None
+        source = ShardSource(index, cache)
+        if not self.shards:
+            return without_excluded(source)
+        ends = np.cumsum([shard.num_samples for shard in index.shards])
+        numbers = {shard.name: number for number, shard in enumerate(index.shards)}
+        if missing := [name for name in self.shards if name not in numbers]:
+            raise DataError(
+                f"{self.base or self.folder}: {missing[0]} is not in the index ({len(missing)} shards are not)"
+            )
+        chosen = [numbers[name] for name in self.shards]
+        rows = np.concatenate(
+            [np.arange(ends[number] - index.shards[number].num_samples, ends[number]) for number in chosen]
+        )
+        return Subset(source, rows[~np.isin(rows, read_exclusion(index))])
+
+
+def every_place(text: str) -> dict[str, SplitPlace]:
+    """All splits behind what was given as data, as `find_places` reads it, with the index as it is now.
+
+    An address cannot be listed: there the usual names are looked for. Another one is found by its own address.
+
+    Raises:
+        DataError: as `find_places`; or nothing is indexed there.
+    """
+    found = find_places(text, "+".join(_LOOKED_FOR), makes_index=False)
+    if found:
+        return found
+    if is_remote(text):
+        raise DataError(
+            f"{text}: no index.json there, nor in {', '.join(_LOOKED_FOR)}; give the address of a folder of shards or of one split"
+        )
+    raise DataError(nothing_indexed(text))
+
+
+def find_places(text: str, split: str, *, makes_index: bool = True) -> dict[str, SplitPlace]:
+    """The splits behind what was given as data, by name; empty when nothing is indexed there.
+
+    Local shards without an index are indexed first, and that is said; see unindexed.py.
+
+    Args:
+        text: a local folder of shards or of splits; the address of one; shards as `train/{000..127}.tar`, joined by
+            commas, or in a text file as `@shards.txt`.
+        split: the split expression that is wanted; an address cannot be listed, so its splits are asked for by name.
+        makes_index: index local shards that have none.
+
+    Raises:
+        DataError: the text is malformed, an address is refused or cannot be read.
+    """
+    if not text.startswith("@") and not _BRACES.search(text) and "," not in text and not text.endswith(".tar"):
+        if not is_remote(text):
+            if makes_index:
+                index_folder(Path(text), _names(split))
+            return {name: SplitPlace(folder) for name, folder in find_splits(Path(text)).items()}
+        return _remote_splits(text.rstrip("/"), split)
+    shards = expand(text)
+    folders = {shard.rpartition("/")[0] for shard in shards}
+    if len(folders) != 1 or not all(shard.endswith(".tar") for shard in shards):
+        raise DataError(
+            f"{text}: names {len(shards)} files in {len(folders)} folders, should be the .tar shards of one split"
+        )
+    (folder,) = folders
+    found = find_places(folder or ".", split, makes_index=False)
+    if not found and makes_index and not is_remote(text) and all(map(os.path.exists, shards)):
+        return {Path(folder).resolve().name: SplitPlace(index_list([Path(shard) for shard in shards]))}
+    if len(found) != 1:
+        raise DataError(
+            f"{folder}: no index.json beside these shards; write one with `vitctl data index '{text}' --out FOLDER`"
+        )
+    names = tuple(shard.rpartition("/")[2] for shard in shards)
+    return {name: SplitPlace(place.folder, place.base, names) for name, place in found.items()}
+
+
+def nothing_indexed(path: str, split: str = "train") -> str:
+    """What is wrong with a place of shards where no index is found, and how to mend it, in one line."""
+    if is_remote(path):
+        return f"{path}: neither index.json nor {split}/index.json there; `vitctl data index URL... --out FOLDER` writes one"
+    if not Path(path).exists():
+        near = nearest(Path(path).name, _neighbours(Path(path)), 1)
+        return f"{path}: no such folder{f'; did you mean {Path(path).parent / near[0]}?' if near else ''}"
+    if Path(path).is_dir() and not any(Path(path).iterdir()):
+        return f"{path}: is empty; should be a folder of shards made by `vitctl data shards`"
+    shard = next(Path(path).rglob("*.tar"), None)
+    if Path(path).is_dir() and shard is None:
+        out = f"{path.rstrip('/')}-shards"
+        return (
+            f"{path}: holds files and no shards; make them with `vitctl data shards {path} {out}`, then type the same line with "
+            f"--data {out}"
+        )
+    return (
+        f"{path}: no shards with an index here; make them with `vitctl data shards SOURCE {path}`, "
+        f"or index those you have with `vitctl data index {shard.parent if shard else path}`"
+    )
+
+
+def _neighbours(path: Path) -> list[str]:
+    try:
+        return [one.name for one in path.parent.iterdir() if one.is_dir()]
+    except OSError:
+        return []
+
+
+def expand(text: str) -> list[str]:
+    """Every name that a pattern, a list or an @file stands for, in order.
+
+    Raises:
+        DataError: braces are malformed, the file cannot be read, or it is more than a million names.
+    """
+    names: list[str] = []
+    for name in _parts(text):
+        for expanded in _expand_braces(name):
+            names.append(expanded)
+            if len(names) > _MOST_NAMES:
+                raise DataError(f"{text[:80]}: more than {_MOST_NAMES:,} names")
+    if not names:
+        raise DataError(f"{text}: names nothing")
+    return names
+
+
+def _parts(text: str) -> Iterator[str]:
+    if text.startswith("@"):
+        path = Path(text[1:])
+        try:
+            lines = read_bytes(path, SHARD_LIST.most, error=DataError).decode().splitlines()
+        except UnicodeDecodeError as error:
+            raise DataError(f"{path}: cannot be read ({error}); should be a text file with a shard per line") from None
+        yield from (line.strip() for line in lines if line.strip() and not line.startswith("#"))
+        return
+    yield from (part.strip() for part in re.split(r",(?![^{]*\})", text) if part.strip())
+
+
+def _expand_braces(text: str) -> Iterator[str]:
+    """With webdataset's package. Refused are what it would take for plain text, and what it would fill the memory with."""
+    choices = _BRACES.findall(text)
+    for inside in choices:
+        span = _RANGE.fullmatch(inside)
+        if span is None and "," not in inside:
+            raise DataError(
+                f"{text[:80]}: '{{{inside[:80]}}}' should be a range as {{000..127}} or a choice as {{a,b}}"
+            )
+        if len(choices) >= _MOST_NAMES.bit_length() or (span and abs(int(span[2]) - int(span[1])) >= _MOST_NAMES):
+            raise DataError(f"{text[:80]}: more than {_MOST_NAMES:,} names")
+    if not choices:
+        return iter((text,))
+    if _STRAY_BRACE.search(text):
+        raise DataError(f"{text[:80]}: braces within braces, or one that is not closed; list the names in @FILE")
+    return braceexpand(text, escape=False)
+
+
+def _names(split: str) -> list[str]:
+    """The splits that an expression names."""
+    return list(dict.fromkeys(part.split("[")[0].strip() for part in split.split("+")))
+
+
+def _remote_splits(url: str, split: str) -> dict[str, SplitPlace]:
+    """An address is a split folder itself, or holds a folder for each split."""
+    check_address(url)
+    names = _names(split)
+    # What was a folder of splits before is not asked whether it is a split: offline there would be no answer.
+    if not any((_copy(f"{url}/{name}") / "index.json").exists() for name in names):
+        try:
+            return {url.rpartition("/")[2]: SplitPlace(_fetched_index(url), url)}
+        except MissingError:
+            pass
+    found = {}
+    for name in names:
+        try:
+            found[name] = SplitPlace(_fetched_index(f"{url}/{name}"), f"{url}/{name}")
+        except MissingError:
+            continue
+    return found
+
+
+def _fetched_index(url: str) -> Path:
+    """The cached copy of a remote split's index, as it is there now; `index.json` comes last.
+
+    What is kept is asked for by its ETag, so that an unchanged index costs one short answer. A copy that is not whole is
+    fetched anew. Where nobody answers the copy is used, and that is said.
+    """
+    folder = _copy(url)
+    kept = _whole(folder, url)
+    try:
+        if kept is None:
+            _fetch_index(url, folder, read_file(f"{url}/index.json", INDEX.most))
+        else:
+            _renew(url, folder, kept)
+    except UnreachableError as error:
+        print(f"warning: {one_line(str(error))}; the index that was fetched before is used", file=sys.stderr)
+    return folder
+
+
+def _copy(url: str) -> Path:
+    """The folder of the cache for the index of a split."""
+    return cache_folder() / "splits" / hashlib.sha256(url.encode("utf-8", "surrogatepass")).hexdigest()[:24]
+
+
+def _whole(folder: Path, url: str) -> bytes | None:
+    """The kept `index.json`, when it and its tables can be opened."""
+    try:
+        read_index(folder, url)
+        return read_bytes(folder / "index.json", INDEX.most, error=DataError)
+    except DataError:
+        return None
+
+
+def _renew(url: str, folder: Path, kept: bytes) -> None:
+    """Fetch what has changed since it was kept."""
+    index = read_changed(f"{url}/index.json", INDEX.most, _version(folder))
+    if index is not None and index[0] != kept:
+        _fetch_index(url, folder, *index)
+        return
+    if index is not None:
+        with suppress(OSError):  # another user's folder: it is read all the same
+            write_text(folder / _ETAG, index[1])
+
+
+def _fetch_index(url: str, folder: Path, text: bytes, version: str = "") -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in table_names(text):
+        with replacing(folder / name) as aside, aside.open("wb") as file:
+            for piece in bounded(f"{url}/{name}", table_bytes(text)):
+                file.write(piece)
+    write_bytes(folder / "index.json", text)
+    write_text(folder / _ETAG, version)
+
+
+def _version(folder: Path) -> str:
+    try:
+        return read_bytes(folder / _ETAG, _MOST_ETAG_BYTES, error=DataError).decode("ascii", "ignore").strip()
+    except DataError:
+        return ""

@@ -1,0 +1,277 @@
+"""Originals looked at before they are written: every image decoded, every class held against the others.
+
+Nothing of a source is lost in silence: what is not written is listed, with the reason.
+"""
+
+import shlex
+import unicodedata
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from vitctl.data.images.decode import BadSample, open_picture
+from vitctl.data.images.formats import HEAD_BYTES, image_extension, what_it_is
+from vitctl.data.images.heic import CONVERSION, heic_to_jpeg, is_heic
+from vitctl.data.source.subsets import no_class
+from vitctl.data.writer.items import Item, LeftOut, Originals, read_item
+from vitctl.errors import DataError
+from vitctl.system.bounds import IMAGE_FILE
+from vitctl.system.pool import Done, run_tasks
+from vitctl.system.tables import write_csv
+
+Bad = Literal["stop", "skip", "keep"]
+REPORT = "intake.csv"
+_TOGETHER = 64
+_HEIC = "heic"
+_HEIC_NAMES = (".heic", ".heif", ".hif")
+
+
+@dataclass(frozen=True)
+class Intake:
+    """What becomes of a source.
+
+    Args:
+        splits: to be written.
+        left_out: files that are not, with reasons, system files among them; named as the source names them.
+        bad: images that cannot be used; among `left_out` too where they are skipped.
+        converted: names of the images that are stored in another format.
+        doubts: lines about classes, each with what to do about it; nothing should be written while there are any.
+    """
+
+    splits: Mapping[str, Originals]
+    left_out: tuple[LeftOut, ...]
+    bad: tuple[LeftOut, ...]
+    converted: tuple[str, ...]
+    doubts: tuple[str, ...]
+
+    def counts(self) -> list[tuple[str, int]]:
+        """How many files were left out for which kind of reason, most first."""
+        return Counter(one.reason.partition(":")[0] for one in self.left_out).most_common()
+
+    def write(self, path: Path) -> None:
+        """The whole list as a table: file, what became of it, why."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        listed = {one.name for one in self.left_out}
+        rows = [("file", "what", "reason")]
+        rows += [(one.name, "left out", one.reason) for one in self.left_out]
+        rows += [(one.name, "bad", one.reason) for one in self.bad if one.name not in listed]
+        rows += [(name, "converted", CONVERSION) for name in self.converted]
+        write_csv(path, rows)
+
+
+@dataclass
+class _Split:
+    """A split while it is looked at: what each item was found to be."""
+
+    originals: Originals
+    found: list[str] = field(default_factory=list)
+
+    def name(self, item: Item) -> str:
+        """Of an item, as the source names it."""
+        return self.originals.prefix + item.key
+
+    @property
+    def labels(self) -> list[tuple[int, ...]]:
+        return [item.label if isinstance(item.label, tuple) else (item.label,) for item in self.originals.items]
+
+
+def take_in(
+    splits: Mapping[str, Originals],
+    *,
+    bad: Bad = "stop",
+    drop: Sequence[str] = (),
+    keep: Sequence[str] = (),
+    workers: int = 0,
+    done: Done = lambda _: None,
+) -> Intake:
+    """Look at every image and every class of what a user brings; sets that are known by name pass as they are.
+
+    Args:
+        splits: as a reader found them.
+        bad: what becomes of images that cannot be decoded: `stop` and `skip` list them; `keep` looks at none of them, for
+            sets so large that decoding each image once is too slow.
+        drop: classes to leave out.
+        keep: classes to take although there is a doubt about them.
+        workers: processes that decode; 0: this one.
+        done: called with how many images were decoded since the last call.
+
+    Raises:
+        DataError: a class to drop or to keep does not exist, or images with several labels would lose one.
+    """
+    if not any(originals.is_own for originals in splits.values()):
+        return Intake(splits, (), (), (), ())
+    looked = {name: _Split(originals, _look(originals.items, bad, workers, done)) for name, originals in splits.items()}
+    wrong = {
+        split: [
+            LeftOut(one.name(item), why)
+            for item, why in zip(one.originals.items, one.found, strict=True)
+            if _is_bad(why)
+        ]
+        for split, one in looked.items()
+    }
+    _check_named(looked, drop, keep)
+    doubts = _doubts(looked, set(drop), set(keep))
+    out = {split: _rest(one, set(drop)) for split, one in looked.items()}
+    left_out = [
+        one
+        for split, own in looked.items()
+        for one in (*own.originals.left_out, *(wrong[split] if bad == "skip" else ()), *_dropped(own, set(drop)))
+    ]
+    return Intake(
+        {split: originals for split, originals in out.items() if originals.items},
+        tuple(left_out),
+        tuple(one for own in wrong.values() for one in own),
+        tuple(
+            one.name(item)
+            for one in looked.values()
+            for item, why in zip(one.originals.items, one.found, strict=True)
+            if why == _HEIC
+        ),
+        tuple(doubts),
+    )
+
+
+def examine(data: bytes) -> str:
+    """What a file called an image is: empty for one that training can read, `heic` for one that is converted, else what is wrong.
+
+    The whole of it is decoded.
+    """
+    if not data:
+        return "empty file"
+    if len(data) > IMAGE_FILE.most:
+        return f"too large: {len(data):,} bytes, should have at most {IMAGE_FILE}"
+    try:
+        if is_heic(data[:HEAD_BYTES]):
+            heic_to_jpeg(data)
+            return _HEIC
+        if image_extension(data) is None:
+            return f"not an image: {what_it_is(data)}"
+        picture = open_picture(data)
+        picture.region(0, 0, picture.height, picture.width, short_lived=True)
+    except BadSample as error:
+        return str(error)
+    return ""
+
+
+def _look(items: Sequence[Item], bad: Bad, workers: int, done: Done) -> list[str]:
+    if bad == "keep":
+        return [_HEIC if item.key.lower().endswith(_HEIC_NAMES) else "" for item in items]
+
+    def block(task: int, done: Done) -> list[str]:
+        found = []
+        for item in items[task * _TOGETHER : (task + 1) * _TOGETHER]:
+            try:
+                found.append(examine(read_item(item)))
+            except DataError as error:
+                found.append(f"unreadable: {error}")
+            done(1)
+        return found
+
+    blocks = run_tasks(block, -(-len(items) // _TOGETHER), workers=workers, done=done)
+    return [one for found in blocks for one in found]
+
+
+def _is_bad(found: str) -> bool:
+    return found not in ("", _HEIC)
+
+
+def _rest(one: _Split, drop: set[str]) -> Originals:
+    """What is to be written: without bad images and dropped classes, HEIC as JPEG, labels counted anew."""
+    names = one.originals.class_names
+    kept = [name for name in names if name not in drop]
+    new = {names.index(name): label for label, name in enumerate(kept)}
+    items = []
+    for item, found in zip(one.originals.items, one.found, strict=True):
+        if _is_bad(found) or (not isinstance(item.label, tuple) and item.label >= 0 and item.label not in new):
+            continue
+        label = item.label if isinstance(item.label, tuple) else new.get(item.label, -1)
+        if found == _HEIC:
+            item = replace(item, read=partial(_converted, item), size=None)
+        items.append(replace(item, label=label))
+    told = [f"{sum(map(_is_bad, one.found)):,} bad image(s) left out"] if any(map(_is_bad, one.found)) else []
+    told += [f"{one.found.count(_HEIC):,} {CONVERSION}"] if _HEIC in one.found else []
+    source = "; ".join([one.originals.source, *told])
+    return replace(one.originals, items=items, class_names=tuple(kept), source=source, left_out=(), empty_classes=())
+
+
+def _converted(item: Item) -> bytes:
+    data = read_item(item)
+    try:
+        return heic_to_jpeg(data) if is_heic(data[:HEAD_BYTES]) else data
+    except BadSample as error:
+        raise DataError(f"{item.key}: {error}") from None
+
+
+def _dropped(one: _Split, drop: set[str]) -> list[LeftOut]:
+    labels = {label for label, name in enumerate(one.originals.class_names) if name in drop}
+    return [
+        LeftOut(one.name(item), "class dropped")
+        for item, found in zip(one.originals.items, one.found, strict=True)
+        if item.label in labels and not _is_bad(found)
+    ]
+
+
+def _check_named(looked: Mapping[str, _Split], drop: Sequence[str], keep: Sequence[str]) -> None:
+    known = {name for one in looked.values() for name in (*one.originals.class_names, *one.originals.empty_classes)}
+    for name in (*drop, *keep):
+        if name not in known:
+            raise no_class(name, sorted(known))
+    if drop and any(isinstance(item.label, tuple) for one in looked.values() for item in one.originals.items):
+        raise DataError("--drop-class: these images have several labels each; take the label out of the table")
+
+
+def _doubts(looked: Mapping[str, _Split], drop: set[str], keep: set[str]) -> list[str]:
+    """Classes that were probably not meant so. A class in doubt is named once."""
+    names = next(iter(looked.values())).originals.class_names
+    usable = {split: _per_class(one, usable=True) for split, one in looked.items()}
+    held = {split: _per_class(one, usable=False) for split, one in looked.items()}
+    doubts = []
+    for name in sorted({name for one in looked.values() for name in one.originals.empty_classes} - drop - keep):
+        doubts.append(f"class {name!r} has no image: add some, or type --drop-class {_typed(name)}")
+    for label, name in enumerate(names):
+        if name in drop or name in keep:
+            continue
+        is_usable = any(counts[label] > 0 for counts in usable.values())
+        if not is_usable and any(counts[label] > 0 for counts in held.values()):
+            doubts.append(f"class {name!r} has no usable image: mend some, or type --drop-class {_typed(name)}")
+        elif is_usable and "train" in usable and not usable["train"][label]:
+            where = " and ".join(split for split, counts in usable.items() if counts[label])
+            doubts.append(
+                f"class {name!r} is in {where} alone, so that nobody can learn it: type --drop-class {_typed(name)}, or "
+                f"--keep-class {_typed(name)}"
+            )
+    return doubts + _twins([name for name in names if name not in drop], keep)
+
+
+def _twins(names: Sequence[str], keep: set[str]) -> list[str]:
+    """Class names that differ in case, blanks or the way that accents are written alone."""
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault(" ".join(unicodedata.normalize("NFKC", name).casefold().split()), []).append(name)
+    return [
+        f"classes {' and '.join(map(repr, group))} are named nearly the same: rename one to put them together, or type "
+        f"{' '.join(f'--keep-class {_typed(name)}' for name in group)} if they are different"
+        for group in groups.values()
+        if len(group) > 1 and not set(group) <= keep
+    ]
+
+
+def _per_class(one: _Split, *, usable: bool) -> np.ndarray:
+    labels = [
+        label
+        for labels, found in zip(one.labels, one.found, strict=True)
+        if not (usable and _is_bad(found))
+        for label in labels
+        if label >= 0
+    ]
+    return np.bincount(np.array(labels, np.int64), minlength=len(one.originals.class_names))
+
+
+def _typed(name: str) -> str:
+    """As it is to be typed into a shell."""
+    return shlex.quote(name)

@@ -1,0 +1,303 @@
+"""Writing a split: images as they are, shuffled once, in shards that come out the same byte for byte."""
+
+import fcntl
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+
+from vitctl.data.images.decode import BadSample
+from vitctl.data.images.formats import image_extension
+from vitctl.data.images.reencode import Reencode
+from vitctl.data.shards.index import Index, read_index, write_index
+from vitctl.data.shards.scan import ROW, Scan, escape_key, pad_labels, read_shard
+from vitctl.data.shards.tar import ShardWriter, names_header
+from vitctl.data.source.read import ShardSource
+from vitctl.data.writer.items import Item, read_item
+from vitctl.data.writer.plan import Plan, label_text, make_plan
+from vitctl.errors import DataError
+from vitctl.system.bounds import IMAGE_FILE
+from vitctl.system.files import no_links, replacing, write_text
+from vitctl.system.pool import Done, Progress, run_tasks
+from vitctl.system.text import ends_line, one_line
+
+MAX_BYTES = 256 * 2**20
+MAX_SAMPLES = 100_000
+_PLAN = "plan.sha256"
+_HELD_BYTES = 256 * 2**20
+_MEASURED_TOGETHER = 256
+_LOCK_SECONDS = 5
+
+
+def write_split(
+    items: Sequence[Item],
+    out: Path,
+    class_names: Sequence[str],
+    *,
+    seed: int,
+    source_text: str,
+    max_bytes: int = MAX_BYTES,
+    max_samples: int = MAX_SAMPLES,
+    workers: int = 0,
+    reencode: Reencode | None = None,
+    progress: Progress | None = None,
+    note: Callable[[str], None] = lambda _: None,
+) -> Index:
+    """Write items as WebDataset shards with an index. The folder appears whole, or not at all.
+
+    Each shard tells its class names, see `ShardWriter`. The extension of a member follows the bytes of the image, not its
+    old name, so that a PNG called `.jpg` is stored untouched as `.png`. The same items and seed give the same bytes, whatever
+    the number of processes, and whether or not writing was killed in between: it goes on behind the shards that are finished
+    in `.OUT.partial`. A split that is there already with the same images is left as it is.
+
+    Args:
+        items: the split; shuffled by `seed` on the way.
+        out: the split folder, which must not exist yet, or be what would be written.
+        class_names: in label order.
+        seed: of the shuffle.
+        source_text: where the images came from, in words; kept in the index.
+        max_bytes: close a shard before it grows beyond this; the bytes of the originals count.
+        max_samples: close a shard at this many samples.
+        workers: processes that write different shards; 0: this one writes them all.
+        reencode: makes JPEG files smaller; None leaves every byte alone. Told in the index.
+        progress: called with (images done, images in all). Images of unknown size count twice, they are measured first.
+        note: called with a line about what an earlier, unfinished run left.
+
+    Raises:
+        DataError: `out` is taken or being written, two items share a key, a label has no name, an image is none.
+    """
+    _check(items, out, class_names)
+    import webdataset  # noqa: F401 - `ShardWriter` needs it: once here, and not in every process that is forked
+
+    source = f"{source_text}; {reencode}" if reencode else source_text
+    with _own_folder(out) as aside:
+        count = _Count(progress, len(items))
+        sizes, held = _measure(items, workers, count)
+        plan = make_plan(
+            [item.key for item in items],
+            [item.label for item in items],
+            sizes,
+            seed=seed,
+            max_bytes=max_bytes - len(names_header(class_names)),
+            max_samples=max_samples,
+            about=(list(class_names), source),
+        )
+        job = _Job(items, sizes, held, plan, aside, reencode, tuple(class_names))
+        if (out / "index.json").exists():
+            return job.finished_before(out, list(class_names), source, note)
+        _go_on(aside, plan, note)
+        scans = run_tasks(job.shard, plan.num_shards, workers=workers, done=count)
+        write_index(
+            [job.path(shard) for shard in range(plan.num_shards)], scans, class_names=class_names, source=source
+        )
+        (aside / _PLAN).unlink()
+        os.replace(aside, out)
+    return read_index(out)
+
+
+@dataclass
+class _Count:
+    """Adds up what is done, for those who watch."""
+
+    progress: Progress | None
+    total: int
+    sum: int = 0
+
+    def __call__(self, more: int) -> None:
+        self.sum += more
+        if self.progress and more:
+            self.progress(self.sum, self.total)
+
+
+@dataclass(frozen=True)
+class _Job:
+    """All that a process needs to write any shard of a plan."""
+
+    items: Sequence[Item]
+    sizes: np.ndarray
+    held: dict[int, bytes]
+    plan: Plan
+    folder: Path
+    reencode: Reencode | None
+    class_names: tuple[str, ...]
+
+    def path(self, shard: int) -> Path:
+        return self.folder / f"shard-{shard:06d}.tar"
+
+    def shard(self, shard: int, done: Done) -> Scan:
+        """Write a shard, unless it is there; returns what is in it."""
+        path, numbers = self.path(shard), self.plan.items(shard)
+        if path.exists():
+            found = self._scan_again(path, numbers)
+            if found is not None:
+                done(len(numbers))
+                return found
+        with replacing(path) as aside, aside.open("wb") as file:
+            return self._write(file, numbers.tolist(), done)
+
+    def finished_before(self, out: Path, class_names: list[str], source: str, note: Callable[[str], None]) -> Index:
+        """The split that is there, when it is what the plan would make."""
+        index = read_index(out)
+        stored, planned = ShardSource(index), self.plan.order.tolist()
+        same = (
+            (list(index.class_names), index.source, len(stored)) == (class_names, source, len(planned))
+            and [shard.num_samples for shard in index.shards] == np.diff(self.plan.bounds).tolist()
+            and (self.reencode is not None or np.array_equal(index.rows["size"], self.sizes[self.plan.order]))
+            and np.array_equal(self._labels(planned), _as_table(stored.labels()))
+            and all(stored.key(place) == self.items[number].key for place, number in enumerate(planned))
+        )
+        if not same:
+            raise DataError(f"{out}: exists already with other images or options; remove it or choose another name")
+        note("is there already, whole; nothing was written")
+        return index
+
+    def _labels(self, numbers: list[int]) -> np.ndarray:
+        labels = [self.items[number].label for number in numbers]
+        return pad_labels([label if isinstance(label, tuple) else (label,) for label in labels])
+
+    def _write(self, file: IO[bytes], numbers: list[int], done: Done) -> Scan:
+        """Fill one shard. What a scan would find in it is known by then."""
+        rows, table = [], self._labels(numbers)
+        with ShardWriter(file, self.class_names) as writer:
+            for number, first in zip(numbers, table[:, 0].tolist(), strict=True):
+                item = self.items[number]
+                extension, data = self._image(item, number)
+                label_extension, label = label_text(item.label)
+                places = writer.write(escape_key(item.key), {extension: data, label_extension: label})
+                header, begin = places[extension]
+                rows.append((header, begin - header, len(data), first))
+                done(1)
+        several = any(isinstance(self.items[number].label, tuple) for number in numbers)
+        return Scan(np.array(rows, ROW), table if several else None, writer.sha256, self.class_names)
+
+    def _image(self, item: Item, number: int) -> tuple[str, bytes]:
+        data = self.held[number] if number in self.held else read_item(item)
+        if len(data) != self.sizes[number]:
+            raise DataError(
+                f"{item.key}: has {len(data)} bytes and had {self.sizes[number]} before; it changed meanwhile"
+            )
+        extension = image_extension(data)
+        if extension is None:
+            raise DataError(
+                f"{item.key}: not a JPEG, PNG, WEBP, GIF, BMP or TIFF file (begins with {data[:8].hex(' ')})"
+            )
+        if len(data) > IMAGE_FILE.most:
+            raise DataError(f"{item.key}: {len(data)} bytes, should have at most {IMAGE_FILE.most}")
+        if self.reencode and extension == "jpg":
+            try:
+                data = self.reencode(data)
+            except BadSample as error:
+                raise DataError(f"{item.key}: cannot be made smaller ({error}); mend it or leave it out") from None
+        return extension, data
+
+    def _scan_again(self, path: Path, numbers: np.ndarray) -> Scan | None:
+        """What a finished shard of an earlier run holds; None when it is not what the plan says."""
+        try:
+            scan = read_shard(path)
+        except DataError:
+            return None
+        found = scan.rows["label"] if scan.labels is None else scan.labels
+        same = np.array_equal(self._labels(numbers.tolist()), _as_table(found))
+        return scan if same and (self.reencode or np.array_equal(scan.rows["size"], self.sizes[numbers])) else None
+
+
+def _as_table(labels: np.ndarray) -> np.ndarray:
+    return labels.reshape(len(labels), -1)
+
+
+def _check(items: Sequence[Item], out: Path, class_names: Sequence[str]) -> None:
+    num_classes = len(class_names)
+    if ends_line(str(out)):
+        raise DataError(f"{one_line(str(out))}: has a control character in its name; choose another")
+    for name in filter(ends_line, class_names):
+        raise DataError(f"{out}: the class {one_line(name)!r} has a control character in its name; rename it")
+    if out.exists() and not (out / "index.json").exists() and (not out.is_dir() or any(out.iterdir())):
+        raise DataError(f"{out}: exists already, should be a new folder; remove it or choose another name")
+    if not items:
+        raise DataError(f"{out}: no images to write")
+    seen: set[str] = set()
+    for item in items:
+        if ends_line(item.key):
+            raise DataError(f"{out}: the image {one_line(item.key)!r} has a control character in its name; rename it")
+        if item.key in seen:
+            raise DataError(f"{out}: two images have the key {item.key!r}, should be unique in a split")
+        seen.add(item.key)
+        several = isinstance(item.label, tuple)
+        for label in item.label if isinstance(item.label, tuple) else (item.label,):
+            if not (0 if several else -1) <= label < num_classes:
+                raise DataError(f"{item.key}: label {label} has no name, {num_classes} class names were given")
+
+
+@contextmanager
+def _own_folder(out: Path) -> Iterator[Path]:
+    """The folder that becomes `out`, for this process and its children alone until then."""
+    aside = out.with_name(f".{out.name}.partial")
+    aside.mkdir(parents=True, exist_ok=True)
+    descriptor = no_links(str(aside), os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        _lock(descriptor, out)
+        try:
+            yield aside
+        finally:
+            if aside.exists() and not any(aside.iterdir()):
+                aside.rmdir()
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, out: Path) -> None:
+    """Wait a little: the processes of a killed run hold on to their folder until they notice."""
+    until = time.monotonic() + _LOCK_SECONDS
+    while True:
+        try:
+            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            if time.monotonic() > until:
+                raise DataError(f"{out}: is being written by another process; wait for it or stop it") from None
+            time.sleep(0.1)
+
+
+def _measure(items: Sequence[Item], workers: int, count: _Count) -> tuple[np.ndarray, dict[int, bytes]]:
+    """The bytes of every image, int64 `[n]`. What has to be made for that is held, as far as there is room in this process."""
+    sizes = np.array([-1 if item.size is None else item.size for item in items], np.int64)
+    unknown, held, held_bytes = np.flatnonzero(sizes < 0), dict[int, bytes](), 0
+    blocks = [unknown[begin : begin + _MEASURED_TOGETHER] for begin in range(0, len(unknown), _MEASURED_TOGETHER)]
+    count.total += len(unknown)
+
+    def measure(block: int, done: Done) -> list[int]:
+        nonlocal held_bytes
+        found = []
+        for number in blocks[block].tolist():
+            data = read_item(items[number])
+            found.append(len(data))
+            if not workers and held_bytes + len(data) <= _HELD_BYTES:
+                held[number] = data
+                held_bytes += len(data)
+            done(1)
+        return found
+
+    for block, found in zip(blocks, run_tasks(measure, len(blocks), workers=workers, done=count), strict=True):
+        sizes[block] = found
+    return sizes, held
+
+
+def _go_on(aside: Path, plan: Plan, note: Callable[[str], None]) -> None:
+    """Make the folder ready for a plan: with the shards that an earlier run of the same plan finished, or empty."""
+    file, finished = aside / _PLAN, len(list(aside.glob("shard-*.tar")))
+    if file.is_file() and file.read_text() == plan.digest:
+        for left in aside.glob(".*.partial"):  # of a process that was killed
+            left.unlink()
+        if finished:
+            note(f"going on: {finished} of {plan.num_shards} shards are finished already")
+        return
+    if finished:
+        note(f"starting again: the images or the options are not those of the {finished} shards in {aside}")
+    for path in aside.iterdir():
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+    write_text(file, plan.digest)

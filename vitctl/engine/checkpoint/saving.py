@@ -1,0 +1,210 @@
+"""Checkpoints in the background: a copy to the host at once, the writing while the training goes on."""
+
+import errno
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from vitctl.engine.averaging import Average
+from vitctl.engine.checkpoint.files import AVERAGE, MODEL, OPTIMIZER, is_set_aside, keep, save_checkpoint
+from vitctl.engine.distributed.sharding import full
+from vitctl.engine.journal import Journal
+from vitctl.engine.optimizer import optimizer_bytes, optimizer_tensors
+from vitctl.errors import CheckpointError, os_code
+
+Snapshot = dict[str, dict[str, Tensor]]
+ROOM_SECONDS = 10.0  # between two looks for room on a full disk
+SPARE_BYTES = 2**16  # left to the logs
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+@dataclass
+class Saver:
+    """Writes the checkpoints of one process, one at a time.
+
+    Args:
+        root: the run's checkpoints folder.
+        config, meta: of the model, kept inside the weights files.
+        last, best: how many checkpoints are kept.
+        journal: told what a save took.
+    """
+
+    root: Path
+    config: Any
+    meta: dict[str, Any]
+    last: int
+    best: int
+    journal: Journal
+    _buffers: Snapshot = field(default_factory=dict)
+    _thread: threading.Thread | None = None
+    _problem: str = ""
+    _no_more: threading.Event = field(default_factory=threading.Event)  # waiting for room
+
+    def start(self, step: int, parts: Iterable[tuple[str, str, Tensor]], state: Mapping[str, Any], scores: Any) -> None:
+        """Copy what is to be saved, and begin to write it; the copy is all that the caller waits for.
+
+        Args:
+            step: finished steps.
+            parts: (file, name, tensor) of the model, perhaps of its average, and of the optimizer.
+            state: what else is needed to go on.
+            scores: step -> accuracy, for the best that are kept.
+        """
+        began = time.perf_counter()
+        snapshot = self._copy(parts)
+        stall = time.perf_counter() - began
+        self._thread = threading.Thread(
+            target=self._write, args=(step, snapshot, dict(state), dict(scores), stall), daemon=True
+        )
+        self._no_more.clear()
+        self._thread.start()
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether a write is under way."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def finish(self) -> str:
+        """Wait for the write under way, but for no room; what went wrong with it in words, "" when it is whole on disk."""
+        if self._thread is not None:
+            self._no_more.set()
+            self._thread.join()
+            self._thread = None
+        problem, self._problem = self._problem, ""
+        return problem
+
+    def keep(self, scores: Mapping[int, float]) -> None:
+        """Delete what the budgets do not keep; a checkpoint that cannot be deleted is no reason to stop."""
+        try:
+            keep(self.root, last=self.last, best=self.best, scores=scores)
+        except OSError as error:
+            self.journal.write("warning", step=0, text=f"{self.root}: old checkpoints stay ({error.strerror})")
+
+    def _copy(self, parts: Iterable[tuple[str, str, Tensor]]) -> Snapshot:
+        """The tensors in memory of ours, which is taken once and, beside a GPU, page-locked."""
+        snapshot: Snapshot = {}
+        for part, name, tensor in parts:
+            buffer = self._buffers.setdefault(part, {}).get(name)
+            if buffer is None:
+                pinned = tensor.device.type == "cuda"
+                buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=pinned)
+                self._buffers[part][name] = buffer
+            buffer.copy_(tensor.detach(), non_blocking=True)
+            snapshot.setdefault(part, {})[name] = buffer
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        return snapshot
+
+    def _write(
+        self, step: int, snapshot: Snapshot, state: dict[str, Any], scores: dict[int, float], stall: float
+    ) -> None:
+        began = time.perf_counter()
+        write = partial(
+            save_checkpoint,
+            self.root,
+            step,
+            tensors=snapshot,
+            config=self.config,
+            meta=self.meta,
+            state=state,
+        )
+        num_bytes = sum(tensor.nbytes for tensors in snapshot.values() for tensor in tensors.values())
+        path = self._written(step, write, num_bytes, scores)
+        if path is None:
+            return
+        self._problem = ""
+        self.keep(scores)
+        seconds = round(time.perf_counter() - began, 3)
+        self.journal.write("checkpoint", step=step, path=str(path), seconds=seconds, stall_seconds=round(stall, 4))
+
+    def _written(
+        self, step: int, write: Callable[[], Path], num_bytes: int, scores: Mapping[int, float]
+    ) -> Path | None:
+        """Write a checkpoint; on a full disk, of what the budgets let go, and else as soon as there is room.
+
+        Returns:
+            its folder; None, and `_problem` set, where it could not be written before the next one or the end.
+        """
+        while True:
+            has_room = self._free() >= num_bytes + SPARE_BYTES
+            if not has_room and self._let_go(step, scores):
+                continue
+            reason, is_full = os.strerror(errno.ENOSPC), True
+            if has_room:
+                try:
+                    return write()
+                except Exception as error:  # whatever it is: nobody would hear of it, and the step would count as saved
+                    reason, is_full = _reason(error), os_code(error) in _FULL
+                if is_full and self._let_go(step, scores):  # a quota, which is not seen beforehand
+                    continue
+            if not self._problem:
+                self._problem = f"step {step} could not be saved in {self.root} ({reason})"
+                text = f"{self._problem}; the checkpoints before it are whole"
+                self.journal.write("warning", step=step, text=text)
+            if not is_full or self._no_more.wait(ROOM_SECONDS):
+                return None
+
+    def _free(self) -> int:
+        """Bytes that the disk has for us."""
+        existing = next(path for path in (self.root, *self.root.absolute().parents) if path.exists())
+        return shutil.disk_usage(existing).free
+
+    def _let_go(self, step: int, scores: Mapping[int, float]) -> bool:
+        """Delete now what the budgets will not keep once `step` is there; whether there was anything."""
+        with suppress(OSError):
+            return keep(self.root, last=self.last, best=self.best, scores=scores, coming=step)
+        return False
+
+
+def _reason(error: Exception) -> str:
+    if (code := os_code(error)) > 0:
+        return os.strerror(code)
+    if isinstance(error, SafetensorError | OSError):
+        return str(error)
+    return f"{type(error).__name__}: {error}"
+
+
+def parts(model: nn.Module, average: Average | None, optimizer: Optimizer) -> Iterable[tuple[str, str, Tensor]]:
+    """All tensors of a training by file and name, whole, one at a time; all processes go through those of a sharded model."""
+    averages = {} if average is None else average.tensors
+    for name, tensor in model.state_dict().items():
+        yield MODEL, name, full(tensor)
+    for name, tensor in model.state_dict().items() if averages else ():
+        yield AVERAGE, name, full(averages.get(name, tensor))
+    for name, tensor in optimizer_tensors(optimizer, model).items():
+        yield OPTIMIZER, name, full(tensor)
+
+
+def check_space(root: Path, model: nn.Module, average: Average | None, optimizer: Optimizer, *, kept: int) -> None:
+    """Before the first save: is there room for all checkpoints that will be kept, and the one being written?
+
+    Args:
+        root: the run's checkpoints folder; what is there already counts as written, but for what is never deleted.
+        model, average, optimizer: what a checkpoint holds.
+        kept: checkpoints that are kept.
+
+    Raises:
+        CheckpointError: there is not.
+    """
+    weights = sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values())
+    one = weights * (1 if average is None else 2) + optimizer_bytes(optimizer)
+    existing = next(path for path in (root, *root.absolute().parents) if path.exists())
+    there = sum(path.stat().st_size for path in root.rglob("*") if path.is_file() and not is_set_aside(path.parent))
+    free = shutil.disk_usage(existing).free
+    if free + there < one * (kept + 1):
+        raise CheckpointError(
+            f"{root}: {free / 1e9:.1f} GB are free, the checkpoints of this run need {(one * (kept + 1) - there) / 1e9:.1f} GB "
+            f"more ({kept} kept and one being written, {one / 1e9:.1f} GB each); make room, choose another folder with --out, or "
+            "lower checkpoint.keep_last or keep_best"
+        )

@@ -1,0 +1,191 @@
+"""All processes go on from one checkpoint, which the first chooses, and hold the same numbers before the first step."""
+
+import hashlib
+import json
+import socket
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+
+from vitctl.engine.checkpoint.files import (
+    AVERAGE,
+    MODEL,
+    OPTIMIZER,
+    Saved,
+    newest_checkpoint,
+    newest_name,
+    read_checkpoint,
+)
+from vitctl.engine.distributed.process_group import check_same, end_together
+from vitctl.engine.distributed.runtime import Runtime
+from vitctl.engine.distributed.sharding import is_sharded
+from vitctl.errors import CheckpointError
+
+Held = Mapping[str, dict[str, Tensor]]  # file of a checkpoint -> its tensors by name
+
+_WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_CHUNK = 2**22  # words at a time: what is needed beside the tensors stays at 64 MiB
+_FACTOR = 0x1E3779B97F4A7C15  # odd; spreads the places of a tensor over all 64 bits
+
+
+class Identity(Protocol):
+    """What a training is made of."""
+
+    @property
+    def state(self) -> Mapping[str, Any]:
+        """What its checkpoints keep of it."""
+        ...
+
+    def check(self, name: str, state: Mapping[str, Any]) -> str:
+        """Hold name and state of a checkpoint against it; what is to be said. Raises CheckpointError when it is another one's."""
+        ...
+
+
+def agreed_checkpoint(runtime: Runtime, root: Path) -> tuple[Saved | None, list[str]]:
+    """The newest whole checkpoint that the first process sees, read and verified by every process.
+
+    Args:
+        runtime: this process among its peers, all of which call this.
+        root: the run's checkpoints folder.
+
+    Returns:
+        the checkpoint, None when there is none; on the first process one line for each newer one that is not whole.
+
+    Raises:
+        CheckpointError: a process cannot read exactly that checkpoint, or sees a newer one; the same line on every process.
+    """
+    saved: Saved | None = None
+    problems: list[str] = []
+    problem, chosen = "", {}
+    if runtime.is_main:
+        try:
+            saved, problems = newest_checkpoint(root)
+            chosen = {"name": saved.folder.name, "digest": saved.digest} if saved else {"name": "", "digest": ""}
+            chosen |= {"newest": newest_name(root)}
+        except CheckpointError as error:
+            problem = str(error)
+    chosen = json.loads(runtime.first(json.dumps(chosen)))
+    if chosen and not runtime.is_main:
+        saved, problem = _followed(runtime, root, chosen)
+    end_together(problem)
+    return saved, problems
+
+
+def agreed_to_go_on(runtime: Runtime, saved: Saved, total_steps: int, own: Identity | None) -> str:
+    """Whether a training may go on from a checkpoint; what is to be said of that, on the first process.
+
+    Args:
+        runtime: this process among its peers, all of which call this.
+        saved: the checkpoint.
+        total_steps: that the training ends at.
+        own: what it is made of; None: that is not known.
+
+    Raises:
+        CheckpointError: it may not; the same line on every process.
+    """
+    problem = said = ""
+    if saved.step > total_steps:
+        problem = (
+            f"{saved.folder}: is of step {saved.step}, and this run would end at step {total_steps}, before it; set "
+            f"schedule.total_steps to {saved.step} or more, or choose another folder with --out"
+        )
+    elif own is not None and runtime.is_main:
+        try:
+            said = own.check(saved.folder.name, saved.state)
+        except CheckpointError as error:
+            problem = str(error)
+    end_together(problem)
+    return said
+
+
+def _followed(runtime: Runtime, root: Path, chosen: dict[str, str]) -> tuple[Saved | None, str]:
+    """What the first process chose as this one reads it, or why it cannot."""
+    who = f"process {runtime.rank} on {socket.gethostname()}"
+    mend = "see that all nodes show the same folder, then resume"
+    try:
+        if (newest := newest_name(root)) > chosen["newest"]:
+            return None, f"{root / newest}: seen by {who} and not by process 0, which would begin before it; {mend}"
+        if not chosen["name"]:
+            return None, ""
+        folder = root / chosen["name"]
+        saved = read_checkpoint(folder)
+    except CheckpointError as error:
+        return None, f"{error}, as {who} reads it; process 0 reads it whole; {mend}"
+    except PermissionError as error:
+        return None, f"{error.filename}: may not be read by {who}; mend its rights, then resume"
+    if saved.digest != chosen["digest"]:
+        return None, f"{folder}: {who} reads another checkpoint there than process 0; {mend}"
+    return saved, ""
+
+
+def agreed_tensors(runtime: Runtime, saved: Saved) -> Held:
+    """The tensors of a checkpoint, read by every process.
+
+    Raises:
+        CheckpointError: a process could not read them, though it had verified them; the same line on every process.
+    """
+    problem, read = "", {}
+    try:
+        read = {name: saved.tensors(name) for name in (MODEL, OPTIMIZER, AVERAGE)}
+    except (OSError, SafetensorError) as error:
+        problem = (
+            f"{saved.folder}: process {runtime.rank} on {socket.gethostname()} could not read it ({error}); see that its disk "
+            "is well, then resume"
+        )
+    end_together(problem)
+    return read
+
+
+def check_numbers(
+    runtime: Runtime, step: int, model: nn.Module, everything: Iterable[tuple[str, str, Tensor]], read: Held
+) -> None:
+    """Hold step, weights, their average and the optimizer's state of all processes side by side.
+
+    Of a sharded model each process holds another part: there it is the whole tensors that each cut its part from.
+
+    Args:
+        runtime: this process among its peers.
+        step: finished steps.
+        model: that is trained.
+        everything: (part, name, tensor) of all that is trained with it.
+        read: of the checkpoint that the run goes on from; empty where there is none.
+
+    Raises:
+        LaunchError: they differ; the same line on every process.
+    """
+    if runtime.num_processes == 1:
+        return
+    if is_sharded(model):
+        everything = ((file, name, tensor) for file, tensors in read.items() for name, tensor in tensors.items())
+    held = checksum((f"{part} {name}", tensor) for part, name, tensor in everything)
+    check_same(
+        {"step": str(step), "weights or optimizer state": held},
+        "resume; where it comes again, leave out that machine, whose memory or disk may be failing",
+    )
+
+
+def checksum(tensors: Iterable[tuple[str, Tensor]]) -> str:
+    """A digest of tensors by their names, computed where they are, in integers: equal for equal bits, on any device.
+
+    A change of one number always shows. It guards against accidents, not against somebody who wants it to match.
+    """
+    digest = hashlib.sha256()
+    for name, tensor in tensors:
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)} {_word_sum(tensor)}\n".encode())
+    return digest.hexdigest()
+
+
+@torch.no_grad()
+def _word_sum(tensor: Tensor) -> int:
+    """The sum of a tensor's words, each times an odd number of its place, modulo 2^64."""
+    words = tensor.detach().contiguous().flatten().view(_WORDS[tensor.element_size()])
+    total = torch.zeros((), dtype=torch.int64, device=words.device)
+    for first in range(0, len(words), _CHUNK):
+        part = words[first : first + _CHUNK].to(torch.int64)
+        places = torch.arange(first + 1, first + 1 + len(part), device=words.device)
+        total += (part * (places * _FACTOR | 1)).sum()
+    return int(total)

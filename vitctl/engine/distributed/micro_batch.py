@@ -1,0 +1,68 @@
+"""The largest micro-batch that a device holds, found by trying. The global batch and its learning rate stay as they are."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from vitctl.data.loader.batches import Batch
+from vitctl.engine.distributed.runtime import Runtime
+from vitctl.errors import LaunchError
+
+
+def largest_micro_batch(fits: Callable[[int], bool], share: int) -> int:
+    """Cut a share into as few equal parts as fit: doubling their number until they do, then halving the gap.
+
+    Args:
+        fits: whether a forward and backward pass over so many images succeeds.
+        share: images of a process in a global batch, at least 1.
+
+    Returns:
+        images of a part, 1 to share; the last part may be smaller.
+
+    Raises:
+        LaunchError: a single image does not fit.
+    """
+    too_few, enough = 0, 1
+    while not fits(-(-share // enough)):
+        if enough == share:
+            raise LaunchError(
+                "machine.micro_batch = -1: not even one image at a time fits on this device; set machine.checkpoint_blocks = true, "
+                "machine.sharding = 'fsdp', or take a smaller model"
+            )
+        too_few, enough = enough, min(2 * enough, share)
+    while enough - too_few > 1:
+        middle = (too_few + enough) // 2
+        if fits(-(-share // middle)):
+            enough = middle
+        else:
+            too_few = middle
+    return -(-share // enough)
+
+
+def fits_everywhere(
+    runtime: Runtime, model: nn.Module, objective: Callable[[nn.Module, Batch, int], Tensor], batch: Batch, reserve: int
+) -> bool:
+    """Whether all processes get through a forward and backward pass, without a trace but in the allocator.
+
+    Args:
+        runtime: of the process.
+        model: not wrapped yet, so that a process that fails keeps no other waiting.
+        objective: the loss of a batch.
+        batch: of this process.
+        reserve: bytes that the training will need beside it: optimizer state, averages, what DDP sends.
+    """
+    model.train()
+    fitted = True
+    try:
+        kept = torch.empty(reserve, dtype=torch.uint8, device=runtime.device)
+        with runtime.autocast():
+            loss = objective(model, batch, 0)
+        loss.backward()
+        del kept, loss
+    except torch.OutOfMemoryError:
+        fitted = False
+    model.zero_grad(set_to_none=True)
+    if runtime.device.type == "cuda":
+        torch.cuda.empty_cache()
+    return runtime.sum([float(not fitted)])[0] == 0

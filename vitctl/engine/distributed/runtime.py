@@ -1,0 +1,146 @@
+"""What every process of a job stands on: accelerate's processes, a device, and a precision the device is good at."""
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+from accelerate.tracking import get_available_trackers
+from torch import Tensor, nn
+
+from vitctl.engine.distributed.process_group import first_text
+from vitctl.engine.distributed.sharding import is_sharded
+from vitctl.errors import LaunchError
+from vitctl.models.hardware import PEAK_TFLOPS
+
+MIX = 0x9E3779B97F4A7C15
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """A process among its peers. `precision` is what is computed in; parameters are float64 or float32."""
+
+    accelerator: Accelerator
+    precision: str
+
+    @property
+    def rank(self) -> int:
+        """Number of this process, 0 .. num_processes - 1."""
+        return int(self.accelerator.process_index)
+
+    @property
+    def num_processes(self) -> int:
+        """Processes in this job, over all machines."""
+        return int(self.accelerator.num_processes)
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this process writes the run's files."""
+        return bool(self.accelerator.is_main_process)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model lives."""
+        return torch.device(self.accelerator.device)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the parameters: the master weights stay wide under bf16."""
+        return torch.float64 if self.precision == "float64" else torch.float32
+
+    @property
+    def peak_flops(self) -> float:
+        """FLOP/s of this process's device at its best in bf16; 0 where that is not known or not what is used."""
+        if self.device.type != "cuda" or self.precision != "bf16":
+            return 0.0
+        name = torch.cuda.get_device_name(self.device)
+        return next((tera * 1e12 for chip, tera in PEAK_TFLOPS.items() if chip in name), 0.0)
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Forward passes outside the wrapped model's own forward run in here."""
+        return self.accelerator.autocast()
+
+    def images(self, images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
+        """uint8 [B, 3, S, S] to the device, then normalised there: (x / 255 - mean) / std."""
+        on_device = images.to(self.device, non_blocking=True).to(self.dtype)
+        centre = torch.tensor(mean, dtype=self.dtype, device=self.device).view(1, 3, 1, 1)
+        spread = torch.tensor(std, dtype=self.dtype, device=self.device).view(1, 3, 1, 1)
+        return (on_device / 255.0 - centre) / spread
+
+    def sum(self, values: list[float]) -> list[float]:
+        """Element-wise sum over all processes, in float64, the same numbers on each."""
+        total = torch.tensor(values, dtype=torch.float64, device=self.device)
+        if self.num_processes > 1:
+            torch.distributed.all_reduce(total)
+        return [float(v) for v in total.tolist()]
+
+    def first(self, text: str) -> str:
+        """What the main process says, cut after 2,000 bytes, on every process."""
+        return first_text(text) if self.num_processes > 1 else text
+
+    def wait(self) -> None:
+        """Until all processes are here."""
+        self.accelerator.wait_for_everyone()
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """Wrap a model on its device for several processes, which a sharded one does by itself, and for mixed precision."""
+        return self.accelerator.prepare_model(model, evaluation_mode=is_sharded(model))
+
+    def release(self) -> None:
+        """Let go of the models that were wrapped, which accelerate would keep alive; between two trainings."""
+        self.accelerator.free_memory()
+
+
+def start(
+    *, precision: str, device: str, processes: int, trackers: tuple[str, ...] = (), folder: Path | None = None
+) -> Runtime:
+    """Join the other processes and choose the precision.
+
+    Args:
+        precision: "auto", "bf16", "float32" or "float64".
+        device: "auto" or "cpu".
+        processes: how many the recipe asks for.
+        trackers, folder: accelerate's trackers and where they write.
+
+    Raises:
+        LaunchError: the number of processes is not the recipe's, the device cannot do the precision, or a tracker is missing.
+    """
+    cpu = device == "cpu" or not torch.cuda.is_available()
+    chosen = best_precision(cpu) if precision == "auto" else precision
+    if chosen == "bf16" and not cpu and not torch.cuda.is_bf16_supported():
+        raise LaunchError(
+            "machine.precision = 'bf16': this GPU has no bf16; set machine.precision to 'float32' or 'auto'"
+        )
+    if lacking := sorted({*trackers} - {str(name) for name in get_available_trackers()}):
+        raise LaunchError(f"log.trackers: {', '.join(lacking)} is not installed here, or unknown to accelerate")
+    AcceleratorState._reset_state()
+    accelerator = Accelerator(
+        cpu=cpu,
+        mixed_precision="bf16" if chosen == "bf16" else "no",
+        log_with=list(trackers) or None,
+        project_dir=folder,
+    )
+    if accelerator.num_processes != processes:
+        raise LaunchError(
+            f"the recipe asks for {processes} processes (machine.processes), {accelerator.num_processes} were started"
+        )
+    return Runtime(accelerator, chosen)
+
+
+def best_precision(cpu: bool) -> str:
+    """bf16 where the device multiplies it fast (CUDA with bf16, CPUs with AMX or avx512_bf16), float32 elsewhere."""
+    if not cpu:
+        return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
+    try:
+        flags = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return "float32"
+    return "bf16" if "amx_bf16" in flags or "avx512_bf16" in flags else "float32"
+
+
+def seed_step(seed: int, step: int, rank: int) -> None:
+    """Dropout draws of one step are a pure function of (seed, step, rank), so that a resumed run draws the same."""
+    torch.manual_seed((seed * MIX + step * 1_000_003 + rank) % 2**63)

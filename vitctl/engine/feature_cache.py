@@ -1,0 +1,102 @@
+"""Representations on disk: one pass over a data set serves every later run with the same weights, data and pre-processing."""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from vitctl.engine.distributed.runtime import Runtime
+from vitctl.models.weights.files import save_tensors
+from vitctl.system.files import replacing
+
+SUFFIX = ".safetensors"
+
+
+def cached_features(
+    runtime: Runtime,
+    folder: Path | None,
+    key: Mapping[str, Any],
+    compute: Callable[[], Tensor],
+    *,
+    num_images: int,
+    limit_bytes: int,
+    may_keep: Callable[[], bool] = lambda: True,
+    note: Callable[[str], None] = lambda _: None,
+) -> tuple[Tensor | None, bool]:
+    """Representations of a split, from the folder where a run with the same key left them, else computed and left there.
+
+    Args:
+        runtime: this process among its peers; all take the same way, the main one reads and writes.
+        folder: of the files; None keeps nothing.
+        key: all that decides the numbers: digests of weights and data, pre-processing, precision; JSON.
+        compute: the pass over the images, [num_images, R] float32.
+        num_images: a file of another length is not taken.
+        may_keep: asked by every process once all is computed: whether the images were what the key says.
+        limit_bytes: files used longest ago are deleted until the folder is no larger.
+        note: told in words why nothing could be left there, or why what was there is not taken; that is no reason to stop.
+
+    Returns:
+        the representations, None on the other processes when they were read; and whether they were read.
+    """
+    text = json.dumps(key, sort_keys=True)
+    file = None if folder is None else folder / f"{hashlib.sha256(text.encode()).hexdigest()}{SUFFIX}"
+    found = _read(file, text, num_images, note) if file is not None and runtime.is_main else None
+    if runtime.sum([float(found is not None)])[0]:
+        return found, True
+    features = compute()
+    if file is not None and may_keep() and runtime.is_main:
+        try:
+            _write(file, text, features)
+            _keep_below(file.parent, limit_bytes)
+        except (OSError, SafetensorError) as error:
+            reason = getattr(error, "strerror", None) or error
+            note(
+                f"{folder}: representations could not be kept for later runs ({reason}); fewshot.cache names another folder"
+            )
+    return features, False
+
+
+def _read(file: Path, text: str, num_images: int, note: Callable[[str], None]) -> Tensor | None:
+    """The features of a file; None where it is missing, torn, of something else, or not what was written."""
+    try:
+        with safe_open(file, framework="pt") as stored:
+            metadata = stored.metadata() or {}
+            fits = metadata.get("key") == text
+            features: Tensor | None = stored.get_tensor("features") if fits else None
+        with suppress(OSError):  # another user's: it is read all the same
+            os.utime(file)
+    except (OSError, SafetensorError):
+        return None
+    if features is None or features.ndim != 2 or len(features) != num_images:
+        return None
+    if _sha256(features) != (noted := metadata.get("sha256")):  # the first files of this kind note none
+        if noted:
+            note(f"{file}: the representations are not those that were written; they are computed anew")
+        return None
+    return features
+
+
+def _sha256(features: Tensor) -> str:
+    return hashlib.sha256(features.contiguous().numpy().data.cast("B")).hexdigest()
+
+
+def _write(file: Path, text: str, features: Tensor) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    features = features.contiguous()
+    with replacing(file) as aside:
+        save_tensors({"features": features}, aside, metadata={"key": text, "sha256": _sha256(features)})
+
+
+def _keep_below(folder: Path, limit_bytes: int) -> None:
+    files = sorted(folder.glob(f"*{SUFFIX}"), key=lambda path: path.stat().st_mtime_ns, reverse=True)
+    total = 0
+    for file in files:
+        total += file.stat().st_size
+        if total > limit_bytes:
+            file.unlink(missing_ok=True)

@@ -1,0 +1,92 @@
+"""Representations of whole splits from a model that is not trained."""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from vitctl.data.images.transforms import EvalTransform
+from vitctl.data.loader.batches import eval_batches
+from vitctl.data.source.read import Source
+from vitctl.engine.distributed.runtime import Runtime
+from vitctl.engine.evaluation import representations
+from vitctl.engine.feature_cache import cached_features
+from vitctl.engine.journal import Journal
+from vitctl.engine.preemption import StopFlag
+from vitctl.models.weights.load import weights_digest
+
+FORMAT = "vitctl-features/1"
+
+
+@dataclass(frozen=True)
+class FeaturePass:
+    """How images become representations. `mean` and `std` are of the weights; `batch_size` is of one process."""
+
+    runtime: Runtime
+    journal: Journal
+    transform: EvalTransform
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    batch_size: int
+    workers: int
+    stop: StopFlag
+
+    def __call__(self, model: nn.Module, source: Source) -> Tensor:
+        """What the classification layer sees, [N, R] float32 on the CPU, in the split's order, the same on every process."""
+        runtime = self.runtime
+        batches = eval_batches(
+            source,
+            self.transform,
+            batch_size=self.batch_size,
+            rank=runtime.rank,
+            num_processes=runtime.num_processes,
+            num_workers=self.workers,
+        )
+        batches = self.journal.watch(batches, "features", len(source), runtime.num_processes)
+        normalise = partial(runtime.images, mean=self.mean, std=self.std)
+        return representations(runtime, model, batches, num_images=len(source), normalise=normalise, stop=self.stop)
+
+    def key(self, weights_sha256: str, config: Any, source: Source) -> dict[str, Any]:
+        """All that decides the representations of a split."""
+        return {
+            "format": FORMAT,
+            "weights_sha256": weights_sha256,
+            "config": repr(config),
+            "data_sha256": source.digest,
+            "transform": asdict(self.transform),
+            "mean": list(self.mean),
+            "std": list(self.std),
+            "precision": self.runtime.precision,
+            "device": self.runtime.device.type,
+        }
+
+
+def cached_pass(
+    one: FeaturePass,
+    model: nn.Module,
+    config: Any,
+    folder: Path,
+    *,
+    limit_bytes: int,
+    may_keep: Callable[[], bool],
+    note: Callable[[str], None] = lambda _: None,
+) -> Callable[[Source], tuple[Tensor | None, bool]]:
+    """A pass that leaves its representations in a folder and reads them back: see `cached_features`."""
+    digest = weights_digest(model.state_dict())
+
+    def features(source: Source) -> tuple[Tensor | None, bool]:
+        return cached_features(
+            one.runtime,
+            folder,
+            one.key(digest, config, source),
+            lambda: one(model, source),
+            num_images=len(source),
+            limit_bytes=limit_bytes,
+            may_keep=may_keep,
+            note=note,
+        )
+
+    return features

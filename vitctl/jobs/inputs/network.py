@@ -1,0 +1,131 @@
+"""Which network a recipe means: of its [model], or of the header of the weights it starts from. Imports no torch."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from vitctl.errors import CheckpointError, RecipeError
+from vitctl.models.configs import Config, MaskedPatchConfig, ViTConfig
+from vitctl.models.variants import variant
+from vitctl.models.weights.download import cached
+from vitctl.models.weights.header import read_config
+from vitctl.models.weights.sources import Fetch, locate
+from vitctl.recipe.schema import Finetune, Pretrain, Vtab
+
+
+class Stored(NamedTuple):
+    """The network of stored weights, their path or address, and a line on the run that was taken where none was named."""
+
+    path: str
+    config: Config
+    taken: str = ""
+
+
+def find_network(
+    source: str, *, which: str = "", model: str = "", job: str = "finetune", fetch: Fetch = cached
+) -> Stored:
+    """The network of the weights that weights.source means; of a run no tensor is read, unless `which` chooses a checkpoint.
+
+    Args:
+        source, which, model, job: as `find_weights` takes them.
+        fetch: gets the file behind an https address; by default only what was fetched before is taken.
+
+    Raises:
+        CheckpointError: there are none, or they are behind an address and not in the cache, and no model is named.
+    """
+    taken = ""
+    if "://" not in source:
+        place = Path(source)
+        if source == "newest":
+            from vitctl.jobs.record.runs import newest_run
+
+            place, taken = newest_run(job)
+        path = None if which else _newest_file(place)
+        if path is None:
+            from vitctl.jobs.record.runs import choose_weights
+
+            path, _ = choose_weights(place, which)
+        path = locate(path, cached)
+        source = str(path)
+    else:
+        if which:
+            raise CheckpointError(f"{source}: --weights {which}: this is one set of weights; leave --weights out")
+        try:
+            path = locate(source, fetch)
+        except CheckpointError:
+            if fetch is not cached:
+                raise
+            if model:
+                return Stored(f"{source}, which are not here yet: taken to be a {model}", variant(model))
+            raise CheckpointError(
+                f"{source}: not fetched yet, and a plan fetches nothing; name the model to plan without, e.g. --model B/16"
+            ) from None
+    return Stored(source, read_config(path, model=model), taken)
+
+
+def _newest_file(folder: Path) -> Path | None:
+    """The weights of a run folder's newest checkpoint that has some: all of a run are of one network."""
+    files = sorted((folder / "checkpoints").glob("step_*/model.safetensors"))
+    return files[-1] if files else None
+
+
+def model_config(recipe: Pretrain, num_classes: int) -> Config:
+    """The network of a recipe's [model] for this many classes; for masked patch prediction, which has none, the target decides.
+
+    Raises:
+        RecipeError: the named row's family lacks a field that is set.
+    """
+    fields = {
+        key: value
+        for key, value in recipe.model.model_dump(exclude={"name", "pre_logits"}).items()
+        if value is not None
+    }
+    masked = not needs_labels(recipe)
+    config = variant(
+        recipe.model.name, image_size=recipe.data.image_size, num_classes=0 if masked else num_classes, **fields
+    )
+    if not masked and not recipe.model.pre_logits:
+        return config
+    if not isinstance(config, ViTConfig):
+        raise RecipeError(f"model.name = '{recipe.model.name}': only a ViT has pre-logits or predicts masked patches")
+    if not masked:
+        return replace(config, representation_size=config.hidden_size)
+    if (recipe.data.mean, recipe.data.std) != ((0.5,) * 3, (0.5,) * 3):
+        raise RecipeError(
+            "loss.name = 'masked_patch': colours are counted in the range -1..1; leave data.mean and data.std at 0.5"
+        )
+    if type(config) is not ViTConfig:
+        raise RecipeError(f"model.name = '{recipe.model.name}': masked patches are predicted by a plain ViT, e.g. B/16")
+    return MaskedPatchConfig(**vars(config), target=recipe.masked_patch.target)
+
+
+def needs_labels(recipe: Pretrain | Finetune) -> bool:
+    """Whether a training looks at labels: masked patch prediction does not. Paper: Section 4.6"""
+    return recipe.loss.name != "masked_patch"
+
+
+def rates_of(recipe: Finetune | Vtab, stored: Config) -> dict[str, float]:
+    """dropout and drop_path of a fine-tune: the recipe's, or those stored with the weights; 0 where nothing is stored."""
+    wanted = {"dropout": recipe.dropout, "drop_path": recipe.drop_path}
+    return {name: float(getattr(stored, name, 0.0) if rate == "as_stored" else rate) for name, rate in wanted.items()}
+
+
+def rates_in_words(recipe: Finetune | Vtab, rates: Mapping[str, float]) -> str:
+    """The rates, and which of them came with the weights."""
+    stored = {"dropout": recipe.dropout == "as_stored", "drop_path": recipe.drop_path == "as_stored"}
+    return ", ".join(f"{name} {rate:g}{' as stored' if stored[name] else ''}" for name, rate in rates.items())
+
+
+def unseen_pixels(config: Config, image_size: int = 0) -> list[str]:
+    """What a run says where its images are no whole number of patches wide, as in the paper's H/14 at 384."""
+    if not isinstance(config, ViTConfig) or config.map_channels != 3:
+        return []
+    size, patch = image_size or config.image_size, config.patch_size
+    seen = size - size % patch
+    if seen == size:
+        return []
+    return [
+        f"image size {size} is no multiple of the patch size {patch}: the last {size - seen} rows and columns of pixels are "
+        f"not seen; {seen} or {seen + patch} would use all"
+    ]

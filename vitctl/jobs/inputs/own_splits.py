@@ -1,0 +1,105 @@
+"""Which splits of a user's data set a recipe means, where those that it names are not there."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+from vitctl.data.shards.remote import is_remote
+from vitctl.data.source.locate import find_places
+from vitctl.data.source.own_splits import NOT_TRAINED, TEST, TRAIN, OwnSplits, own_splits
+from vitctl.errors import DataError
+from vitctl.jobs.inputs.fewshot_sets import SPLITS
+from vitctl.recipe.images import Place
+from vitctl.recipe.load import Loaded, Override
+from vitctl.recipe.schema import Evaluate, Fewshot, Finetune, Pretrain
+
+_ASKED_FOR = "train+test+validation+val"  # an address cannot be listed
+_FLAG = "the splits of --data"
+
+
+class Fitted(NamedTuple):
+    """Values to be set in a recipe, and a line that says why; empty where the recipe fits as it is."""
+
+    overrides: list[Override]
+    note: str
+
+
+def fit_splits(loaded: Loaded) -> Fitted:
+    """Take the splits that data.path has in place of those that a recipe names by default and it has not.
+
+    Names that were typed stay. What comes out is written into the recipe of the run: every later job reads there what was
+    trained on.
+
+    Args:
+        loaded: a recipe of any job.
+    """
+    recipe = loaded.recipe
+    data = getattr(recipe, "data", None)
+    if (
+        not isinstance(data, Place)
+        or not data.path
+        or getattr(data, "synthetic", False)
+        or getattr(data, "mixture", None)
+    ):
+        return Fitted([], "")
+    try:
+        found = list(find_places(data.path, _ASKED_FOR))
+    except DataError:
+        if not is_remote(data.path):
+            raise
+        return Fitted([], "")  # opening it will say what is wrong
+    fitting = own_splits(found)
+    if fitting is None:
+        return Fitted([], "")
+    if isinstance(recipe, Evaluate):
+        return _scored(loaded, data.eval_split, found, fitting)
+    if isinstance(recipe, Fewshot):
+        if recipe.data.datasets or Path(data.path).name in SPLITS:
+            return Fitted([], "")
+        return _both(loaded, recipe.data.train_split or TRAIN, data.eval_split or TEST, found, fitting)
+    if isinstance(recipe, Pretrain | Finetune) and data.eval_split:
+        return _both(loaded, recipe.data.train_split, data.eval_split, found, fitting)
+    return Fitted([], "")
+
+
+def _both(loaded: Loaded, train: str, scored: str, found: list[str], fitting: OwnSplits) -> Fitted:
+    keys = ("data.train_split", "data.eval_split")
+    if (_has(found, train) and _has(found, scored)) or any(_typed(loaded, key) for key in keys):
+        return Fitted([], "")
+    if len(found) == 1 and found[0] in NOT_TRAINED:
+        name = found[0]
+        raise DataError(
+            f"the data holds '{name}' alone, and no split to train on; if writing it was not finished, type the `vitctl data shards` "
+            f"line again; to train on a part of it: --set data.train_split='{name}[:80%]' --set data.eval_split='{name}[80%:]'"
+        )
+    values = dict(zip(keys, (fitting.train, fitting.scored), strict=True))
+    if isinstance(loaded.recipe, Finetune):
+        values |= _sweep(loaded, loaded.recipe, found, fitting)
+    return Fitted([Override(key, value, _FLAG) for key, value in values.items()], fitting.note)
+
+
+def _sweep(loaded: Loaded, recipe: Finetune, found: list[str], fitting: OwnSplits) -> dict[str, str]:
+    """Rates are tried and chosen on what is trained on: never on what is scored."""
+    keys = ("sweep.train_split", "sweep.eval_split")
+    if any(_typed(loaded, key) for key in keys) or (len(found) > 1 and _has(found, recipe.sweep.train_split)):
+        return {}
+    return dict(zip(keys, (fitting.tried_on, fitting.chosen_by), strict=True))
+
+
+def _scored(loaded: Loaded, scored: str, found: list[str], fitting: OwnSplits) -> Fitted:
+    """A set in one piece is scored where fine-tuning on it would score; one that is not called train, whole."""
+    if _has(found, scored) or _typed(loaded, "data.eval_split"):
+        return Fitted([], "")
+    (value, note) = fitting.scored, f"'{fitting.scored}' is scored"
+    if len(found) == 1 and not found[0].startswith(TRAIN):
+        (value, note) = found[0], f"'{found[0]}', the only split, is scored"
+    elif len(found) == 1:
+        note = f"no test split: '{value}' is scored, as after training on the rest; --split {found[0]} scores all, what was trained on too"
+    return Fitted([Override("data.eval_split", value, _FLAG)], note)
+
+
+def _has(found: list[str], expression: str) -> bool:
+    return all(part.partition("[")[0].strip() in found for part in expression.split("+"))
+
+
+def _typed(loaded: Loaded, key: str) -> bool:
+    return loaded.origin(key).startswith("--")

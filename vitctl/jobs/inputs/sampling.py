@@ -1,0 +1,183 @@
+"""Which images a run trains on, in which order, and what of it can go wrong before the first step."""
+
+from pathlib import Path
+
+import numpy as np
+
+from vitctl.data.datasets.catalog import open_split
+from vitctl.data.source.mixture import MixtureOrder, quotas
+from vitctl.data.source.order import Order, SampleOrder, WindowedOrder
+from vitctl.data.source.provenance import split_sources
+from vitctl.data.source.read import Concat, Source
+from vitctl.data.source.splits import num_repeated
+from vitctl.data.source.subsets import of_classes, random_subset
+from vitctl.errors import RecipeError
+from vitctl.recipe.images import Place, TrainImages
+
+_PROBED_IMAGES, _LEAST_CHUNKS, _LEAST_CHUNK = 1024, 8, 16
+_LEAST_ENTROPY = 0.8  # of what a random draw has; shuffled shards stay within a few hundredths of 1
+_GIB = 2**30
+
+
+def open_images(place: Place, split: str, scratch: Path | None) -> Source:
+    """A split of a recipe's [data], of its classes.
+
+    Args:
+        place: [data].
+        split: a split expression.
+        scratch: where sets that come with vitctl are written when they are nowhere else; None: not at all.
+    """
+    source = open_split(
+        split,
+        path=place.path,
+        dataset=place.dataset,
+        root=place.root,
+        scratch=scratch,
+        cache_bytes=int(place.cache_gib * _GIB),
+    )
+    return of_classes(source, place.classes) if place.classes else source
+
+
+def open_train(data: TrainImages, scratch: Path | None) -> Source:
+    """The images of data.train_split, of each source of a mixture, cut down to the subset that [data] asks for.
+
+    Raises:
+        DataError: data is missing, or the sources of a mixture have other classes.
+    """
+    places = [data.model_copy(update={"path": part.path, "dataset": ""}) for part in data.mixture] or [data]
+    sources = [open_images(place, data.train_split, scratch) for place in places]
+    sources = [_subset(data, source) for source in sources]
+    return Concat(tuple(sources)) if data.mixture else sources[0]
+
+
+def _subset(data: TrainImages, source: Source) -> Source:
+    size = subset_size(data, len(source))
+    return source if size == len(source) else random_subset(source, size, data.subset_seed)
+
+
+def subset_size(data: TrainImages, num_images: int) -> int:
+    """Images that are trained on, of as many as a source has."""
+    return data.subset_images or max(1, round(data.subset_fraction * num_images))
+
+
+def training_order(data: TrainImages, source: Source, seed: int) -> SampleOrder:
+    """The walk of data.order over what `open_train` opened; each source of a mixture has a walk of its own."""
+    if not data.mixture:
+        return _walk(data, source, seed)
+    assert isinstance(source, Concat)
+    walks = tuple(_walk(data, part, seed + number) for number, part in enumerate(source.parts))
+    return MixtureOrder(walks, quotas([part.weight for part in data.mixture]), seed)
+
+
+def _walk(data: TrainImages, source: Source, seed: int) -> SampleOrder:
+    if data.order == "exact":
+        return Order(len(source), seed)
+    return WindowedOrder(len(source), seed, -(-len(source) // num_shards(source)), data.order_window_shards)
+
+
+def num_shards(source: Source) -> int:
+    """Shards that hold the samples of a source, 1 when it is not stored."""
+    return sum(len(split.index.shards) for split in split_sources(source)) or 1
+
+
+def check_order(data: TrainImages, source: Source, seed: int, batch_size: int) -> None:
+    """Refuse an order that would train badly, or read the same shards again and again.
+
+    Raises:
+        RecipeError: in one line what is wrong and what to set.
+    """
+    parts = source.parts if data.mixture and isinstance(source, Concat) else (source,)
+    for part in parts:
+        if data.order == "windowed":
+            _check_window(data, part)
+        _check_cache(data, part)
+    _check_entropy(data, source, training_order(data, source, seed), seed, batch_size)
+
+
+def _check_window(data: TrainImages, source: Source) -> None:
+    shards, window = num_shards(source), data.order_window_shards
+    if shards < 2 * window:
+        raise RecipeError(
+            f"data.order = 'windowed': {shards} shards are too few for windows of data.order_window_shards = {window}, should "
+            f"be {2 * window} or more; set data.order = 'exact', a smaller window, or write smaller shards (--max-mib)"
+        )
+
+
+def _check_cache(data: TrainImages, source: Source) -> None:
+    remote = [split.index for split in split_sources(source) if split.index.is_remote]
+    if not remote:
+        return
+    sizes = sorted((shard.num_bytes for index in remote for shard in index.shards), reverse=True)
+    bound = data.cache_gib * _GIB
+    if data.order == "windowed":
+        needed, what = sum(sizes[: 2 * data.order_window_shards]), "two windows of shards"
+    else:
+        needed, what = sum(sizes), "all shards, which the exact order visits at random,"
+    if data.order == "windowed" and not bound:
+        raise RecipeError(
+            "data.order = 'windowed' reads whole remote shards, and data.cache_gib = 0 keeps none; set it to "
+            f"{needed / _GIB:.3g} or more"
+        )
+    if 0 < bound < needed:
+        other = "a smaller data.order_window_shards" if data.order == "windowed" else "data.order = 'windowed'"
+        raise RecipeError(
+            f"data.cache_gib = {data.cache_gib:g} is too small: {what} need {needed / _GIB:.3g}, and what is dropped is "
+            f"fetched again and again; raise it, set {other}, or data.cache_gib = 0 to read single images"
+        )
+
+
+def _check_entropy(data: TrainImages, source: Source, order: SampleOrder, seed: int, batch_size: int) -> None:
+    """Windows over shards that are sorted by class train on a few classes at a time."""
+    if data.order == "exact":
+        return
+    size = min(max(batch_size, _LEAST_CHUNK), len(source))
+    num_chunks = max(_LEAST_CHUNKS, _PROBED_IMAGES // size)
+    shuffled = training_order(data.model_copy(update={"order": "exact"}), source, seed + 1)
+    found, expected = (_mean_entropy(source, walk, num_chunks, size) for walk in (order, shuffled))
+    if found < _LEAST_ENTROPY * expected:
+        raise RecipeError(
+            f"the labels of the first batches have an entropy of {found:.2f} bits, those of random ones {expected:.2f}: the "
+            "shards are sorted by class; write them again shuffled with `vitctl data shards`, or set data.order = 'exact'"
+        )
+
+
+def _mean_entropy(source: Source, order: SampleOrder, num_chunks: int, size: int) -> float:
+    """Over the first batches of an order, or over several small ones at a time."""
+    labels = source.labels(order.at(np.arange(num_chunks * size))[1])
+    return float(np.mean([label_entropy(chunk) for chunk in np.split(labels, num_chunks)]))
+
+
+def label_entropy(labels: np.ndarray) -> float:
+    """Entropy of the labels, int64 `[n]` or `[n, L]`, in bits; -1 is none."""
+    counts = np.unique(labels[labels >= 0], return_counts=True)[1]
+    shares = counts / max(1, counts.sum())
+    return float(-(shares * np.log2(shares)).sum())
+
+
+def sampling_notes(data: TrainImages, source: Source) -> list[str]:
+    """What a plan and a journal say of the data: shares of a mixture, subsets, the way of reading from afar."""
+    notes = []
+    if data.mixture and isinstance(source, Concat):
+        counts = quotas([part.weight for part in data.mixture])
+        for part, images, count in zip(data.mixture, source.parts, counts, strict=True):
+            share, total = count / sum(counts), len(images)
+            notes.append(
+                f"mixture: {share:.2%} of the images from {part.path} ({total:,} images, {share * len(source) / total:.3g} "
+                "times as often as by its size)"
+            )
+    for own in source.parts if data.mixture and isinstance(source, Concat) else (source,):
+        if repeated := num_repeated(own):
+            notes.append(f"'{data.train_split}' takes {repeated:,} image(s) twice")
+    if data.subset_images or data.subset_fraction < 1:
+        notes.append(f"a random subset of {len(source):,} images (data.subset_seed = {data.subset_seed})")
+    if any(split.index.is_remote for split in split_sources(source)):
+        notes.append(f"remote shards, read {_READING[data.order, data.cache_gib > 0]}")
+    return notes
+
+
+_READING = {
+    ("windowed", True): "whole and in windows through the cache",
+    ("exact", True): "whole, in exact order: the first epoch fetches every shard in no order of its own",
+    ("exact", False): "image by image, one request for each; data.order = 'windowed' reads each shard once",
+    ("windowed", False): "image by image",
+}

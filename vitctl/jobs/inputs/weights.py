@@ -1,0 +1,108 @@
+"""The weights that a job starts from or scores: found from the words of a recipe, and put into a model."""
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import torch
+
+from vitctl.errors import CheckpointError
+from vitctl.jobs.record.runs import RUNS, Chosen, choose_weights, newest_run
+from vitctl.models.build import Model, build, load_state, resized, transfer
+from vitctl.models.variants import downstream
+from vitctl.models.weights.load import Weights, read_weights
+from vitctl.models.weights.meta import check_told
+from vitctl.recipe.schema import Evaluate, ExportRecipe, Fewshot, Finetune, Vtab
+from vitctl.recipe.sections import StartWeights
+
+WeightsRecipe = Evaluate | ExportRecipe | Fewshot | Finetune | Vtab
+
+
+@dataclass(frozen=True)
+class Found:
+    """Weights, where they were found (a path, or the address as it was given), and which of a run's they are."""
+
+    path: str
+    weights: Weights
+    chosen: Chosen = field(default_factory=Chosen)
+
+
+def find_weights(source: str, runs: Path = RUNS, *, which: str = "", model: str = "", job: str = "") -> Found:
+    """The weights that a recipe's [weights] means.
+
+    Args:
+        source: a weights file of any known format, a checkpoint folder, a run folder, an address, or "newest".
+        runs: where "newest" looks for the newest finished run.
+        which: of the weights of a run or of a checkpoint, see `choose_weights`.
+        model: name of the model, for what a foreign file's shapes cannot tell.
+        job: that takes them, which decides what "newest" is, see `newest_run`.
+
+    Raises:
+        CheckpointError: there are none; the message says where was looked.
+    """
+    if "://" in source:
+        if which:
+            raise CheckpointError(f"{source}: --weights {which}: this is one set of weights; leave --weights out")
+        return _told(Found(source, read_weights(source, model=model or None)))
+    place = newest_run(job, runs).folder if source == "newest" else Path(source)
+    path, chosen = choose_weights(place, which)
+    return _told(Found(str(path), read_weights(str(path), model=model or None), chosen))
+
+
+def _told(found: Found, names: tuple[str, ...] = ("mean", "std")) -> Found:
+    """The same weights, when what a job needs is stored beside them. Raises CheckpointError."""
+    try:
+        check_told(found.weights.meta, names)
+    except CheckpointError as error:
+        raise CheckpointError(f"{found.path}: {error}") from None
+    return found
+
+
+def scored_weights(recipe: Evaluate) -> Found:
+    """What `find_weights` finds, when all of the pre-processing that a score needs is stored there. Raises CheckpointError."""
+    return _told(weights_of(recipe), ("image_size", "eval_method", "eval_resize", "resample"))
+
+
+def weights_of(recipe: WeightsRecipe) -> Found:
+    """What `find_weights` finds for a recipe."""
+    return find_weights(recipe.weights.source, which=recipe.weights.which, model=recipe.weights.model, job=recipe.job)
+
+
+def loaded_model(found: Found, image_size: int, dtype: torch.dtype) -> tuple[Model, int]:
+    """The stored model with its own head, and its image size.
+
+    Args:
+        found: weights.
+        image_size: other than the stored one: the position embedding is resized; 0 keeps it.
+        dtype: of the parameters.
+    """
+    weights = found.weights
+    model = build(replace(weights.config, image_size=image_size or weights.config.image_size), dtype=dtype)
+    state, _ = resized(model, weights.config, weights.state, weights.meta.get("position_resize", "zoom"))
+    load_state(model, state)
+    return model, model.config.image_size
+
+
+def transferred_model(
+    weights: Weights,
+    wanted: StartWeights,
+    *,
+    num_classes: int,
+    image_size: int,
+    dropout: float,
+    drop_path: float,
+    seed: int,
+    dtype: torch.dtype,
+) -> tuple[Model, list[str]]:
+    """The stored body under a new zero head for `num_classes`, or only its architecture with fresh weights.
+
+    Returns:
+        the model, and lines that say what was done.
+    """
+    target = downstream(
+        weights.config, num_classes=num_classes, image_size=image_size, dropout=dropout, drop_path=drop_path
+    )
+    model = build(target, seed=seed, dtype=dtype)
+    if wanted.initialise == "random":
+        return model, [f"random weights (seed {seed}), the architecture alone is taken"]
+    method = weights.meta.get("position_resize", "zoom")
+    return model, transfer(model, weights.config, weights.state, method=method)

@@ -1,0 +1,162 @@
+"""What a training is made of - images, start weights, recipe - kept in its checkpoints, so that nothing goes on from another one."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vitctl.data.source.read import Source
+from vitctl.errors import CheckpointError
+from vitctl.recipe.neutral import deciding
+from vitctl.recipe.schema import TrainRecipe
+from vitctl.system.files import read_json, write_json
+from vitctl.system.text import typed
+
+KEY = "made_of"  # in state.json
+ALLOWED = "allowed.json"
+_MOST_BYTES = 2**20
+_IMAGES = {"train": "training images", "score": "images that are scored"}
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a training in a folder is made of.
+
+    Args:
+        folder: that holds its checkpoints.
+        made_of: see `identity`.
+    """
+
+    folder: Path
+    made_of: dict[str, Any]
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps of it."""
+        return {KEY: self.made_of}
+
+    def check(self, name: str, state: Mapping[str, Any]) -> str:
+        """Hold a checkpoint against it, on the main process.
+
+        Args:
+            name: of the checkpoint.
+            state: its state.json.
+
+        Returns:
+            what is to be said: what differs and was allowed, or that the checkpoint does not tell; "" where nothing differs.
+
+        Raises:
+            CheckpointError: something differs and is not allowed.
+        """
+        if KEY not in state:
+            return f"{name} is of an earlier vitctl and does not tell its data and recipe; going on with those of now"
+        differing = differences(state[KEY], self.made_of)
+        root = _root(self.folder)
+        allowed = _read_allowed(root)
+        if not differing or _digest(self.made_of) in allowed["before"]:
+            return ""
+        words = "; ".join(text for _, text in differing)
+        refused = dict.fromkeys(key for key, _ in differing if not _covers(allowed["now"], key))
+        if refused:
+            keys = " ".join(f"--allow {key}" for key in refused)
+            raise CheckpointError(
+                f"{self.folder}: {name} was not trained with this: {words}; undo that, choose another folder with --out, or go on "
+                f"all the same with: vitctl resume {typed(root)} {keys}"
+            )
+        said = [*allowed["said"], *(text for _, text in differing)]
+        write_json(root / ALLOWED, allowed | {"before": [*allowed["before"], _digest(self.made_of)], "said": said})
+        return f"going on from {name} with something else on purpose: {words}"
+
+
+def identity(
+    recipe: TrainRecipe, folder: Path, train_on: Source, score_on: Source | None, started_from: str
+) -> Identity:
+    """What a training is made of: digest, number and classes of its images, digest of its start weights, and its recipe.
+
+    Args:
+        recipe: of the training.
+        folder: that holds its checkpoints.
+        train_on, score_on: images.
+        started_from: digest of the pre-trained weights; empty without any.
+    """
+    images = {"train": train_on, "score": score_on}
+    made_of = {
+        "images": {what: _told(source) for what, source in images.items() if source is not None},
+        "weights": started_from,
+        "recipe": deciding(recipe),
+    }
+    return Identity(folder, made_of)
+
+
+def allow(run_dir: Path, keys: Sequence[str]) -> None:
+    """Note in RUN/allowed.json what the launch that follows may go on with though it differs: `data`, `weights`, keys of the recipe.
+
+    What went on so once may do so again, from the same checkpoint, without being asked.
+    """
+    if keys or (run_dir / ALLOWED).exists():
+        write_json(run_dir / ALLOWED, _read_allowed(run_dir) | {"now": list(keys)})
+
+
+def changed_on_purpose(run_dir: Path) -> dict[str, Any]:
+    """For the provenance of a run that went on with something else: its digests and recipe are those of its end."""
+    allowed = _read_allowed(run_dir)
+    return {"changed_on_purpose": allowed["said"] or True} if allowed["before"] else {}
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What differs between two trainings: the key that allows it, and what it is in words."""
+    found = []
+    for what, name in _IMAGES.items():
+        one, two = before["images"].get(what), now["images"].get(what)
+        if one is None or two is None:
+            found += [("data", f"there are {'' if two else 'no '}{name} now")] if one != two else []
+            continue
+        if one["num_images"] != two["num_images"]:
+            found.append(("data", f"{one['num_images']:,} {name}, now {two['num_images']:,}"))
+        if one["class_names"] != two["class_names"]:
+            found.append(("data", f"the classes of the {name} are others, or in another order"))
+        elif one["sha256"] != two["sha256"] and one["num_images"] == two["num_images"]:
+            digests = f"digest {one['sha256'][:12]}, now {two['sha256'][:12]}"
+            text = f"the {name} or their labels are others, or the same written anew ({digests})"
+            found.append(("data", text))
+    if before["weights"] != now["weights"]:
+        found.append(("weights", f"start weights {before['weights'][:12]}, now {now['weights'][:12]}"))
+    recipes = before["recipe"], now["recipe"]  # a release may know a key that another does not
+    common = [key for key in recipes[0] if key in recipes[1]]
+    return found + [
+        (key, f"{key} was {recipes[0][key] or 'unset'}, now {recipes[1][key] or 'unset'}")
+        for key in common
+        if recipes[0][key] != recipes[1][key]
+    ]
+
+
+def _told(source: Source) -> dict[str, Any]:
+    return {
+        "sha256": source.digest,
+        "num_images": len(source),
+        "class_names": _digest(source.class_names),
+    }
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def _root(folder: Path) -> Path:
+    """The run folder of a training, which may be one of many in it."""
+    return next((path for path in (folder, *folder.parents) if (path / "recipe.toml").is_file()), folder)
+
+
+def _covers(allowed: Sequence[str], key: str) -> bool:
+    return any(key == one or key.startswith(f"{one}.") for one in allowed)
+
+
+def _read_allowed(run_dir: Path) -> dict[str, list[str]]:
+    if not (run_dir / ALLOWED).exists():
+        return {"now": [], "before": [], "said": []}
+    fields = read_json(run_dir / ALLOWED, _MOST_BYTES, error=CheckpointError)
+    if not isinstance(fields, dict) or not all(isinstance(fields.get(name), list) for name in ("now", "before")):
+        raise CheckpointError(f"{run_dir / ALLOWED}: should hold what a run may go on with; remove it")
+    return {"said": [], **fields}

@@ -1,0 +1,135 @@
+"""What a job leaves behind: RUN/result.json, with all that two numbers must share to be compared."""
+
+import hashlib
+import importlib.metadata
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, TypeAdapter, ValidationError
+
+from vitctl.data.source.provenance import source_text
+from vitctl.data.source.read import Source
+from vitctl.engine.journal import with_infinities, write_json
+from vitctl.errors import CheckpointError
+from vitctl.recipe.neutral import deciding, result_neutral
+from vitctl.recipe.schema import Recipe
+from vitctl.system.files import read_bytes
+from vitctl.system.text import one_line
+
+FILE = "result.json"
+_MOST_BYTES = 256 * 2**20
+# What the digests of data cover; those of earlier releases were of index.json alone.
+DATA_DIGEST = {"data_digest": "index, tables, views"}
+# What a recipe may leave to the weights ("as_stored") or the device ("auto"): a result tells the value that it stood for.
+_RESOLVED = {"dropout": "dropout", "drop_path": "drop_path", "machine.precision": "precision"}
+
+
+class _Numbers(BaseModel):
+    """Of metrics, what is taken apart by whoever reads them: an accuracy, one for each number of shots or task, counts."""
+
+    accuracy: float | dict[str, float] | None = None
+    correct: int | None = None
+    total: int | None = None
+    tasks: dict[str, dict[str, Any]] | None = None
+    groups: dict[str, float | None] | None = None
+    by_seed: dict[str, Any] | list[Any] | None = None
+
+
+class _Origin(BaseModel):
+    """Of the provenance, likewise."""
+
+    image_size: int | None = None
+    eval_resize: int | None = None
+    data_damaged: list[str] = []
+    tasks: dict[str, dict[str, Any]] | None = None
+
+
+def _sound(values: dict[str, Any], kind: type[BaseModel]) -> dict[str, Any]:
+    kind.model_validate(values, strict=True)
+    return values
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """The outcome of a job.
+
+    `status` is "done", "stopped" (by a signal, saved, can go on) or "failed"; `metrics` are the numbers, `provenance` what they
+    belong to: digests of data and weights, split, resolution, recipe.
+    """
+
+    job: str
+    status: Literal["done", "stopped", "failed"]
+    metrics: Annotated[dict[str, Any], AfterValidator(partial(_sound, kind=_Numbers))] = field(default_factory=dict)
+    provenance: Annotated[dict[str, Any], AfterValidator(partial(_sound, kind=_Origin))] = field(default_factory=dict)
+    files: dict[str, str] = field(default_factory=dict)
+    error: str = ""
+
+
+_RESULT: TypeAdapter[RunResult] = TypeAdapter(RunResult)
+
+
+def data_used(source: Source, split: str) -> dict[str, Any]:
+    """Which images a number is about: their digest, the split expression, and where they came from in words."""
+    return {
+        "split": split,
+        "data_sha256": source.digest,
+        **DATA_DIGEST,
+        "data_source": source_text(source),
+        "num_images": len(source),
+    }
+
+
+def installed(names: Iterable[str]) -> dict[str, str]:
+    """The version of each package, "not installed" where it is not."""
+    found = {}
+    for name in names:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+def with_recipe(result: RunResult, recipe: Recipe) -> RunResult:
+    """The result with a digest of the recipe values that decide its numbers, and of what "auto" and "as_stored" stood for."""
+    used = result.provenance
+    resolved = {key: used[name] for key, name in _RESOLVED.items() if name in used}
+    return replace(result, provenance=used | {"recipe_sha256": recipe_digest(recipe, result_neutral(), resolved)})
+
+
+def recipe_digest(recipe: Recipe, free: tuple[str, ...], resolved: Mapping[str, Any]) -> str:
+    """SHA-256 of a recipe's values, but for those whose keys begin as one of `free`; `resolved` replaces some of them."""
+    values = deciding(recipe, free) | dict(resolved)
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+def write_result(folder: Path, result: RunResult) -> RunResult:
+    """Write RUN/result.json whole, and hand the result on."""
+    write_json(folder / FILE, asdict(result))
+    return result
+
+
+def read_result(folder: Path) -> RunResult | None:
+    """The result of a run folder; None while there is none.
+
+    Raises:
+        CheckpointError: the file is not a result.
+    """
+    path = folder / FILE
+    if not path.exists():
+        return None
+    try:
+        found = _RESULT.validate_json(read_bytes(path, _MOST_BYTES, error=CheckpointError), strict=True)
+        return replace(found, metrics=with_infinities(found.metrics), provenance=with_infinities(found.provenance))
+    except (CheckpointError, ValidationError) as error:
+        said = str(error) if isinstance(error, CheckpointError) else _first_problem(error)
+        raise CheckpointError(f"{path}: not a result of vitctl ({said}); delete it to run again") from None
+
+
+def _first_problem(error: ValidationError) -> str:
+    first = error.errors(include_input=False, include_url=False)[0]
+    return f"{one_line('.'.join(map(str, first['loc']))) or 'its value'}: {first['msg'].lower()}"

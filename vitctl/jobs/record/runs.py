@@ -1,0 +1,269 @@
+"""Finished runs: which of a run's weights stand for it, and which run is taken where none is named."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from vitctl.engine.checkpoint.files import (
+    AVERAGE,
+    MODEL,
+    STATE,
+    newest_checkpoint,
+    read_checkpoint,
+    step_folder,
+    step_of,
+)
+from vitctl.engine.evaluation import Score
+from vitctl.engine.journal import LOG, read_lines
+from vitctl.engine.training import CHECKPOINTS
+from vitctl.errors import CheckpointError, RecipeError
+from vitctl.jobs.record.result import FILE, RunResult, read_result
+from vitctl.recipe.write import written_name
+from vitctl.system.files import read_toml
+
+RUNS = Path("runs")
+PRETRAINING, TRAINING = ("pretrain",), ("pretrain", "finetune")
+_TAKES_ANY = ("evaluate", "export")  # what also makes sense for a fine-tuned network
+_GIVEN = "as given"
+_INSTEAD = {
+    AVERAGE: "only a run with averaging.decay keeps a Polyak average; take the weights themselves with --weights model",
+    MODEL: "the checkpoint was copied in part; copy it again, or take another one with --weights STEP",
+}
+_QUICKSTARTED = "; `vitctl quickstart` left some here: --from quickstart/pretrain"
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Which weights were taken.
+
+    Args:
+        how: "last" or "best" of a run, "step", or "as given": a checkpoint or a file was named.
+        step: finished steps; None where nothing tells.
+        averaged: it is the Polyak average.
+        accuracy: that the run logged at this step; None where it did not.
+        better: step and accuracy of a checkpoint of the run that is kept and scored higher.
+        damaged: newer checkpoints that were passed over, a line each.
+        unfinished: the run has no result, was stopped or failed.
+    """
+
+    how: str = _GIVEN
+    step: int | None = None
+    averaged: bool = False
+    accuracy: float | None = None
+    better: tuple[int, float] | None = None
+    damaged: tuple[str, ...] = ()
+    unfinished: bool = False
+
+    def used(self, prefix: str = "weights") -> dict[str, Any]:
+        """For the provenance of a result."""
+        told = {f"{prefix}_chosen": self.how, f"{prefix}_step": self.step, f"{prefix}_averaged": self.averaged}
+        return told | ({f"{prefix}_passed_over": list(self.damaged)} if self.damaged else {})
+
+    @property
+    def text(self) -> str:
+        """One line for the screen."""
+        said = ["the Polyak average"] if self.averaged else []
+        if self.how != _GIVEN:
+            scored = f", accuracy {self.accuracy:.2%}" if self.accuracy is not None else ""
+            of = {"last": "the last checkpoint", "best": "the best checkpoint kept"}.get(self.how, "the checkpoint")
+            said.append(f"{of}, step {self.step}{scored}")
+        if self.unfinished:
+            said.append("of a run that is not finished")
+        if self.better:
+            step, accuracy = self.better
+            said.append(f"a better one is kept: step {step}, accuracy {accuracy:.2%}: --weights best takes it")
+        return "; ".join([*said, *(f"passed over: {problem}" for problem in self.damaged)])
+
+
+def choose_weights(place: Path, which: str = "") -> tuple[Path, Chosen]:
+    """The weights file that a run folder, a checkpoint folder, a folder of another program or a file stands for.
+
+    Args:
+        place: one of those.
+        which: "last", "best" (by the accuracies that the run logged, among the checkpoints that are kept), or the number of a
+            step; "ema" or "model": the Polyak average, or the weights themselves, of the checkpoint that stands for the run.
+            "": that one, which is the best of a run with early stopping, and the last of any other. The Polyak average is
+            taken where the run kept one and "model" does not ask for the weights themselves.
+
+    Raises:
+        CheckpointError: there are no such weights.
+
+    Paper: Section 4.1 (averaging), Section 4.3 (early stopping)
+    """
+    if (place / "recipe.toml").is_file() and not (place / CHECKPOINTS).is_dir():
+        raise CheckpointError(f"{place}: a run without checkpoints; give one that has been trained with --from")
+    if (place / CHECKPOINTS).is_dir():
+        folder, chosen = _checkpoint(place, "" if which in (AVERAGE, MODEL) else which)
+    else:
+        folder, chosen = place, Chosen()
+        if which not in ("", AVERAGE, MODEL):
+            raise CheckpointError(
+                f"{place}: --weights {which} chooses among the checkpoints of a run; give a run folder"
+            )
+    is_ours = folder.is_dir() and ((folder / STATE).exists() or (folder / f"{AVERAGE}.safetensors").exists())
+    if not is_ours:
+        if which:
+            raise CheckpointError(f"{place}: --weights {which}: this is one set of weights; leave --weights out")
+        if not folder.exists():
+            raise CheckpointError(
+                f"{folder}: no such weights; give a run folder, a checkpoint folder or a weights file with --from"
+            )
+        return folder, Chosen(step=step_of(folder.parent), averaged=folder.name == f"{AVERAGE}.safetensors")
+    has_average = (folder / f"{AVERAGE}.safetensors").exists()
+    name = which if which in (AVERAGE, MODEL) else AVERAGE if has_average else MODEL
+    path = folder / f"{name}.safetensors"
+    if chosen.how != _GIVEN:
+        result = read_result(place)
+        chosen = replace(chosen, unfinished=result is None or result.status != "done")
+    if not path.exists():
+        raise CheckpointError(f"{path}: no such weights; {_INSTEAD[name]}")
+    return path, replace(chosen, step=step_of(folder), averaged=name == AVERAGE)
+
+
+def _checkpoint(run: Path, which: str) -> tuple[Path, Chosen]:
+    """The folder of the checkpoint that is asked of a run, whole."""
+    root, scores = run / CHECKPOINTS, {step: score.accuracy for step, score in logged_scores(run).items()}
+    kept = sorted(step for path in root.iterdir() if (step := step_of(path)) is not None)
+    scored = [step for step in kept if step in scores]
+    best = max(scored, key=lambda step: (scores[step], step), default=None)
+    how = which or ("best" if stops_early(run) else "last")
+    if how == "last":
+        saved, problems = newest_checkpoint(root)
+        if saved is None:
+            raise CheckpointError(f"{run}: holds no whole checkpoint{': ' + problems[0] if problems else ''}")
+        _check_recorded(run, how, saved.step, problems)
+        own = scores.get(saved.step)
+        better = (best, scores[best]) if best is not None and own is not None and scores[best] > own else None
+        if better and not _is_whole(step_folder(root, better[0])):
+            better = None
+        return saved.folder, Chosen("last", accuracy=own, better=better, damaged=tuple(problems))
+    if how == "best" and best is None:
+        raise CheckpointError(
+            f"{run}: none of its checkpoints was scored, so none is the best; take the last: --weights last"
+        )
+    step = best if how == "best" else int(how)
+    if step not in kept or step is None:
+        raise CheckpointError(f"{run}: has no checkpoint of step {how}; kept are {', '.join(map(str, kept)) or 'none'}")
+    if how == "best":
+        _check_recorded(run, how, step, [])
+    folder = read_checkpoint(step_folder(root, step)).folder
+    return folder, Chosen("best" if how == "best" else "step", accuracy=scores.get(step))
+
+
+def _check_recorded(run: Path, how: str, step: int, problems: Sequence[str]) -> None:
+    """The checkpoint that stands for a finished run is the one that its result is about.
+
+    Raises:
+        CheckpointError: that one is gone or damaged; another is taken only when it is asked for by its step.
+    """
+    result = read_result(run)
+    told = result.provenance if result is not None and result.status == "done" else {}
+    if told.get("weights_chosen") != how or told.get("weights_step") in (None, step):
+        return
+    why = problems[0] if problems else "its folder is gone"
+    raise CheckpointError(
+        f"{run}: its result is of step {told['weights_step']}, whose checkpoint cannot be used ({why}); copy it back, or take "
+        f"another one by its step: --weights {step}"
+    )
+
+
+def _is_whole(folder: Path) -> bool:
+    try:
+        read_checkpoint(folder)
+    except (CheckpointError, OSError):
+        return False
+    return True
+
+
+def stops_early(run: Path) -> bool:
+    """Whether a run's recipe says that its best checkpoint stands for it."""
+    try:
+        evaluation = read_toml(run / "recipe.toml", error=RecipeError)[0].get("evaluation")
+    except RecipeError:
+        return False
+    return isinstance(evaluation, dict) and bool(evaluation.get("early_stopping", False))
+
+
+def logged_scores(run: Path) -> dict[int, Score]:
+    """Step -> score, of all evaluations of a training run."""
+    return {step: score for step, score in Score.by_step(read_lines(run / LOG)).items() if step}
+
+
+def logged_probes(run: Path, step: int) -> dict[str, float]:
+    """Few-shot accuracies of a training run at a step, by their names: "5-shot"."""
+    records = [record for record in read_lines(run / LOG) if record.get("kind") == "fewshot"]
+    told = [record for record in records if record.get("step") == step and {"shots", "accuracy"} <= record.keys()]
+    return {f"{record['shots']}-shot": record["accuracy"] for record in told}
+
+
+class Newest(NamedTuple):
+    """A finished run that is taken because none was named; `text` says so in one line."""
+
+    folder: Path
+    text: str
+
+
+def newest_run(job: str, runs: Path = RUNS) -> Newest:
+    """The newest finished run whose weights a job takes: of any training to score or export it, else of a pre-training.
+
+    Args:
+        job: that takes them.
+        runs: folder of run folders; those deeper down, and runs that were stopped or failed, are not taken.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    jobs = TRAINING if job in _TAKES_ANY else PRETRAINING
+    found = [(file.stat().st_mtime, file.parent, read_result(file.parent)) for file in runs.glob(f"*/{FILE}")]
+    done = [
+        (when, folder, result)
+        for when, folder, result in found
+        if result is not None and result.job in jobs and result.status == "done"
+    ]
+    wanted = "training" if jobs == TRAINING else "pre-training"
+    if not done:
+        raise CheckpointError(
+            f"no finished {wanted} run under {runs.resolve()}; give weights with --from RUN_OR_FILE, "
+            f"or train some first: vitctl pretrain --recipe smoke{_QUICKSTARTED * Path('quickstart/pretrain').is_dir()}"
+        )
+    when, folder, result = max(done, key=lambda one: one[:2])
+    passed = _passed_over(runs, jobs, when)
+    text = f"no --from: taking the newest finished {wanted} run, {folder} ({_described(folder, result, when)})"
+    return Newest(folder, f"{text}; newer, but not taken: {', '.join(passed)}" if passed else text)
+
+
+def _described(folder: Path, result: RunResult, when: float) -> str:
+    accuracy = result.metrics.get("accuracy")
+    return (
+        f"{result.job}, recipe {written_name(folder / 'recipe.toml') or 'unknown'}, "
+        f"finished {time.strftime('%Y-%m-%d %H:%M', time.localtime(when))}, "
+        + (f"accuracy {accuracy:.2%}" if accuracy is not None else "not scored")
+    )
+
+
+def _passed_over(runs: Path, jobs: tuple[str, ...], since: float) -> list[str]:
+    """Newer runs of the same jobs that do not count, each with the reason."""
+    passed = []
+    for file in sorted(runs.glob("*/recipe.toml")):
+        folder = file.parent
+        if _job_of(file) in jobs and _touched(folder) > since:
+            result = read_result(folder)
+            if result is None or result.status != "done":
+                passed.append(f"{folder} ({result.status if result else 'not finished'})")
+    for file in sorted(runs.glob(f"*/*/{FILE}")):
+        if _job_of(file.parent / "recipe.toml") in jobs and file.stat().st_mtime > since:
+            passed.append(f"{file.parent} (deeper than {runs}/NAME)")
+    return passed
+
+
+def _touched(folder: Path) -> float:
+    return max(path.stat().st_mtime for path in (folder / FILE, folder / LOG, folder / "recipe.toml") if path.exists())
+
+
+def _job_of(recipe: Path) -> str:
+    try:
+        return str(read_toml(recipe, error=RecipeError)[0].get("job", ""))
+    except RecipeError:
+        return ""

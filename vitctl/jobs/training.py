@@ -1,0 +1,356 @@
+"""From a recipe's training sections to the engine's plain arguments; shared by the jobs that take gradient steps."""
+
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from vitctl.data.images.transforms import EvalTransform, TrainTransform
+from vitctl.data.loader.batches import Batch, eval_batches, told_key, train_batches
+from vitctl.data.source.order import Order, SampleOrder
+from vitctl.data.source.read import Source
+from vitctl.engine.averaging import Average
+from vitctl.engine.checkpoint.saving import Saver
+from vitctl.engine.distributed.micro_batch import fits_everywhere, largest_micro_batch
+from vitctl.engine.distributed.runtime import Runtime, start
+from vitctl.engine.distributed.sharding import is_sharded, shard
+from vitctl.engine.evaluation import Score, evaluate
+from vitctl.engine.journal import LOG, Journal, Report, write_json
+from vitctl.engine.loop import Trainer
+from vitctl.engine.losses import classify
+from vitctl.engine.mixing import Mixing, classify_mixed
+from vitctl.engine.optimizer import build_optimizer
+from vitctl.engine.preemption import StopFlag
+from vitctl.engine.schedule import total_steps
+from vitctl.engine.task import Task
+from vitctl.engine.training import CHECKPOINTS, fit
+from vitctl.errors import LaunchError
+from vitctl.jobs.inputs.data import eval_transform, mixing, train_transform
+from vitctl.jobs.inputs.length import learning_rate
+from vitctl.jobs.inputs.same_inputs import check_inputs
+from vitctl.jobs.inputs.sampling import training_order
+from vitctl.jobs.record.identity import identity
+from vitctl.jobs.record.kept import Attention, MicroBatch, read_kept
+from vitctl.jobs.record.runs import choose_weights, logged_scores
+from vitctl.jobs.record.tracking import tracking
+from vitctl.models.attention import choose_attention, set_attention
+from vitctl.models.blocks import compile_blocks, compile_errors
+from vitctl.models.build import Model
+from vitctl.models.configs import ViTConfig
+from vitctl.models.costs import OPTIMIZER_SLOTS
+from vitctl.models.flops import training_flops
+from vitctl.recipe.images import TrainImages
+from vitctl.recipe.schema import Finetune, Pretrain, TrainRecipe, Vtab
+from vitctl.recipe.sections import Log, Loss, Machine, ShardedMachine, TrainMachine
+
+ATTENTION, MICRO_BATCH = "attention.json", "micro_batch.json"
+
+M = TypeVar("M", bound=nn.Module)
+Probe = Callable[[nn.Module], dict[int, list[float]]]
+
+
+def start_runtime(machine: Machine, run_dir: Path, log: Log | None = None) -> Runtime:
+    """Join the processes that [machine] asks for."""
+    trackers = log.trackers if log else ()
+    set_attention("fused")
+    return start(
+        precision=machine.precision,
+        device=machine.device,
+        processes=machine.processes,
+        trackers=trackers,
+        folder=run_dir,
+    )
+
+
+def num_workers(machine: Machine, runtime: Runtime) -> int:
+    """Loader workers of each process: as asked, or up to 8 with a GPU, and half of the cores without one."""
+    if machine.workers >= 0:
+        return machine.workers
+    cores = (os.cpu_count() or 1) // min(runtime.num_processes, max(1, torch.cuda.device_count()))
+    return min(8, cores) if runtime.device.type == "cuda" else max(1, min(8, cores // 2))
+
+
+def open_journal(runtime: Runtime, run_dir: Path, report: Report) -> Journal:
+    """log.jsonl of the main process."""
+    return Journal(run_dir / LOG if runtime.is_main else None, report)
+
+
+@dataclass(frozen=True)
+class Work:
+    """Where a training runs: this process among its peers, the folder and its log, and the flag that signals raise."""
+
+    runtime: Runtime
+    folder: Path
+    journal: Journal
+    stop: StopFlag
+
+
+@dataclass(frozen=True)
+class Images:
+    """What is trained and scored on.
+
+    Args:
+        train, augmentation: training images, and how they are shown.
+        scored, pre_processing: images that are scored (None: there are none), and how the network is to be shown any.
+        order: of the training images; None: the exact shuffle by the recipe's seed.
+        mixing: of the images that [loss] is taken of.
+    """
+
+    train: Source
+    augmentation: TrainTransform
+    scored: Source | None
+    pre_processing: EvalTransform
+    order: SampleOrder | None = None
+    mixing: Mixing = field(default_factory=Mixing)
+
+    def meta(self, mean: Sequence[float], std: Sequence[float]) -> dict[str, Any]:
+        """What must travel with the weights for the same numbers elsewhere."""
+        shown = self.pre_processing
+        return {
+            "image_size": shown.image_size,
+            "eval_method": shown.method,
+            "eval_resize": shown.resize,
+            "resample": shown.resample,
+            "exif_orientation": shown.exif_orientation,
+            "mean": list(mean),
+            "std": list(std),
+            "class_names": list(self.train.class_names),
+        }
+
+
+def images_of(data: TrainImages, train_on: Source, score_on: Source | None, seed: int) -> Images:
+    """The images of a recipe's [data], as it shows them."""
+    order = None if data.synthetic else training_order(data, train_on, seed)
+    return Images(train_on, train_transform(data), score_on, eval_transform(data), order, mixing(data))
+
+
+def train(
+    recipe: Pretrain | Finetune | Vtab,
+    work: Work,
+    model: Model,
+    images: Images,
+    meta: dict[str, Any],
+    *,
+    objective: Callable[..., Tensor] | None = None,
+    probe: Probe | None = None,
+    started_from: str = "",
+) -> Score | None:
+    """Train `model` as [optimizer], [schedule], [loss], [averaging], [evaluation], [checkpoint] and [log] say.
+
+    Args:
+        recipe: with those sections.
+        work: where.
+        model: on the runtime's device.
+        images: that it is trained and scored on.
+        meta: what is stored with its weights.
+        objective: in place of [loss]; it looks at no labels.
+        probe: few-shot accuracies of the model.
+        started_from: digest of the pre-trained weights; empty without any.
+
+    Returns:
+        the score after the last step, or with early stopping that of the best checkpoint; None without images to score, and
+        perhaps on other processes than the main one.
+    """
+    runtime, folder, journal, source, scored = work.runtime, work.folder, work.journal, images.train, images.scored
+    check_inputs(runtime, model.state_dict(), model.config, meta, (source, scored))
+    s, machine = recipe.schedule, recipe.machine
+    steps = total_steps(len(source), s.batch_size, steps=s.total_steps, epochs=s.total_epochs)
+    normalise = partial(runtime.images, mean=tuple(meta["mean"]), std=tuple(meta["std"]))
+    workers = num_workers(machine, runtime)
+    share = -(-s.batch_size // runtime.num_processes)
+    loss = partial(objective or _classification(recipe.loss, images.mixing, recipe.seed), normalise=normalise)
+    batches = _batches(recipe, runtime, images, needs_labels=objective is None)
+    score = partial(score_images, work, images, normalise, recipe.evaluation.batch_size, workers)
+
+    choose_kernels(machine, runtime, folder, model, _most(machine.micro_batch, share))
+    if isinstance(machine, ShardedMachine) and machine.sharding == "fsdp":
+        if probe:
+            raise LaunchError(
+                "fewshot_probe.every_steps asks the model for its features alone, which machine.sharding = 'fsdp' cannot; "
+                "set one of them to 0 or 'none'"
+            )
+        shard(model, runtime.device, runtime.num_processes)
+    micro_batch = _micro_batch(recipe, runtime, folder, model, loss, lambda n: next(batches(0, n, 0)), share)
+    task = Task(
+        batches=lambda first_step: batches(first_step, micro_batch, workers),
+        num_images=len(source),
+        flops_per_image=training_flops(model.config, 1),
+        key=partial(told_key, source),
+        score=score if scored is not None else None,
+        probe=probe,
+        identity=identity(recipe, folder, source, scored, started_from),
+        total_steps=steps,
+        evaluate_every=recipe.evaluation.every_steps,
+        probe_every=recipe.fewshot_probe.every_steps if isinstance(recipe, Pretrain) else 0,
+        save_every=recipe.checkpoint.every_steps,
+        save_in_background=recipe.checkpoint.background,
+        log_every=recipe.log.every_steps,
+        log_sample_keys=recipe.log.sample_keys,
+        max_bad_fraction=recipe.data.max_bad_fraction,
+        warm_up=machine.compile,
+    )
+    trainer = _trainer(recipe, work, model, loss, learning_rate(recipe, steps))
+    kept = recipe.checkpoint.keep_last, recipe.checkpoint.keep_best
+    saver = Saver(folder / CHECKPOINTS, model.config, meta, *kept, journal=journal)
+    with tracking(runtime, recipe, folder), compile_errors() if machine.compile else nullcontext():
+        last = fit(folder, task, trainer, saver)
+    return _best_score(folder, runtime) if recipe.evaluation.early_stopping else last
+
+
+def _trainer(
+    recipe: TrainRecipe, work: Work, model: nn.Module, objective: Callable[..., Tensor], lr: Callable[[int], float]
+) -> Trainer:
+    average, o = recipe.averaging, recipe.optimizer
+    adam = {"beta1": o.beta1, "beta2": o.beta2, "eps": o.eps}
+    optimizer = build_optimizer(model, name=o.name, weight_decay=o.weight_decay, momentum=o.momentum, **adam)
+    return Trainer(
+        runtime=work.runtime,
+        average=Average(model, average.decay, debias=average.debias) if average.decay else None,
+        model=work.runtime.wrap(model),
+        bare=model,
+        optimizer=optimizer,
+        objective=objective,
+        lr=lr,
+        batch_size=recipe.schedule.batch_size,
+        clip_norm=o.clip_norm,
+        seed=recipe.seed,
+        stop=work.stop,
+    )
+
+
+def _best_score(run_dir: Path, runtime: Runtime) -> Score | None:
+    """Of the checkpoint that stands for a run with early stopping; None on other processes than the main one."""
+    if not runtime.is_main:
+        return None
+    _, chosen = choose_weights(run_dir, "best")
+    return logged_scores(run_dir)[chosen.step or 0]
+
+
+def _batches(
+    recipe: TrainRecipe, runtime: Runtime, images: Images, *, needs_labels: bool
+) -> Callable[[int, int, int], Iterator[Batch]]:
+    def batches(first_step: int, micro_batch: int, num_workers: int) -> Iterator[Batch]:
+        return train_batches(
+            images.train,
+            images.order or Order(len(images.train), recipe.seed),
+            images.augmentation,
+            seed=recipe.seed,
+            batch_size=recipe.schedule.batch_size,
+            micro_batch=micro_batch,
+            rank=runtime.rank,
+            num_processes=runtime.num_processes,
+            first_step=first_step,
+            num_workers=num_workers,
+            neighbours=images.mixing.is_on,
+            needs_labels=needs_labels,
+        )
+
+    return batches
+
+
+def _most(micro_batch: int, share: int) -> int:
+    return min(micro_batch, share) if micro_batch > 0 else share
+
+
+def _micro_batch(
+    recipe: TrainRecipe,
+    runtime: Runtime,
+    run_dir: Path,
+    model: nn.Module,
+    objective: Callable[..., Tensor],
+    batch: Callable[[int], Batch],
+    share: int,
+) -> int:
+    """Images of a forward pass: as asked, or what fits, which is found once and written to RUN/micro_batch.json."""
+    if recipe.machine.micro_batch != -1:
+        return _most(recipe.machine.micro_batch, share)
+    if is_sharded(model):
+        raise LaunchError(
+            "machine.micro_batch = -1 cannot try what fits with machine.sharding = 'fsdp', where a process that runs out of memory "
+            "keeps the others waiting; give machine.micro_batch, and see `vitctl pretrain --dry-run`"
+        )
+    device = torch.cuda.get_device_name(runtime.device) if runtime.device.type == "cuda" else "CPU"
+    setting = {"share": share, "device": device, "precision": runtime.precision}
+    file = run_dir / MICRO_BATCH
+    # The first process reads it for all: one that did not see the file would try, and wait for the others for ever.
+    there = runtime.is_main and file.exists()
+    known = json.loads(runtime.first(read_kept(file, MicroBatch).model_dump_json() if there else "{}"))
+    setting = json.loads(runtime.first(json.dumps(setting)))
+    if {name: known.get(name) for name in setting} == setting:
+        return int(known["micro_batch"])
+    copies = OPTIMIZER_SLOTS[recipe.optimizer.name] + (recipe.averaging.decay > 0) + (runtime.num_processes > 1)
+    reserve = copies * sum(p.numel() * p.element_size() for p in model.parameters())
+    found = largest_micro_batch(lambda n: fits_everywhere(runtime, model, objective, batch(n), reserve), share)
+    if runtime.is_main:
+        write_json(file, {**setting, "micro_batch": found})
+    return found
+
+
+def _classification(loss: Loss, mixing: Mixing, seed: int) -> Callable[..., Tensor]:
+    objective = partial(classify_mixed, mixing=mixing, seed=seed) if mixing.is_on else classify
+    return partial(objective, name=loss.name, label_smoothing=loss.label_smoothing, smoothing=loss.smoothing)
+
+
+def choose_kernels(machine: TrainMachine, runtime: Runtime, run_dir: Path, model: nn.Module, micro_batch: int) -> None:
+    """Set how layers are computed: attention kernel, recomputation, compilation.
+
+    What machine.attention = 'auto' measures is written to RUN/attention.json and used again when the run goes on.
+    """
+    kernel, config = machine.attention, model.config
+    if kernel == "auto" and isinstance(config, ViTConfig):
+        file = run_dir / ATTENTION
+        if runtime.is_main and not file.exists():
+            shape = (micro_batch, config.num_heads, config.num_tokens, config.hidden_size // config.num_heads)
+            dtype = torch.bfloat16 if runtime.precision == "bf16" else runtime.dtype
+            write_json(file, {"kernel": choose_attention(shape, dtype, runtime.device)})
+        kernel = Attention.model_validate(
+            {"kernel": runtime.first(read_kept(file, Attention).kernel if runtime.is_main else "")}
+        ).kernel
+    set_attention(kernel)
+    if machine.checkpoint_blocks:
+        model.checkpoint_blocks = True  # type: ignore[assignment]
+    if machine.compile:
+        compile_blocks(model)
+
+
+def score_images(
+    work: Work, images: Images, normalise: Callable[[Tensor], Tensor], batch_size: int, workers: int, model: nn.Module
+) -> Score:
+    """Top-1 accuracy on every image that is scored, over all processes."""
+    runtime, source = work.runtime, images.scored
+    assert source is not None
+    batches = eval_batches(
+        source,
+        images.pre_processing,
+        batch_size=batch_size,
+        rank=runtime.rank,
+        num_processes=runtime.num_processes,
+        num_workers=workers,
+    )
+    batches = work.journal.watch(batches, "scoring", len(source), runtime.num_processes)
+    return evaluate(runtime, model, batches, num_images=len(source), normalise=normalise, stop=work.stop)
+
+
+def on_device(model: M, runtime: Runtime) -> M:
+    """The model on the runtime's device, in the runtime's parameter type."""
+    return model.to(device=runtime.device, dtype=runtime.dtype)
+
+
+def dropout_draws(recipe: TrainRecipe, config: Any, folder: Path) -> dict[str, Any]:
+    """What the draws of dropout and stochastic depth follow from, besides seed and step; nothing where nothing is drawn.
+
+    They are drawn for each forward pass of each process, so that how a batch is cut changes the result.
+    """
+    if not (getattr(config, "dropout", 0.0) or getattr(config, "drop_path", 0.0)):
+        return {}
+    machine, file = recipe.machine, folder / MICRO_BATCH
+    most = read_kept(file, MicroBatch).micro_batch if file.exists() else machine.micro_batch
+    used = _most(most, -(-recipe.schedule.batch_size // machine.processes))
+    return {"dropout_draws": {"processes": machine.processes, "micro_batch": used, "compile": machine.compile}}

@@ -1,0 +1,189 @@
+"""What has been run here, to stand beside the paper's results: runs of the shipped recipes as they are, on the whole data."""
+
+import re
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from vitctl.data.datasets.vtab import GROUPS
+from vitctl.errors import VitctlError
+from vitctl.jobs.record.result import read_result
+from vitctl.recipe.load import load_recipe, recipe_names
+from vitctl.recipe.paper import RESULTS
+from vitctl.recipe.schema import Evaluate, Fewshot, Pretrain, SeededRecipe
+from vitctl.recipe.write import written_name
+from vitctl.report.paper_cells import FIVE_SHOT, REAL, VTAB
+from vitctl.report.paper_runs import Maker, data_misfit, recipe_misfit, weights_misfit
+from vitctl.report.sweep_table import TABLE as SWEEP
+
+_IMAGENET = "imagenet"
+_JUDGES = re.compile(r"(finetune|bit)_(imagenet|cifar10|cifar100|pets|flowers102)(_\d+)?|vtab|fewshot|evaluate")
+
+
+class Pretraining(NamedTuple):
+    """What was pre-trained: the recipe, and on how many images of its set (0: all)."""
+
+    recipe: str
+    subset_images: int = 0
+
+
+@dataclass(frozen=True)
+class Ours:
+    """A cell of ours.
+
+    Args:
+        values: accuracies in percent, one for each seed.
+        remark: what must be said of it; empty for most.
+    """
+
+    values: tuple[float, ...]
+    remark: str = ""
+
+    @property
+    def mean(self) -> float:
+        """Over the seeds."""
+        return statistics.fmean(self.values)
+
+    @property
+    def std(self) -> float | None:
+        """Over the seeds, of the population as in `sweep`; None for one."""
+        return statistics.pstdev(self.values) if len(self.values) > 1 else None
+
+
+class LeftOut(NamedTuple):
+    """A finished run of a recipe of the tables that fills no cell, and why."""
+
+    run: str
+    recipe: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class OurResults:
+    """Accuracies in percent by pre-training and experiment (see `paper_cells.judges`), and the runs that do not count."""
+
+    accuracies: dict[tuple[Pretraining, str], tuple[float, ...]]
+    left_out: tuple[LeftOut, ...] = ()
+
+    def best(self, pretraining: Pretraining, judges: Sequence[str]) -> Ours | None:
+        """The best of the experiments that a cell may be filled from; None when none has been run."""
+        found = {
+            judge: Ours(self.accuracies[pretraining, judge])
+            for judge in judges
+            if (pretraining, judge) in self.accuracies
+        }
+        if not found:
+            return None
+        name = max(found, key=lambda judge: found[judge].mean)
+        missing = [judge for judge in judges if judge not in found]
+        remark = f"{missing[0]} has not been run" if missing else f"{name} is the better" if len(judges) > 1 else ""
+        return Ours(found[name].values, remark)
+
+
+def our_results(runs: Path) -> OurResults:
+    """All results under a folder of runs that belong into the paper's tables.
+
+    A fine-tuning, VTAB or few-shot run is joined to the pre-training run whose weights it started from, by their digest; a score
+    under the ReaL labels to the fine-tuning run whose weights it scored.
+
+    Args:
+        runs: holds run folders, and folders of sweeps; those that cannot be read are passed over.
+    """
+    left: list[LeftOut] = []
+    found: list[Maker] = []
+    for run in _finished(runs):
+        reason = recipe_misfit(run) or data_misfit(run)
+        if reason:
+            left.append(LeftOut(run.where, run.name, reason))
+        else:
+            found.append(run)
+    seen: dict[tuple[Any, ...], str] = {}
+    accuracies: dict[tuple[Pretraining, str], tuple[float, ...]] = {}
+    for run in found:
+        if run.result.job == "pretrain":
+            continue
+        chain, reason = _chain(run, found)
+        if chain is None:
+            left.append(LeftOut(run.where, run.name, reason))
+            continue
+        pretraining, judged, seed = chain
+        for judge, values in _judged(run, judged).items():
+            key = (pretraining.digest, judge, seed)
+            if key in seen:
+                left.append(LeftOut(run.where, run.name, f"the same weights and seed as {seen[key]}"))
+                break
+            seen[key] = run.where
+            row = Pretraining(pretraining.name, _subset(pretraining))
+            accuracies[row, judge] = (*accuracies.get((row, judge), ()), *(100 * value for value in values))
+    return OurResults(accuracies, tuple(left))
+
+
+def _chain(run: Maker, found: Sequence[Maker]) -> tuple[tuple[Maker, str, int], str] | tuple[None, str]:
+    """The pre-training behind a score, the recipe that made the scored network, and its seed; or why there is none."""
+    made = [
+        other for other in found if other.result.job == ("finetune" if run.result.job == "evaluate" else "pretrain")
+    ]
+    maker, reason = weights_misfit(run, made)
+    if maker is None:
+        return None, reason
+    if run.result.job == "evaluate":
+        inner, reason = _chain(maker, found)
+        return (None, f"{maker.where}: {reason}") if inner is None else ((inner[0], maker.name, inner[2]), "")
+    assert isinstance(run.recipe, SeededRecipe)
+    return (maker, run.name, run.recipe.seed), ""
+
+
+def _subset(pretraining: Maker) -> int:
+    assert isinstance(pretraining.recipe, Pretrain)
+    return pretraining.recipe.data.subset_images
+
+
+def _judged(run: Maker, by: str) -> dict[str, Sequence[float]]:
+    """Experiment -> shares 0..1, one for each seed."""
+    metrics = run.result.metrics
+    if run.result.job == "finetune":
+        return {by: metrics.get("by_seed") or [metrics["accuracy"]]}
+    if run.result.job == "evaluate":
+        return {REAL + by: [metrics["real"]["accuracy"]]}
+    if run.result.job == "fewshot":
+        return {FIVE_SHOT: metrics["by_seed"]["5"]}
+    tasks = metrics["tasks"]
+    by_task = {f"{VTAB} {name}": row["by_seed"] for name, row in tasks.items()}
+    groups = {
+        f"{VTAB} {group}": _mean_by_seed([row["by_seed"] for row in tasks.values() if row["group"] == group])
+        for group in GROUPS
+    }
+    return {VTAB: _mean_by_seed([row["by_seed"] for row in tasks.values()]), **groups, **by_task}
+
+
+def _mean_by_seed(rows: Sequence[Sequence[float]]) -> list[float]:
+    return [statistics.fmean(values) for values in zip(*rows, strict=True)]
+
+
+def _finished(runs: Path) -> Iterator[Maker]:
+    """Every finished run of a recipe that the tables are about, in the order of their folders."""
+    shipped = set(recipe_names())
+    rows = {name for table in RESULTS.values() for name in table.rows}
+    files = [*runs.glob("*/result.json")]
+    files += [file for sweep in runs.glob(f"*/{SWEEP}.json") for file in sweep.parent.glob("*/result.json")]
+    for file in sorted(files):
+        folder = file.parent
+        try:
+            result = read_result(folder)
+            recipe = load_recipe(str(folder / "recipe.toml")).recipe
+            name = written_name(folder / "recipe.toml")
+        except (VitctlError, OSError):
+            continue
+        if result is None or result.status != "done" or name not in shipped:
+            continue
+        if (name in rows or _JUDGES.fullmatch(name)) and not _is_of_something_else(recipe):
+            yield Maker(folder, str(folder.relative_to(runs)), name, recipe, result)
+
+
+def _is_of_something_else(recipe: Any) -> bool:
+    """Few-shot and scoring runs are made for every data set; those of the tables are on ImageNet, under the ReaL labels."""
+    if isinstance(recipe, Evaluate):
+        return recipe.data.dataset != _IMAGENET or recipe.evaluation.labels != "real"
+    return isinstance(recipe, Fewshot) and (recipe.data.dataset != _IMAGENET or bool(recipe.data.datasets))

@@ -1,0 +1,199 @@
+"""Whether a finished run is the experiment that its recipe describes: its values, its images, and the weights it began with."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vitctl.data.datasets.catalog import known_size
+from vitctl.data.datasets.vtab import VTAB
+from vitctl.engine.checkpoint.files import AVERAGE, MODEL, step_of
+from vitctl.engine.journal import LOG, read_lines
+from vitctl.engine.training import CHECKPOINTS
+from vitctl.errors import VitctlError
+from vitctl.jobs.inputs.fewshot_sets import SPLITS
+from vitctl.jobs.record.result import RunResult
+from vitctl.models.weights.load import read_weights, weights_digest
+from vitctl.recipe.load import load_recipe
+from vitctl.recipe.neutral import result_neutral
+from vitctl.recipe.paper import FIGURE_4_SIZES
+from vitctl.recipe.schema import Evaluate, Fewshot, Finetune, Pretrain, Recipe, TrainRecipe, Vtab
+from vitctl.recipe.write import differences
+
+# What may differ in a run that still counts as one of its recipe, beside what changes no number. Another data.path does not:
+# nothing holds what is there against the data set that the recipe names.
+_FREE = (
+    *(*result_neutral(), "machine.precision", "evaluation.every_steps", "fewshot_probe."),
+    *("seed", "finetune.seeds", "weights.source"),
+)
+# What a command line sets where a recipe cannot: the data set of the recipes that are for any.
+_NAMED = {
+    "fewshot": {"data.dataset": "imagenet"},
+    "evaluate": {"data.dataset": "imagenet", "data.eval_split": "validation", "evaluation.labels": "real"},
+}
+_ROUND = 1_000_000  # the paper prints the size of JFT-300M in millions
+
+
+@dataclass(frozen=True)
+class Maker:
+    """A finished run of a shipped recipe.
+
+    Args:
+        folder: of the run.
+        where: the folder as it is told.
+        name: of the recipe.
+        recipe: with the values that it was run with.
+        result: that it left.
+    """
+
+    folder: Path
+    where: str
+    name: str
+    recipe: Recipe
+    result: RunResult
+
+    @property
+    def digest(self) -> str:
+        """Of its last weights."""
+        return str(self.result.provenance.get("weights_sha256", ""))
+
+
+def recipe_misfit(run: Maker) -> str:
+    """The first value in which a run is not its shipped recipe, in words; empty when it is."""
+    named = _NAMED.get(run.name, {})
+    shipped = load_recipe(run.name).recipe
+    for key, wanted, found in differences(shipped, run.recipe):
+        if key.startswith(_FREE) or (key in named and found == named[key]):
+            continue
+        if key == "data.subset_images" and run.name.startswith("fig4_") and found in FIGURE_4_SIZES.values():
+            continue
+        if key == "data.path":
+            return "data.path is set: nothing holds those images against the data set of the recipe"
+        return f"{key} is {found}, of the recipe {wanted}"
+    missing = [key for key in named if key not in {k for k, _, _ in differences(shipped, run.recipe)}]
+    wrong = [key for key in missing if _value(run.recipe, key) != named[key]]
+    return f"{wrong[0]} is {_value(run.recipe, wrong[0])}, should be {named[wrong[0]]}" if wrong else ""
+
+
+def _value(recipe: Any, key: str) -> Any:
+    for name in key.split("."):
+        recipe = getattr(recipe, name)
+    return recipe
+
+
+def data_misfit(run: Maker) -> str:
+    """Why the images of a run are not all of those that its recipe names, by number and source; empty when they are."""
+    used = run.result.provenance
+    if isinstance(run.recipe, Vtab):
+        return _vtab_misfit(run)
+    for key in ("data_source", "train_source"):
+        if "partial" in (told := used.get(key, "")) or "copy" in told:
+            return f"its images are {told}"
+    wanted = _wanted(run.recipe)
+    for key, (dataset, split, limit) in wanted.items():
+        known = known_size(dataset, split)
+        if known is None:
+            return f"how many images {split} of {dataset} has is not known"
+        size, found = limit or known[0], used.get(key)
+        if found is None:
+            return f"its result does not say {key}"
+        if found != size and (size % _ROUND or round(found / _ROUND) * _ROUND != size):
+            return f"{found:,} images of {split} of {dataset}, should be {size:,}"
+    return ""
+
+
+def _wanted(recipe: Recipe) -> dict[str, tuple[str, str, int]]:
+    """Key of the provenance -> data set, split, and the size of a subset of it (0: all)."""
+    if isinstance(recipe, Pretrain | Finetune):
+        d = recipe.data
+        train = {"num_train": (d.dataset, d.train_split, d.subset_images)}
+        masked = isinstance(recipe, Pretrain) and recipe.loss.name == "masked_patch"  # has no classes to score
+        return train if masked or not d.eval_split else train | {"num_images": (d.dataset, d.eval_split, 0)}
+    if isinstance(recipe, Evaluate):
+        return {"num_images": (recipe.data.dataset, recipe.data.eval_split, 0)}
+    assert isinstance(recipe, Fewshot)
+    train_split, eval_split = SPLITS[recipe.data.dataset]
+    return {"num_train": (recipe.data.dataset, train_split, 0), "num_images": (recipe.data.dataset, eval_split, 0)}
+
+
+def _vtab_misfit(run: Maker) -> str:
+    metrics = run.result.metrics
+    if metrics.get("partial", True) or set(metrics["tasks"]) != {task.name for task in VTAB}:
+        return f"{len(metrics.get('tasks', {}))} of {len(VTAB)} tasks"
+    for task in VTAB:
+        row, known = metrics["tasks"][task.name], known_size(task.data_set, task.test)
+        if row["copy"]:
+            return f"{task.name}: {row['copy']}"
+        if known is not None and row["total"] != known[0]:
+            return f"{task.name}: {row['total']:,} test images, should be {known[0]:,}"
+    return ""
+
+
+def weights_misfit(run: Maker, makers: Sequence[Maker]) -> tuple[Maker | None, str]:
+    """The run whose weights another started from or scored, or why none of them counts.
+
+    They must be those that stand for the run: the best checkpoint where the recipe stops early, the last of all others; the
+    average where the recipe averages.
+
+    Args:
+        run: that started from, or scored, stored weights.
+        makers: that may have made them.
+    """
+    if run.result.provenance.get("initialise") == "random":
+        return None, "it started from random weights"
+    digest, path = _origin(run)
+    for maker in makers:
+        stored = _stored(path, maker)
+        if not digest or (maker.digest != digest and (stored is None or _digest(stored) != digest)):
+            continue
+        last, wanted = _last(maker), _stands_for(maker)
+        taken = ((step_of(stored.parent) or 0), stored.stem) if stored is not None else (last, MODEL)
+        if taken != wanted:
+            return None, f"of {maker.where} it takes {_told(*taken)}, should be {_told(*wanted)}"
+        return maker, ""
+    return None, "its weights are of no run here that counts"
+
+
+def _told(step: int, name: str) -> str:
+    return f"{'the average of ' if name == AVERAGE else ''}step {step:,}"
+
+
+def _origin(run: Maker) -> tuple[str, Path]:
+    """Digest and path of the weights that a run started from, or scored."""
+    used = run.result.provenance
+    keys = ("weights_sha256", "weights") if run.result.job == "evaluate" else ("from_sha256", "from")
+    return str(used.get(keys[0], "")), Path(str(used.get(keys[1], "")))
+
+
+def _stored(path: Path, maker: Maker) -> Path | None:
+    """The same file in the folder of a run that may have been moved since; None when it is of another run."""
+    parts = path.parts
+    if CHECKPOINTS not in parts:
+        return None
+    at = parts.index(CHECKPOINTS)
+    same = at > 0 and parts[at - 1] == maker.folder.name
+    return maker.folder.joinpath(*parts[at:]) if same else None
+
+
+def _digest(path: Path) -> str:
+    try:
+        return weights_digest(read_weights(path).state)
+    except VitctlError:
+        return ""
+
+
+def _stands_for(maker: Maker) -> tuple[int, str]:
+    """Step and file name of the weights that stand for a training run."""
+    assert isinstance(maker.recipe, TrainRecipe)
+    name = AVERAGE if maker.recipe.averaging.decay else MODEL
+    scores = [
+        (record["accuracy"], record["step"])
+        for record in read_lines(maker.folder / LOG)
+        if record.get("kind") == "evaluate" and {"accuracy", "step"} <= record.keys()
+    ]
+    return (max(scores)[1] if maker.recipe.evaluation.early_stopping and scores else _last(maker)), name
+
+
+def _last(maker: Maker) -> int:
+    """The step of its last checkpoint."""
+    return step_of(Path(maker.result.files.get(MODEL, "")).parent) or 0
