@@ -5,13 +5,15 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch: tests run side by side, and the last bit of a sum depends on it
 
-import pytest
 
 from vitctl.data.datasets.readers import shapes
 from vitctl.data.writer.write import write_split
@@ -103,3 +105,56 @@ def two_processes(line: Sequence[str], out: Path) -> tuple[int, ...]:
             for rank in ("0", "1")
         ]
     return tuple(process.wait(timeout=240) for process in both)
+
+
+GOLDEN = Path(__file__).parent / "golden" / "tiny.json"
+
+
+CURVE = ("loss", "lr", "grad_norm")
+
+
+def curve(folder: Path) -> dict[str, list[float]]:
+    records = train_records(folder)
+    assert [r["step"] for r in records] == list(range(1, 21))
+    return {name: [r[name] for r in records] for name in CURVE}
+
+
+def assert_golden(folder: Path) -> None:
+    golden = json.loads(GOLDEN.read_text())
+    for name, values in curve(folder).items():
+        assert values == pytest.approx(golden[name], rel=1e-9, abs=0), name
+
+
+def command(folder: Path, data: Path, **values: Any) -> list[str]:
+    sets = [part for key, value in values.items() for part in ("--set", f"{key}={value}")]
+    return [
+        sys.executable,
+        "-m",
+        "vitctl",
+        "pretrain",
+        "--recipe",
+        str(TINY),
+        "--data",
+        str(data),
+        "--out",
+        str(folder),
+        *sets,
+    ]
+
+
+SHORT = {"schedule.total_steps": 8, "checkpoint.every_steps": 2, "evaluation.every_steps": 4}
+
+
+def records(folder: Path, kind: str) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    return [record for record in lines if record["kind"] == kind]
+
+
+def harmed(harm: str, folder: Path) -> list[str]:
+    return [sys.executable, "-m", "tests.harmed", harm, str(folder)]
+
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+README = (ROOT / "README.md").read_text()

@@ -9,11 +9,9 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import TINY, train_records, two_processes
+from tests.conftest import SHORT, TINY, harmed, records, train_records, two_processes
 from tests.harmed import NEWEST
 from tests.jobs.conftest import CPU, SMALL, pretrained  # noqa: F401
-from tests.test_faults import SHORT, records
-from tests.test_killed import harmed
 from vitctl.launch.prepare import prepare
 from vitctl.launch.worker import work
 from vitctl.recipe.load import Override, load_recipe

@@ -15,8 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import TINY, Run, checkpoint, sample_keys, train_records
-from tests.test_golden import command
+from tests.conftest import SHORT, TINY, Run, checkpoint, command, records, sample_keys, train_records
 from vitctl.engine.checkpoint import saving
 from vitctl.engine.checkpoint.files import newest_checkpoint
 from vitctl.engine.preemption import StopFlag
@@ -24,13 +23,6 @@ from vitctl.errors import CheckpointError, VitctlError
 from vitctl.jobs.pretrain import pretrain
 from vitctl.launch.prepare import prepare
 from vitctl.recipe.load import Override, load_recipe
-
-SHORT = {"schedule.total_steps": 8, "checkpoint.every_steps": 2, "evaluation.every_steps": 4}
-
-
-def records(folder: Path, kind: str) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
-    return [record for record in lines if record["kind"] == kind]
 
 
 def full_at(monkeypatch: pytest.MonkeyPatch, *steps: int) -> None:

@@ -8,26 +8,10 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.conftest import TINY, Run, checkpoint, sample_keys, train_records
-
-GOLDEN = Path(__file__).parent / "golden" / "tiny.json"
-CURVE = ("loss", "lr", "grad_norm")
-
-
-def curve(folder: Path) -> dict[str, list[float]]:
-    records = train_records(folder)
-    assert [r["step"] for r in records] == list(range(1, 21))
-    return {name: [r[name] for r in records] for name in CURVE}
-
-
-def assert_golden(folder: Path) -> None:
-    golden = json.loads(GOLDEN.read_text())
-    for name, values in curve(folder).items():
-        assert values == pytest.approx(golden[name], rel=1e-9, abs=0), name
+from tests.conftest import GOLDEN, Run, assert_golden, checkpoint, command, curve, sample_keys
 
 
 def test_golden__straight(run: Run, request: pytest.FixtureRequest) -> None:
@@ -65,23 +49,6 @@ def test_mixed__micro_batches_workers_and_processes(
     assert sample_keys(folder) == sample_keys(one)
     golden = json.loads(GOLDEN.read_text())
     assert curve(one)["loss"] != pytest.approx(golden["loss"], rel=1e-3)
-
-
-def command(folder: Path, data: Path, **values: Any) -> list[str]:
-    sets = [part for key, value in values.items() for part in ("--set", f"{key}={value}")]
-    return [
-        sys.executable,
-        "-m",
-        "vitctl",
-        "pretrain",
-        "--recipe",
-        str(TINY),
-        "--data",
-        str(data),
-        "--out",
-        str(folder),
-        *sets,
-    ]
 
 
 def test_golden__two_processes(run: Run, tiny_data: Path, tmp_path: Path) -> None:

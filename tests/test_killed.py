@@ -14,10 +14,19 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.conftest import TINY, Run, checkpoint, sample_keys, train_records, two_processes
+from tests.conftest import (
+    SHORT,
+    TINY,
+    Run,
+    checkpoint,
+    command,
+    harmed,
+    records,
+    sample_keys,
+    train_records,
+    two_processes,
+)
 from tests.harmed import poisoned
-from tests.test_faults import SHORT, records
-from tests.test_golden import command
 from vitctl.engine.checkpoint.files import newest_checkpoint
 from vitctl.engine.nonfinite import SKIPPED
 from vitctl.jobs import training
@@ -35,10 +44,6 @@ def prepared(folder: Path, data: Path, **values: Any) -> Path:
     given = {"data.path": str(data), **SHORT, **values}
     prepare(load_recipe(str(TINY), [Override(key, value) for key, value in given.items()]), folder)
     return folder
-
-
-def harmed(harm: str, folder: Path) -> list[str]:
-    return [sys.executable, "-m", "tests.harmed", harm, str(folder)]
 
 
 def soon(holds: Callable[[], object], seconds: float = 60.0) -> bool:

@@ -17,8 +17,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from tests.conftest import Run, checkpoint, free_port, sample_keys, train_records
-from tests.test_golden import assert_golden, command
+from tests.conftest import Run, assert_golden, checkpoint, command, free_port, sample_keys, train_records
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -4,9 +4,9 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from tests.jobs.test_our_results import finished
 
 from tests.cli.conftest import Vitctl
+from tests.report.conftest import finished
 from vitctl.cli.show.render import CONSOLE
 from vitctl.recipe.load import recipe_names
 from vitctl.recipe.sweep import sweep_names

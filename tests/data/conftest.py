@@ -1,5 +1,6 @@
 """Small splits for the tests of data: real shards of tiny pictures."""
 
+import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 
 from vitctl.data.datasets.readers.png import encode_png
 from vitctl.data.shards.index import Index
+from vitctl.data.source.read import Source
 from vitctl.data.writer.items import Item
 from vitctl.data.writer.write import write_split
 
@@ -40,3 +42,32 @@ def make_split(tmp_path: Path) -> MakeSplit:
         )
 
     return make
+
+
+def damage(path: Path, byte: int | None = None) -> None:
+    """One byte, by default the one in the middle, and the time of the file as it was."""
+    found, data = path.stat(), bytearray(path.read_bytes())
+    data[len(data) // 2 if byte is None else byte] ^= 1
+    path.write_bytes(data)
+    os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
+
+
+CLASSES = ("a", "b", "c")
+
+
+def picture(number: int) -> bytes:
+    return encode_png(np.full((4, 4 + number % 60), 5 * number % 256, np.uint8))
+
+
+def make_items(num: int) -> list[Item]:
+    return [Item(f"k{number}", number % 3, lambda number=number: picture(number)) for number in range(num)]  # type: ignore
+
+
+def several(num: int) -> list[Item]:
+    labels = [(0,), (2, 0), (), (1, 2, 0)]
+    return [Item(f"k{n}", labels[n % 4], lambda n=n: picture(n)) for n in range(num)]  # type: ignore[misc]
+
+
+def contents(source: Source) -> list[tuple[str, int, bytes]]:
+    labels = source.labels().tolist()
+    return [(source.key(sample), labels[sample], source.read(sample)) for sample in range(len(source))]

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import webdataset
 from PIL import Image
-from tests.data.test_shards import CLASSES, several
 from torch.utils.data import DataLoader
 
-from tests.test_readme import README
+from tests.conftest import README
+from tests.data.conftest import CLASSES, several
 from vitctl.data import as_webdataset
 from vitctl.data.images.transforms import TrainTransform
 from vitctl.data.loader.batches import share, train_batches

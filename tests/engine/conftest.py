@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from vitctl.data.loader.batches import Batch
 from vitctl.engine.distributed.runtime import Runtime, start
 from vitctl.engine.loop import Trainer
+from vitctl.engine.losses import classification_loss
 from vitctl.engine.optimizer import build_optimizer
 from vitctl.engine.preemption import StopFlag
 
@@ -87,3 +89,6 @@ def trainer(runtime: Runtime) -> Callable[..., Trainer]:
         )
 
     return make
+
+
+LOSS = partial(classification_loss, name="softmax", label_smoothing=0.0)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,15 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.engine.conftest import batch, rows
+from tests.engine.conftest import LOSS, batch, rows
 from vitctl.data.loader.batches import Batch
 from vitctl.engine.averaging import Average
 from vitctl.engine.loop import Result, Trainer, run_steps, take
-from vitctl.engine.losses import classification_loss
 from vitctl.engine.preemption import Stopped
 
 Make = Callable[..., Trainer]
-LOSS = partial(classification_loss, name="softmax", label_smoothing=0.0)
 
 
 def weights(trainer: Trainer) -> list[Tensor]:

@@ -1,9 +1,11 @@
 """What the drivers of made faults share: the run that nothing came between, and what is held against it."""
 
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -81,3 +83,22 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         pytest.skip("no small disk can be mounted here")
     yield place
     subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def fill(disk: Path, leave: int) -> None:
+    """Leave so many bytes free."""
+    (disk / "filler").unlink(missing_ok=True)
+    for _ in range(100):
+        there = os.statvfs(disk)
+        with suppress(OSError), (disk / "filler").open("ab") as file:  # the run may have written meanwhile
+            os.posix_fallocate(file.fileno(), 0, max(1, there.f_bavail * there.f_frsize - leave))
+            return
+    raise AssertionError("the disk could not be filled")
+
+
+def make_room(disk: Path) -> None:
+    (disk / "filler").unlink()
+
+
+def status(folder: Path) -> str:
+    return str(json.loads((folder / "result.json").read_text())["status"])

@@ -6,34 +6,18 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.faults.conftest import assert_same, prepared, records, warnings
+from tests.faults.conftest import assert_same, fill, make_room, prepared, records, warnings
 from vitctl.engine.checkpoint import files, saving
 from vitctl.engine.checkpoint.files import keep, newest_checkpoint
 from vitctl.errors import CheckpointError
 from vitctl.launch.worker import work
 
 Act = Callable[[], None]
-
-
-def fill(disk: Path, leave: int) -> None:
-    """Leave so many bytes free."""
-    (disk / "filler").unlink(missing_ok=True)
-    for _ in range(100):
-        there = os.statvfs(disk)
-        with suppress(OSError), (disk / "filler").open("ab") as file:  # the run may have written meanwhile
-            os.posix_fallocate(file.fileno(), 0, max(1, there.f_bavail * there.f_frsize - leave))
-            return
-    raise AssertionError("the disk could not be filled")
-
-
-def make_room(disk: Path) -> None:
-    (disk / "filler").unlink()
 
 
 def train(folder: Path, acts: dict[int, Act]) -> dict[str, Any]:

@@ -13,9 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.conftest import assert_same, command, records
-from tests.faults.test_full_disk import fill, make_room
-from tests.faults.test_screen import status
+from tests.faults.conftest import assert_same, command, fill, make_room, records, status
 from vitctl.__main__ import main
 from vitctl.engine.checkpoint.files import newest_checkpoint
 from vitctl.jobs import pretrain  # noqa: F401 - imported once, for all attempts

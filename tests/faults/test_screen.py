@@ -2,7 +2,6 @@
 
 import fcntl
 import io
-import json
 import os
 import signal
 import subprocess
@@ -17,7 +16,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from tests.faults.conftest import ENVIRONMENT, assert_same, command, prepared, records, resume, warnings
+from tests.faults.conftest import ENVIRONMENT, assert_same, command, prepared, records, resume, status, warnings
 from vitctl.cli.show.render import Screen
 from vitctl.engine.journal import append_line, read_lines, spared
 from vitctl.launch.follower import Follower
@@ -25,10 +24,6 @@ from vitctl.launch.worker import work
 from vitctl.system.screen import Lenient, check_screen, outlive_screen, restore_screen
 
 SHOWN = "progress cannot be shown any more"
-
-
-def status(folder: Path) -> str:
-    return str(json.loads((folder / "result.json").read_text())["status"])
 
 
 def test_head__ends_no_run(tiny_data: Path, straight: Path, tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ import io
 import json
 import os
 import resource
-import tarfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from tests.data.conftest import MakeSplit
+from tests.fuzz.conftest import header, member, record
 from tests.fuzz.mutate import fuzz, mutated, mutated_json
 from vitctl.data.datasets.readers.parquet import read_parquet
 from vitctl.data.datasets.readers.table import read_table
@@ -54,26 +54,6 @@ def outcome(read: Callable[[], object]) -> str:
         except VitctlError:
             return "refused"
     return "read"
-
-
-def header(name: str, size: int | bytes, kind: bytes = b"0") -> bytes:
-    """A header block with any size: a number, or the twelve bytes themselves."""
-    block = bytearray(tarfile.TarInfo(name).tobuf(tarfile.GNU_FORMAT)[:512])
-    block[124:136] = size if isinstance(size, bytes) else b"%011o\0" % size
-    block[148:156], block[156:157] = b" " * 8, kind
-    block[148:156] = b"%06o\0 " % sum(block)
-    return bytes(block)
-
-
-def member(name: str, content: bytes, kind: bytes = b"0") -> bytes:
-    return header(name, len(content), kind) + content + bytes(-len(content) % 512)
-
-
-def record(key: bytes, value: bytes) -> bytes:
-    """A record of a pax header, with its own length."""
-    rest = b" " + key + b"=" + value + b"\n"
-    length = next(n for n in range(len(rest), len(rest) + 9) if len(str(n)) + len(rest) == n)
-    return str(length).encode() + rest
 
 
 SAMPLE = member("a.png", b"abc") + member("a.cls", b"1")

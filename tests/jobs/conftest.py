@@ -61,3 +61,17 @@ def job(pretrained: Path, tiny_data: Path, tmp_path: Path) -> Job:
         return do(recipe, tmp_path / name, **{**CPU, **data, **small, "weights.source": str(pretrained), **values})
 
     return run
+
+
+TASKS = {"vtab.tasks": ("digits", "shapes-count"), "schedule.total_steps": 2, "schedule.warmup_steps": 1}
+
+
+def table(folder: Path, pretrained: Path, **values: Any) -> dict[str, Any]:
+    given = {
+        **CPU,
+        **TASKS,
+        "machine.precision": "float32",
+        "schedule.batch_size": 8,
+        "data.path": str(folder.parent / "none"),
+    }
+    return do("vtab_mini", folder, **{**given, "weights.source": str(pretrained), **values})

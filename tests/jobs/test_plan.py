@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import TINY
-from tests.models.weights.test_header import hollow
+from tests.models.weights.conftest import hollow
 from vitctl.data.datasets.catalog import open_split
 from vitctl.data.datasets.readers.png import encode_png
 from vitctl.data.writer.items import Item

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import Run, checkpoint, train_records
+from tests.conftest import Run, checkpoint, command, train_records
 from tests.jobs.conftest import CPU, do
-from tests.test_golden import command
 from vitctl.errors import DataError, RecipeError
 from vitctl.jobs.features import FeaturePass
 

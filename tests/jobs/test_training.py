@@ -16,8 +16,7 @@ from tensorboard.plugins.hparams.metadata import SESSION_START_INFO_TAG as SESSI
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from tests.conftest import Run, train_records
-from tests.jobs.conftest import Job
-from tests.jobs.test_vtab import table
+from tests.jobs.conftest import Job, table
 from vitctl.engine.preemption import Stopped
 from vitctl.errors import DataError, LaunchError
 from vitctl.jobs import training

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.jobs.conftest import CPU, do
+from tests.jobs.conftest import CPU, TASKS, do, table
 from vitctl.data.datasets.vtab import MINI, VTAB
 from vitctl.data.datasets.vtab_images import open_task
 from vitctl.data.images.decode import decode
@@ -24,19 +24,7 @@ from vitctl.recipe.paper_vtab import TABLE_9
 from vitctl.recipe.schema import Vtab
 from vitctl.report.compare import compare
 
-TASKS = {"vtab.tasks": ("digits", "shapes-count"), "schedule.total_steps": 2, "schedule.warmup_steps": 1}
 SETTING = "lr_0.03_steps_2"
-
-
-def table(folder: Path, pretrained: Path, **values: Any) -> dict[str, Any]:
-    given = {
-        **CPU,
-        **TASKS,
-        "machine.precision": "float32",
-        "schedule.batch_size": 8,
-        "data.path": str(folder.parent / "none"),
-    }
-    return do("vtab_mini", folder, **{**given, "weights.source": str(pretrained), **values})
 
 
 def test_vtab__a_partial_table_and_again(pretrained: Path, tmp_path: Path) -> None:

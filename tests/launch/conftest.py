@@ -12,8 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.conftest import TINY, free_port
-from tests.test_golden import command
+from tests.conftest import TINY, command, free_port
 from vitctl.engine.preemption import SIGNALS
 from vitctl.recipe.load import Loaded, Override, load_recipe
 

@@ -17,9 +17,8 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.conftest import TINY, Run, checkpoint, sample_keys
+from tests.conftest import TINY, Run, assert_golden, checkpoint, command, sample_keys
 from tests.launch.conftest import HOLD, Load
-from tests.test_golden import assert_golden, command
 from vitctl.engine.checkpoint.files import newest_checkpoint
 from vitctl.errors import LaunchError
 from vitctl.launch import launcher

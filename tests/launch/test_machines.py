@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Run, checkpoint, free_port, sample_keys
+from tests.conftest import Run, assert_golden, checkpoint, command, free_port, sample_keys
 from tests.launch.conftest import (
     FOREGROUND,
     Load,
@@ -26,7 +26,6 @@ from tests.launch.conftest import (
     says,
     wait_for,
 )
-from tests.test_golden import assert_golden, command
 from vitctl.errors import LaunchError
 from vitctl.launch import launcher
 from vitctl.launch.command import LaunchConfig

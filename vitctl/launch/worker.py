@@ -128,17 +128,20 @@ def _meet(run_dir: Path, recipe: Any, report: Report) -> None:
     """Find the other processes, and write a line for each node."""
     restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
     journal = Journal(run_dir / LOG if _is_main() else None, report)
+    several = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    if several:
+        from vitctl.engine.distributed.process_group import all_texts, check_same, check_sum, join, node_lines
+
+        cpu = on_cpu(recipe)
+        join(cpu=cpu)
+        if _is_main():
+            forget_errors(run_dir)  # of those before; these ones are all there, and wait in check_sum
+        check_sum(cpu=cpu)
+        restarts = max(map(int, all_texts(str(restarts))))  # only the node that lost a process counts it
     if restarts:
         journal.write("warning", step=0, text=f"a process was lost, all were started again (restart {restarts})")
-    if int(os.environ.get("WORLD_SIZE", "1")) < 2:
+    if not several:
         return
-    from vitctl.engine.distributed.process_group import check_same, check_sum, join, node_lines
-
-    cpu = on_cpu(recipe)
-    join(cpu=cpu)
-    if _is_main():
-        forget_errors(run_dir)  # of those before; these ones are all there, and wait in check_sum
-    check_sum(cpu=cpu)
     check_same(
         {"recipe": recipe.model_dump_json()},
         f"{run_dir / 'recipe.toml'} is not the same file on all nodes; see that they share {run_dir}, then start again",

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Vitctl
-from tests.data.test_vtab1k import SPLITS, keys_of, write
+from tests.data.datasets.conftest import SPLITS, keys_of, write
 from vitctl.data.datasets.catalog import DATA_SETS
 from vitctl.data.datasets.vtab import VTAB
 

@@ -1,12 +1,16 @@
 """Small pictures in real files, and what a reader found in them."""
 
 import io
+import struct
 import tarfile
 from pathlib import Path
 
 from PIL import Image
 
-from vitctl.data.writer.items import Originals
+from vitctl.data.datasets.readers import dtd
+from vitctl.data.datasets.vtab import VTAB
+from vitctl.data.writer.items import Item, Originals
+from vitctl.data.writer.write import write_split
 
 
 def plant(
@@ -40,3 +44,69 @@ def tar_of(members: dict[str, bytes]) -> bytes:
             member.size = len(data)
             tar.addfile(member, io.BytesIO(data))
     return file.getvalue()
+
+
+BY_NAME = {task.name: task for task in VTAB}
+TASK = BY_NAME["dtd"]
+
+
+SPLITS = {"train": TASK.train800, "validation": TASK.val200, "test": TASK.test}
+
+
+def keys_of(split: str) -> list[str]:
+    first = 40 * list(SPLITS).index(split)
+    return [f"{name}/{name}_{first + number:04d}.jpg" for name in dtd.CLASS_NAMES for number in range(40)]
+
+
+def write(out: Path, keys: dict[str, list[str]], source: str = "DTD") -> Path:
+    """Two pictures, which tell whether a copy keeps bytes and formats, under all the names."""
+    jpg, png = plant(out / "a.jpg"), plant(out / "a.png", form="PNG")
+    for split, names in keys.items():
+        items = [
+            Item(key, dtd.CLASS_NAMES.index(key.partition("/")[0]), lambda n=n: png if n % 3 == 0 else jpg)
+            for n, key in enumerate(names)
+        ]
+        write_split(items, out / "dtd" / split, dtd.CLASS_NAMES, seed=0, source_text=source)
+    return out
+
+
+def crc32c(data: bytes) -> int:
+    """The check sum bit by bit."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = (crc >> 1) ^ (0x82F63B78 * (crc & 1))
+    return crc ^ 0xFFFFFFFF
+
+
+def masked(data: bytes) -> int:
+    crc = crc32c(data)
+    return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) % 2**32
+
+
+def record(data: bytes) -> bytes:
+    length = struct.pack("<Q", len(data))
+    return length + struct.pack("<I", masked(length)) + data + struct.pack("<I", masked(data))
+
+
+def varint(value: int) -> bytes:
+    value %= 2**64
+    return bytes([value]) if value < 128 else bytes([value % 128 + 128]) + varint(value >> 7)
+
+
+def field(number: int, value: bytes) -> bytes:
+    return varint(number << 3 | 2) + varint(len(value)) + value
+
+
+def example(features: dict[str, bytes | int | list[int]], *, packed: bool = True) -> bytes:
+    entries = b""
+    for name, value in features.items():
+        if isinstance(value, bytes):
+            kind = field(1, field(1, value))
+        else:
+            numbers = value if isinstance(value, list) else [value]
+            values = b"".join(map(varint, numbers))
+            kind = field(3, field(1, values) if packed else b"".join(varint(1 << 3) + varint(n) for n in numbers))
+        entries += field(1, field(1, name.encode()) + field(2, kind))
+    return field(1, entries)

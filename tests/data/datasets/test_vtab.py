@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.data.datasets.conftest import plant
+from tests.data.datasets.conftest import BY_NAME, plant
 from vitctl.data.datasets.catalog import find_data_set, known_size
 from vitctl.data.datasets.readers import eurosat, resisc45
 from vitctl.data.datasets.vtab import (
@@ -23,7 +23,6 @@ from vitctl.data.datasets.vtab_images import read_community
 from vitctl.data.source.splits import md5_order, resolve
 
 ALL = VTAB + MINI
-BY_NAME = {task.name: task for task in VTAB}
 
 # What the community's trainers list, in the order of their folders.
 COMMUNITY = {

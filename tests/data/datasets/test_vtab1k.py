@@ -5,41 +5,18 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.data.test_vtab import BY_NAME
 
-from tests.data.datasets.conftest import plant
+from tests.data.datasets.conftest import BY_NAME, SPLITS, TASK, keys_of, write
 from vitctl.data.datasets.catalog import find_data_set, open_split
 from vitctl.data.datasets.inventory import ABSENT, check_task, list_holdings
-from vitctl.data.datasets.readers import dtd
 from vitctl.data.datasets.vtab import TRAIN800_DIGESTS, VAL200_AND_TEST_DIGESTS, VTAB, in_vtab1k, names_digest
 from vitctl.data.datasets.vtab1k import export_shards, export_task
 from vitctl.data.datasets.vtab_images import read_community
 from vitctl.data.source.provenance import origins
 from vitctl.data.source.read import Source
-from vitctl.data.writer.items import Item
-from vitctl.data.writer.write import write_split
 from vitctl.errors import DataError
 
-TASK = BY_NAME["dtd"]
-SPLITS = {"train": TASK.train800, "validation": TASK.val200, "test": TASK.test}
 PROVEN = "match (train800)"
-
-
-def keys_of(split: str) -> list[str]:
-    first = 40 * list(SPLITS).index(split)
-    return [f"{name}/{name}_{first + number:04d}.jpg" for name in dtd.CLASS_NAMES for number in range(40)]
-
-
-def write(out: Path, keys: dict[str, list[str]], source: str = "DTD") -> Path:
-    """Two pictures, which tell whether a copy keeps bytes and formats, under all the names."""
-    jpg, png = plant(out / "a.jpg"), plant(out / "a.png", form="PNG")
-    for split, names in keys.items():
-        items = [
-            Item(key, dtd.CLASS_NAMES.index(key.partition("/")[0]), lambda n=n: png if n % 3 == 0 else jpg)
-            for n, key in enumerate(names)
-        ]
-        write_split(items, out / "dtd" / split, dtd.CLASS_NAMES, seed=0, source_text=source)
-    return out
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from tests.data.test_shards import CLASSES, make_items, picture, several
 from webdataset.tariterators import group_by_keys, tar_file_expander
 
+from tests.data.conftest import CLASSES, make_items, picture, several
 from vitctl.data.datasets.readers.png import encode_png
 from vitctl.data.shards.index import index_shards
 from vitctl.data.shards.scan import read_shard, unescape_key

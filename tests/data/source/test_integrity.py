@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.data.conftest import damage
 from tests.data.server import Faults, serving
 from vitctl.data.shards.cache import ShardCache
 from vitctl.data.shards.index import Index, read_index
@@ -35,14 +36,6 @@ def verified(folder: Path, *sources: Source, num_parts: int = 1) -> Verified:
 def records(folder: Path) -> list[dict[str, Any]]:
     lines = [line for path in (folder / FOLDER).iterdir() for line in path.read_text().splitlines()]
     return [json.loads(line) for line in lines if line]
-
-
-def damage(path: Path, byte: int | None = None) -> None:
-    """One byte, by default the one in the middle, and the time of the file as it was."""
-    found, data = path.stat(), bytearray(path.read_bytes())
-    data[len(data) // 2 if byte is None else byte] ^= 1
-    path.write_bytes(data)
-    os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
 
 
 @pytest.mark.parametrize("num_parts", [1, 2, 5])

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.data.test_read import contents
 
+from tests.data.conftest import contents
 from tests.data.server import Faults, serving
 from vitctl.data.datasets.catalog import open_split
 from vitctl.data.images.transforms import TrainTransform

@@ -7,17 +7,13 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from tests.data.conftest import contents
 from vitctl.data.images.decode import BadSample, decode
 from vitctl.data.shards.index import Index
 from vitctl.data.source.read import Concat, ShardSource, Source, Subset, SyntheticSource
 from vitctl.errors import DataError
 
 MakeSplit = Callable[..., Index]
-
-
-def contents(source: Source) -> list[tuple[str, int, bytes]]:
-    labels = source.labels().tolist()
-    return [(source.key(sample), labels[sample], source.read(sample)) for sample in range(len(source))]
 
 
 def test_shard_source__keys_labels_and_bytes_belong_together(

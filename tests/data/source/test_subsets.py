@@ -1,8 +1,7 @@
 import numpy as np
 import pytest
-from tests.data.test_read import contents
 
-from tests.data.conftest import MakeSplit
+from tests.data.conftest import MakeSplit, contents
 from vitctl.data.source.read import ShardSource, SyntheticSource
 from vitctl.data.source.subsets import of_classes, random_subset
 from vitctl.errors import DataError

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import webdataset
-from tests.data.test_read import contents
 
+from tests.data.conftest import contents
 from vitctl.data.datasets.catalog import open_split
 from vitctl.data.shards.index import Index, index_shards, read_index
 from vitctl.data.source.read import ShardSource

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from PIL import Image
 from webdataset.tariterators import group_by_keys, tar_file_expander
 
+from tests.data.conftest import CLASSES, make_items, picture, several
 from vitctl.data.datasets.detect import open_originals
-from vitctl.data.datasets.readers.png import encode_png
 from vitctl.data.images.formats import image_extension
 from vitctl.data.images.reencode import Reencode
 from vitctl.data.shards.index import index_shards
@@ -27,21 +27,6 @@ from vitctl.data.source.read import ShardSource
 from vitctl.data.writer.items import Item
 from vitctl.data.writer.write import write_split
 from vitctl.errors import DataError
-
-CLASSES = ("a", "b", "c")
-
-
-def picture(number: int) -> bytes:
-    return encode_png(np.full((4, 4 + number % 60), 5 * number % 256, np.uint8))
-
-
-def make_items(num: int) -> list[Item]:
-    return [Item(f"k{number}", number % 3, lambda number=number: picture(number)) for number in range(num)]  # type: ignore
-
-
-def several(num: int) -> list[Item]:
-    labels = [(0,), (2, 0), (), (1, 2, 0)]
-    return [Item(f"k{n}", labels[n % 4], lambda n=n: picture(n)) for n in range(num)]  # type: ignore[misc]
 
 
 def tree(folder: Path) -> dict[str, bytes]:
@@ -266,7 +251,7 @@ def test_write_split__a_size_that_is_not_true_is_refused(tmp_path: Path) -> None
 KILLED = """
 import signal, sys, time
 from pathlib import Path
-from tests.data.test_shards import CLASSES, Item, picture, write_split
+from tests.data.conftest import CLASSES, Item, picture, write_split
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts what runs in the background without it
 

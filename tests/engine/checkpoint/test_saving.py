@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.engine.conftest import batch
-from tests.engine.test_loop import LOSS
+from tests.engine.conftest import LOSS, batch
 from vitctl.engine.averaging import Average
 from vitctl.engine.checkpoint import saving
 from vitctl.engine.checkpoint.files import read_checkpoint

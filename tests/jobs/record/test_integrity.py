@@ -4,8 +4,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tests.data.test_integrity import damage
 
+from tests.data.conftest import damage
 from tests.jobs.conftest import CPU, SMALL, Job, do
 from vitctl.engine.journal import LOG, read_lines
 from vitctl.errors import DataError

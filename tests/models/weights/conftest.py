@@ -1,6 +1,8 @@
 """What the tests of weights share: images, and weights whose every number matters, for any model."""
 
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -66,3 +68,12 @@ def images() -> Tensor:
     """Four images `[4, 3, 32, 32]` in [-1, 1], float64."""
     generator = torch.Generator().manual_seed(7)
     return torch.rand(4, 3, 32, 32, generator=generator, dtype=torch.float64) * 2 - 1
+
+
+def hollow(path: Path) -> None:
+    """Leave of a safetensors file its header and its size: the bytes of the tensors are a hole."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        end = 8 + int.from_bytes(file.read(8), "little")
+    os.truncate(path, end)
+    os.truncate(path, size)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.models.weights.conftest import hollow
 from vitctl.errors import CheckpointError
 from vitctl.models.configs import HybridConfig, ViTConfig
 from vitctl.models.weights import containers
@@ -18,15 +19,6 @@ from vitctl.models.weights.sources import locate
 from vitctl.models.weights.write import write_weights
 
 Make = Callable[..., Weights]
-
-
-def hollow(path: Path) -> None:
-    """Leave of a safetensors file its header and its size: the bytes of the tensors are a hole."""
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        end = 8 + int.from_bytes(file.read(8), "little")
-    os.truncate(path, end)
-    os.truncate(path, size)
 
 
 @pytest.mark.parametrize("to", ["safetensors", "google", "timm", "hf", "torchvision"])

@@ -26,7 +26,7 @@ from vitctl.system.memory_lock import wait_for_turn
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 _ORIENTATION = 0x0112
 Truncated = Literal["refuse", "pad"]
-# Memory that Pillow and we take while a picture is decoded, in bytes a pixel; measured, tests/data/test_bounds.py.
+# Memory that Pillow and we take while a picture is decoded, in bytes a pixel; measured, tests/data/test_costly_samples.py.
 # By format, else by the mode of its pixels; other modes are made into RGB beside what they are.
 _BYTES_A_PIXEL = {"WEBP": 24, "CMYK JPEG": 20, "RGB": 12, "L": 12, "P": 12, "1": 12}
 _OTHER_BYTES_A_PIXEL = 16

@@ -1,9 +1,8 @@
 from pathlib import Path
 
 import pytest
-from tests.data.datasets.test_tfrecord import example, record
 
-from tests.data.datasets.conftest import labels, plant
+from tests.data.datasets.conftest import example, labels, plant, record
 from vitctl.data.datasets.readers.dmlab import read
 from vitctl.errors import DataError
 

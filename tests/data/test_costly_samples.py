@@ -14,7 +14,7 @@ from PIL import Image
 
 from tests.data.conftest import MakeSplit
 from tests.data.old_index import forget_tables
-from tests.fuzz.test_bounds import header, member, record
+from tests.fuzz.conftest import header, member, record
 from vitctl.data.images.decode import BadSample, decode
 from vitctl.data.images.transforms import TrainTransform
 from vitctl.data.images.webp import webp_size
