@@ -29,8 +29,11 @@ Run = Callable[..., Path]
 
 
 def pytest_configure() -> None:
-    """Jobs leave ignored what was ignored when they began, as SIGHUP is in tests that nohup started."""
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    """Jobs leave ignored what was ignored when they began: SIGHUP by nohup, SIGINT and SIGQUIT by a shell's `&`."""
+    for number in (signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
