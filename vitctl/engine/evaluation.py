@@ -211,8 +211,9 @@ def _in_order(runtime: Runtime, rows: Tensor, samples: Tensor, num_images: int) 
         rows, samples = runtime.accelerator.gather((rows.contiguous(), samples))
     counted = samples >= 0
     order = samples[counted].cpu()
-    if order.numel() != num_images or order.unique().numel() != num_images:
-        raise DataError(f"{order.unique().numel()} different images came through, the split has {num_images}")
+    num_different = len(np.unique(order.numpy()))
+    if order.numel() != num_images or num_different != num_images:
+        raise DataError(f"{num_different} different images came through, the split has {num_images}")
     table = torch.empty((num_images, rows.shape[1]), dtype=rows.dtype)
     table[order] = rows[counted].cpu()
     return table
