@@ -14,6 +14,7 @@ from vitctl.engine.distributed.runtime import Runtime
 from vitctl.engine.metrics import NUM_BEST, count_by_class, count_hits, mean_per_class, right_answers
 from vitctl.engine.preemption import StopFlag, Stopped
 from vitctl.errors import DataError
+from vitctl.models.build import Model
 
 
 @dataclass(frozen=True)
@@ -163,7 +164,7 @@ def best_answers(
 @torch.no_grad()
 def representations(
     runtime: Runtime,
-    model: nn.Module,
+    model: Model,
     batches: Iterable[Batch],
     *,
     num_images: int,
@@ -186,7 +187,7 @@ def representations(
 
     def features(batch: Batch) -> Tensor:
         with runtime.autocast():
-            found: Tensor = model.features(normalise(batch.images))  # type: ignore[operator]
+            found: Tensor = model.features(normalise(batch.images))
         return found.float()
 
     return _table(runtime, batches, features, num_images, stop)
