@@ -8,7 +8,7 @@ import time
 
 JOIN = """
 import sys
-from vitctl.engine.together import check_sum, first_text, join, node_lines
+from vitctl.engine.distributed.process_group import check_sum, first_text, join, node_lines
 from vitctl.errors import LaunchError
 rank, mode = int(sys.argv[1]), sys.argv[2]
 try:

@@ -8,8 +8,8 @@ from typing import NamedTuple
 from vitctl.errors import CheckpointError, RecipeError
 from vitctl.models.configs import Config, MaskedPatchConfig, ViTConfig
 from vitctl.models.variants import variant
+from vitctl.models.weights.config import read_config
 from vitctl.models.weights.download import cached
-from vitctl.models.weights.header import read_config
 from vitctl.models.weights.sources import Fetch, locate
 from vitctl.recipe.schema import Finetune, Pretrain, Vtab
 

@@ -1,45 +1,17 @@
 """What a weights file says of its model in its header; no tensor is read. Our own files need no torch."""
 
-import json
 import math
 import os
 from pathlib import Path
 from typing import Any
 
 from vitctl.errors import CheckpointError
-from vitctl.models.configs import Config
-from vitctl.models.variants import from_dict
 from vitctl.system.bounds import TENSORS
 from vitctl.system.files import open_regular, parse_json
-from vitctl.system.text import one_line
 
 OWN_KEY = "vitctl"  # of our JSON in the metadata of a safetensors file
 _MOST_NUMBER = 2**53
 _MOST_BYTES = 100 * 2**20  # the bound of safetensors itself
-
-
-def read_config(path: Path, *, model: str = "") -> Config:
-    """The configuration of the model that a weights file of any format fits.
-
-    Args:
-        path: a file.
-        model: name of the model, for what a foreign file's shapes cannot tell.
-
-    Raises:
-        CheckpointError: it is missing, cut short, or its tensors make no model that we know.
-    """
-    if (header := safetensors_header(path)) is not None:
-        own = header.get("__metadata__", {}).get(OWN_KEY)
-        if own is not None:
-            try:
-                return from_dict(json.loads(own)["config"])
-            except (CheckpointError, LookupError, TypeError, ValueError, RecursionError, AttributeError) as error:
-                raise CheckpointError(
-                    f"{path}: its vitctl metadata describes no model ({one_line(str(error))})"
-                ) from error
-    from vitctl.models.weights.load import foreign_config
-
-    return foreign_config(path, model or None)
 
 
 def safetensors_header(path: Path) -> dict[str, Any] | None:
