@@ -161,3 +161,4 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 README = (ROOT / "README.md").read_text()
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()

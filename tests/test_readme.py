@@ -1,20 +1,28 @@
-"""README.md promises only what is there: its commands, their options, and the folders of its map."""
+"""README.md and CONTRIBUTING.md promise only what is there: commands, their options, files and folders."""
 
 import re
 import shlex
+import tomllib
 from pathlib import Path
 from typing import Any
 
+import pytest
 import typer
+import yaml
 
-from tests.conftest import README, ROOT
+from tests.conftest import CONTRIBUTING, README, ROOT
 from vitctl.cli.app import app
+
+
+def shell_lines(text: str) -> list[list[str]]:
+    """The words of every line in the shell blocks of a document."""
+    lines = [line for block in re.findall(r"```sh\n(.*?)```", text, re.S) for line in block.splitlines()]
+    return [shlex.split(line, comments=True) for line in lines]
 
 
 def commands() -> list[list[str]]:
     """Words after `vitctl` of every command line in the README's shell blocks."""
-    lines = [line for block in re.findall(r"```sh\n(.*?)```", README, re.S) for line in block.splitlines()]
-    return [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("vitctl ")]
+    return [words[1:] for words in shell_lines(README) if words[0] == "vitctl"]
 
 
 def test_commands__exist_with_their_options() -> None:
@@ -48,7 +56,87 @@ def test_house__every_folder_and_file_of_the_map_is_there() -> None:
 
 
 def test_where_to_add_things__names_what_exists() -> None:
-    table = README.split("Where to add things:")[1]
+    table = CONTRIBUTING.split("## Where things go")[1]
     paths = re.findall(r"`((?:vitctl|recipes)/[^`]*)`", table)
     assert len(paths) >= 8
     assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+# What CONTRIBUTING.md may tell to type, besides pytest, whose options are held against pytest itself.
+SET_UP = {
+    "python3 -m venv .venv",
+    "source .venv/bin/activate",
+    "pip install -e .[test]",
+    "pip install pre-commit",
+    "pre-commit install",
+}
+MAY_FOLLOW = {"git diff tests/golden"}
+
+
+def checks_of_ci() -> list[str]:
+    """The command lines of .ci/run after the installation."""
+    lines = (ROOT / ".ci" / "run").read_text().splitlines()
+    installs = next(number for number, line in enumerate(lines) if line.startswith("pip install"))
+    assert lines[installs].endswith("-e '.[test]'")
+    return lines[installs + 1 :]
+
+
+def test_contributing__its_checks_are_those_of_ci() -> None:
+    told = [" ".join(words) for words in shell_lines(CONTRIBUTING)]
+    checks = checks_of_ci()
+    assert checks == ["ruff check .", "ruff format --check .", "mypy", "pytest"]
+    start = told.index(checks[0])
+    assert told[start : start + len(checks)] == checks
+    others = {line for line in told if not line.startswith("pytest")} - {*checks}
+    assert others == SET_UP | MAY_FOLLOW
+
+
+def test_contributing__its_pytest_lines_are_understood(pytestconfig: pytest.Config) -> None:
+    lines = [words[1:] for words in shell_lines(CONTRIBUTING) if words[0] == "pytest"]
+    assert len(lines) >= 5
+    told: set[str] = set()
+    for words in lines:
+        found, unknown = pytestconfig._parser.parse_known_and_unknown_args(words)
+        assert unknown == [], words
+        assert [name for name in found.file_or_dir if not (ROOT / name).exists()] == []
+        told |= {found.markexpr} - {""} if "-m" in words else set()
+    own = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]["markers"]
+    assert told == {line.partition(":")[0] for line in own}
+    assert any("--update-golden" in words for words in lines)
+
+
+def test_contributing__the_files_that_it_names_exist() -> None:
+    linked = [path.partition("#")[0] for path in re.findall(r"\]\(([^)]*)\)", CONTRIBUTING)]
+    named = re.findall(r"`((?:vitctl|recipes|tests|docs|benchmarks)/[^`\s]*|\.[\w-]+\.yaml|\w+\.py)`", CONTRIBUTING)
+    assert len(linked) >= 4 and len(named) >= 15
+    assert [path for path in linked if not (ROOT / path).exists()] == []
+    missing = [name for name in named if not (ROOT / name).exists() and not any((ROOT / "vitctl").rglob(name))]
+    assert [name for name in missing if not any((ROOT / "tests").rglob(name))] == []
+
+
+def test_contributing__is_one_page() -> None:
+    assert len(CONTRIBUTING.splitlines()) <= 90
+    assert "[CONTRIBUTING.md](CONTRIBUTING.md)" in README
+
+
+def test_pre_commit__runs_the_checks_of_ci_but_for_the_tests() -> None:
+    """Each on the whole tree, by what is installed: the versions and the configuration are those of .ci/run."""
+    configuration = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())
+    (repository,) = configuration["repos"]
+    assert repository["repo"] == "local"
+    hooks = repository["hooks"]
+    assert [hook["entry"] for hook in hooks] == [line for line in checks_of_ci() if line != "pytest"]
+    assert all(hook["language"] == "system" and hook["pass_filenames"] is False for hook in hooks)
+
+
+def test_mypy__is_strict_everywhere() -> None:
+    """So that `mypy` of .ci/run is `mypy --strict`; nothing of our own is let off, and few lines are."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["mypy"]
+    assert settings["strict"] is True
+    assert settings["files"] == ["vitctl"]
+    assert {key for key in settings if key.startswith(("disallow", "allow", "warn", "exclude"))} == set()
+    assert [rule["module"] for rule in settings["overrides"] if "vitctl" in rule["module"]] == []
+    sources = {str(path.relative_to(ROOT / "vitctl")): path.read_text() for path in (ROOT / "vitctl").rglob("*.py")}
+    ignored = {name: text.count("# type: ignore") for name, text in sources.items() if "# type: ignore" in text}
+    assert sum(ignored.values()) <= 6
+    assert not [name for name in ignored if name.startswith(("engine/", "recipe/", "launch/", "system/", "jobs/"))]

@@ -21,6 +21,14 @@ class VitctlError(Exception):
     """Something the user can fix. The message says where, what, and how to mend it.
 
     The command line prints the message without a traceback and leaves with exit code 2.
+
+    Example:
+        from vitctl import VitctlError, load_recipe
+
+        try:
+            load_recipe("jft_b61")
+        except VitctlError as error:
+            print(error)  # no recipe is called 'jft_b61'; did you mean ...
     """
 
 

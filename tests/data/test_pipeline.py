@@ -158,7 +158,8 @@ def test_shards_of_webdatasets_writer__are_read_by_us(tmp_path: Path) -> None:
 
 
 def test_readme__its_example_runs(make_split: MakeSplit, tmp_path: Path) -> None:
-    (code,) = [block.partition("```")[0] for block in README.split("```python\n")[1:]]
+    blocks = [block.partition("```")[0] for block in README.split("```python\n")[1:]]
+    (code,) = [block for block in blocks if "as_webdataset" in block]
     assert len(code.splitlines()) <= 14
     index = make_split(40, "data/mine/train")
     script = tmp_path / "example.py"

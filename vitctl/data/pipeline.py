@@ -39,6 +39,12 @@ def as_webdataset(
     Add stages with `compose`. A loader worker reads whole steps, so batches of `len(share(batch_size, num_processes, rank))`
     samples, made by the pipeline or by the loader, come in the order of the steps.
 
+    Example:
+        from vitctl import as_webdataset
+
+        for sample in as_webdataset("data/mine", split="train", seed=0, batch_size=8, first_step=100, num_steps=3):
+            sample["__key__"], sample["cls"]
+
     Args:
         data: shards, as `--data` takes them, or an opened source.
         split: expression of the split, where `data` is none.

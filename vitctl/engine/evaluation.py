@@ -14,6 +14,7 @@ from vitctl.engine.distributed.runtime import Runtime
 from vitctl.engine.metrics import NUM_BEST, count_by_class, count_hits, mean_per_class, right_answers
 from vitctl.engine.preemption import StopFlag, Stopped
 from vitctl.errors import DataError
+from vitctl.models.build import Model
 
 
 @dataclass(frozen=True)
@@ -163,7 +164,7 @@ def best_answers(
 @torch.no_grad()
 def representations(
     runtime: Runtime,
-    model: nn.Module,
+    model: Model,
     batches: Iterable[Batch],
     *,
     num_images: int,
@@ -186,7 +187,7 @@ def representations(
 
     def features(batch: Batch) -> Tensor:
         with runtime.autocast():
-            found: Tensor = model.features(normalise(batch.images))  # type: ignore[operator]
+            found: Tensor = model.features(normalise(batch.images))
         return found.float()
 
     return _table(runtime, batches, features, num_images, stop)
@@ -211,8 +212,9 @@ def _in_order(runtime: Runtime, rows: Tensor, samples: Tensor, num_images: int) 
         rows, samples = runtime.accelerator.gather((rows.contiguous(), samples))
     counted = samples >= 0
     order = samples[counted].cpu()
-    if order.numel() != num_images or order.unique().numel() != num_images:
-        raise DataError(f"{order.unique().numel()} different images came through, the split has {num_images}")
+    num_different = len(np.unique(order.numpy()))
+    if order.numel() != num_images or num_different != num_images:
+        raise DataError(f"{num_different} different images came through, the split has {num_images}")
     table = torch.empty((num_images, rows.shape[1]), dtype=rows.dtype)
     table[order] = rows[counted].cpu()
     return table

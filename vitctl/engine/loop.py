@@ -18,6 +18,7 @@ from vitctl.engine.losses import Objective
 from vitctl.engine.optimizer import clip_gradients, gradient_norms
 from vitctl.engine.preemption import StopFlag, Stopped
 from vitctl.engine.task import Task, is_due
+from vitctl.models.build import Model
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class Trainer:
 
     runtime: Runtime
     model: nn.Module
-    bare: nn.Module
+    bare: Model
     optimizer: Optimizer
     average: Average | None
     objective: Objective

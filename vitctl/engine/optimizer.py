@@ -1,6 +1,7 @@
 """The paper's two optimizers, exact clipping, and optimizer state as named tensors."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -33,11 +34,11 @@ class DecoupledSGD(SGD):
         self.decoupled_decay = weight_decay
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
+    def step(self, closure: Callable[[], float] | None = None) -> Any:
         """Decay with the learning rate of each group, then step."""
         for group in self.param_groups if self.decoupled_decay else ():
             torch._foreach_mul_(group["params"], 1.0 - group["lr"] * self.decoupled_decay)
-        super().step(closure)
+        return super().step(closure)
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor:
@@ -68,7 +69,8 @@ def gradient_norms(model: nn.Module) -> dict[str, float]:
 def optimizer_bytes(optimizer: Optimizer) -> int:
     """What the state of all parameters takes once there has been a step, however it is cut."""
     slots = OPTIMIZER_SLOTS["adam" if isinstance(optimizer, AdamW) else "sgd"]
-    return slots * sum(p.numel() * p.element_size() for group in optimizer.param_groups for p in group["params"])
+    parameters: Iterator[nn.Parameter] = (p for group in optimizer.param_groups for p in group["params"])
+    return slots * sum(p.numel() * p.element_size() for p in parameters)
 
 
 def optimizer_tensors(optimizer: Optimizer, model: nn.Module) -> dict[str, Tensor]:

@@ -100,12 +100,14 @@ def decompose(train: Tensor, train_labels: Tensor, *, num_classes: int, dtype: t
         dtype: that all is done in, whatever that of `train`.
     """
     num = len(train)
-    mean = torch.stack([part.to(dtype).sum(dim=0) for part in train.split(_CHUNK)]).sum(dim=0) / num
-    spread = torch.stack([(part.to(dtype) - mean).square().sum(dim=0) for part in train.split(_CHUNK)]).sum(dim=0)
+    mean = torch.stack([part.to(dtype).sum(dim=0) for part in torch.split(train, _CHUNK)]).sum(dim=0) / num
+    spread = torch.stack([(part.to(dtype) - mean).square().sum(dim=0) for part in torch.split(train, _CHUNK)]).sum(
+        dim=0
+    )
     std = (spread / num).sqrt() + STD_EPS
     if num > train.shape[1]:
         gram, products = torch.zeros((), dtype=dtype), torch.zeros((), dtype=dtype)
-        for part, labels in zip(train.split(_CHUNK), train_labels.split(_CHUNK), strict=True):
+        for part, labels in zip(torch.split(train, _CHUNK), torch.split(train_labels, _CHUNK), strict=True):
             x = _with_bias((part.to(dtype) - mean) / std)
             gram, products = gram + x.T @ x, products + _times_targets(x, labels, num_classes)
         values, vectors = torch.linalg.eigh(gram)
@@ -133,7 +135,7 @@ def count_correct(ridge: Ridge, test: Tensor, test_labels: Tensor, l2s: Sequence
     """How many of the test images [M, R] of each class are right, [K] for each regulariser; of equal scores the first counts."""
     num_classes = ridge.targets.shape[1]
     correct = [np.zeros(num_classes, np.int64) for _ in l2s]
-    for images, labels in zip(test.split(_CHUNK), test_labels.split(_CHUNK), strict=True):
+    for images, labels in zip(torch.split(test, _CHUNK), torch.split(test_labels, _CHUNK), strict=True):
         projected = ridge.project(images)
         for counts, l2 in zip(correct, l2s, strict=True):
             hit = ridge.scores(projected, l2).argmax(dim=1) == labels

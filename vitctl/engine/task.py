@@ -8,6 +8,7 @@ from torch import nn
 from vitctl.data.loader.batches import Batch
 from vitctl.engine.distributed.agreement import Identity
 from vitctl.engine.evaluation import Score
+from vitctl.models.build import Model
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Task:
     flops_per_image: int
     key: Callable[[int], str]
     score: Callable[[nn.Module], Score] | None
-    probe: Callable[[nn.Module], dict[int, list[float]]] | None
+    probe: Callable[[Model], dict[int, list[float]]] | None
     identity: Identity | None
     total_steps: int
     evaluate_every: int

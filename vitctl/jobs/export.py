@@ -123,7 +123,8 @@ class Raw(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Logits [B, K] of images [B, 3, S, S], uint8."""
         normalised: Tensor = (images.float() / 255.0 - self.mean) / self.std
-        return self.model(normalised)
+        logits: Tensor = self.model(normalised)
+        return logits
 
 
 def _write_onnx(

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from vitctl.data.images.transforms import EvalTransform
 from vitctl.data.loader.batches import eval_batches
@@ -16,6 +16,7 @@ from vitctl.engine.evaluation import representations
 from vitctl.engine.feature_cache import cached_features
 from vitctl.engine.journal import Journal
 from vitctl.engine.preemption import StopFlag
+from vitctl.models.build import Model
 from vitctl.models.weights.load import weights_digest
 
 FORMAT = "vitctl-features/1"
@@ -34,7 +35,7 @@ class FeaturePass:
     workers: int
     stop: StopFlag
 
-    def __call__(self, model: nn.Module, source: Source) -> Tensor:
+    def __call__(self, model: Model, source: Source) -> Tensor:
         """What the classification layer sees, [N, R] float32 on the CPU, in the split's order, the same on every process."""
         runtime = self.runtime
         batches = eval_batches(
@@ -66,7 +67,7 @@ class FeaturePass:
 
 def cached_pass(
     one: FeaturePass,
-    model: nn.Module,
+    model: Model,
     config: Any,
     folder: Path,
     *,

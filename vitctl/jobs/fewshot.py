@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from vitctl.data.images.transforms import EvalTransform
 from vitctl.engine.distributed.runtime import Runtime
@@ -26,7 +26,7 @@ from vitctl.jobs.provenance import computed, shown, weights_used
 from vitctl.jobs.record.integrity import are_whole, verified, verify
 from vitctl.jobs.record.result import RunResult
 from vitctl.jobs.training import num_workers, on_device, open_journal, start_runtime
-from vitctl.models.build import build
+from vitctl.models.build import Model, build
 from vitctl.recipe.schema import Fewshot
 from vitctl.system.tables import write_csv
 
@@ -110,7 +110,7 @@ def fewshot(recipe: Fewshot, run_dir: Path, report: Report = silent, stop: StopF
     return RunResult("fewshot", "done", metrics, used, files)
 
 
-def _frozen(found: Found, recipe: Fewshot, runtime: Runtime) -> tuple[nn.Module, EvalTransform]:
+def _frozen(found: Found, recipe: Fewshot, runtime: Runtime) -> tuple[Model, EvalTransform]:
     model, image_size = loaded_model(found, recipe.data.image_size, runtime.dtype)
     if recipe.weights.initialise == "random":
         model = build(model.config, seed=recipe.seed, dtype=runtime.dtype)

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from torch import nn
 
 from vitctl.data.images.transforms import EvalTransform
 from vitctl.engine.distributed.runtime import Runtime
@@ -14,6 +13,7 @@ from vitctl.engine.preemption import StopFlag
 from vitctl.jobs.features import FeaturePass
 from vitctl.jobs.inputs.fewshot_sets import FewshotSet, open_sets, score_draw
 from vitctl.jobs.training import num_workers
+from vitctl.models.build import Model
 from vitctl.recipe.protocols import FewshotImages
 from vitctl.recipe.schema import Pretrain
 
@@ -37,7 +37,7 @@ def open_probe(recipe: Pretrain, run_dir: Path) -> FewshotSet | None:
 
 def make_probe(
     recipe: Pretrain, one: FewshotSet, runtime: Runtime, journal: Journal, stop: StopFlag
-) -> Callable[[nn.Module], Scores]:
+) -> Callable[[Model], Scores]:
     """A function from the network to shots -> accuracy of each seed, on the main process; empty on the others.
 
     It draws nothing from the generators of training, and leaves the network as it is.
@@ -61,7 +61,7 @@ def make_probe(
     workers = num_workers(recipe.machine, runtime)
     look = FeaturePass(runtime, journal, transform, d.mean, d.std, recipe.evaluation.batch_size, workers, stop)
 
-    def probe(model: nn.Module) -> Scores:
+    def probe(model: Model) -> Scores:
         features = look(model, one.train), look(model, one.test)
         scores: Scores = {}
         for shots in p.shots if runtime.is_main else ():

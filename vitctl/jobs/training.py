@@ -53,7 +53,7 @@ from vitctl.recipe.sections import Log, Loss, Machine, ShardedMachine, TrainMach
 ATTENTION, MICRO_BATCH = "attention.json", "micro_batch.json"
 
 M = TypeVar("M", bound=nn.Module)
-Probe = Callable[[nn.Module], dict[int, list[float]]]
+Probe = Callable[[Model], dict[int, list[float]]]
 
 
 def start_runtime(machine: Machine, run_dir: Path, log: Log | None = None) -> Runtime:
@@ -205,7 +205,7 @@ def train(
 
 
 def _trainer(
-    recipe: TrainRecipe, work: Work, model: nn.Module, objective: Callable[..., Tensor], lr: Callable[[int], float]
+    recipe: TrainRecipe, work: Work, model: Model, objective: Callable[..., Tensor], lr: Callable[[int], float]
 ) -> Trainer:
     average, o = recipe.averaging, recipe.optimizer
     adam = {"beta1": o.beta1, "beta2": o.beta2, "eps": o.eps}
@@ -298,7 +298,7 @@ def _classification(loss: Loss, mixing: Mixing, seed: int) -> Callable[..., Tens
     return partial(objective, name=loss.name, label_smoothing=loss.label_smoothing, smoothing=loss.smoothing)
 
 
-def choose_kernels(machine: TrainMachine, runtime: Runtime, run_dir: Path, model: nn.Module, micro_batch: int) -> None:
+def choose_kernels(machine: TrainMachine, runtime: Runtime, run_dir: Path, model: Model, micro_batch: int) -> None:
     """Set how layers are computed: attention kernel, recomputation, compilation.
 
     What machine.attention = 'auto' measures is written to RUN/attention.json and used again when the run goes on.
@@ -315,7 +315,7 @@ def choose_kernels(machine: TrainMachine, runtime: Runtime, run_dir: Path, model
         ).kernel
     set_attention(kernel)
     if machine.checkpoint_blocks:
-        model.checkpoint_blocks = True  # type: ignore[assignment]
+        model.checkpoint_blocks = True
     if machine.compile:
         compile_blocks(model)
 

@@ -40,7 +40,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = None
     # A bias that learns has no fused kernel on most devices.
     plain = bias is not None or _kernel(query) == "math"
     mixed = _math(query, key, value, bias) if plain else F.scaled_dot_product_attention(query, key, value)
-    return mixed.unflatten(0, leading)
+    return torch.unflatten(mixed, 0, leading)
 
 
 @cache

@@ -32,8 +32,8 @@ class AxialBlock(Block):
         self.column = EncoderBlock(config, drop_path)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        grid = self.row(tokens.unflatten(1, self.grid))  # [B, rows, columns, D]
-        grid = self.column(grid.transpose(1, 2))  # [B, columns, rows, D]
+        rows = self.row(torch.unflatten(tokens, 1, self.grid))  # [B, rows, columns, D]
+        grid: Tensor = self.column(rows.transpose(1, 2))  # [B, columns, rows, D]
         return grid.transpose(1, 2).flatten(1, 2)
 
 
@@ -66,17 +66,20 @@ class AxialAttention(nn.Module):
         self.norm = GroupNorm(config.num_groups, width, eps=AXIAL.norm_eps)
 
     def forward(self, sequences: Tensor) -> Tensor:
-        parts = (self.head_size // 2, self.head_size // 2, self.head_size)
+        parts = [self.head_size // 2, self.head_size // 2, self.head_size]
         projected = self.qkv_norm(self.qkv(sequences.transpose(1, 2)).transpose(1, 2))  # [B, 2 C, L]
-        query, key, value = projected.unflatten(1, (self.num_heads, -1)).split(parts, dim=2)  # [B, H, d, L]
+        query, key, value = torch.split(
+            torch.unflatten(projected, 1, (self.num_heads, -1)), parts, dim=2
+        )  # [B, H, d, L]
         place = torch.arange(sequences.shape[-1], device=sequences.device)
         offset = place[:, None] - place + len(place) - 1
-        of_query, of_key, of_value = self.relative_position[offset].split(parts, dim=-1)  # [L, L, d]
+        of_query, of_key, of_value = torch.split(self.relative_position[offset], parts, dim=-1)  # [L, L, d]
         logits = torch.einsum("bhdi,bhdj->bhij", query, key)
         logits = logits + torch.einsum("bhdi,ijd->bhij", query, of_key) + torch.einsum("bhdj,ijd->bhij", key, of_query)
         weights = logits.softmax(dim=-1)
         mixed = torch.einsum("bhij,bhdj->bhdi", weights, value) + torch.einsum("bhij,ijd->bhdi", weights, of_value)
-        return self.norm(mixed.flatten(1, 2))
+        outputs: Tensor = self.norm(mixed.flatten(1, 2))
+        return outputs
 
 
 class AxialUnit(Block):
@@ -110,7 +113,7 @@ class AxialUnit(Block):
 def _within_rows(attention: AxialAttention, images: Tensor) -> Tensor:
     """Apply `attention` to every row of `images` `[B, C, H, W]`, and return the same shape."""
     rows = images.transpose(1, 2).flatten(0, 1)  # [B H, C, W]
-    return attention(rows).unflatten(0, (-1, images.shape[2])).transpose(1, 2)
+    return torch.unflatten(attention(rows), 0, (-1, images.shape[2])).transpose(1, 2)
 
 
 def axial_resnet(config: AxialResNetConfig) -> ResNet:

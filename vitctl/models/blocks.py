@@ -36,8 +36,10 @@ class Head(nn.Linear):
 def run(block: nn.Module, inputs: Tensor, checkpointed: bool) -> Tensor:
     """Return `block(inputs)`; when `checkpointed`, its inner values are recomputed in the backward pass, not kept."""
     if checkpointed and torch.is_grad_enabled():
-        return checkpoint(block, inputs, use_reentrant=False)
-    return block(inputs)
+        outputs: Tensor = checkpoint(block, inputs, use_reentrant=False)
+    else:
+        outputs = block(inputs)
+    return outputs
 
 
 def compile_blocks(model: nn.Module, backend: str | Callable[..., Any] = "inductor") -> int:

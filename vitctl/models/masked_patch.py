@@ -70,7 +70,8 @@ def targets(images: Tensor, config: MaskedPatchConfig) -> Tensor:
         return _color_class(F.avg_pool2d(images, patch)).flatten(1)[..., None]
     if config.target == "downsized":
         classes = _color_class(F.avg_pool2d(images, patch // 4))  # [B, 4 * rows, 4 * columns]
-        return classes.unflatten(2, (columns, 4)).unflatten(1, (rows, 4)).transpose(2, 3).flatten(3).flatten(1, 2)
+        by_patch = torch.unflatten(torch.unflatten(classes, 2, (columns, 4)), 1, (rows, 4)).transpose(2, 3)
+        return by_patch.flatten(3).flatten(1, 2)
     return F.unfold(images, patch, stride=patch).transpose(1, 2)
 
 
@@ -88,7 +89,7 @@ def masked_patch_loss(predictions: Tensor, targets: Tensor, corrupted: Tensor, c
     if config.target == "pixels":
         each = (predictions - targets).square().mean(dim=-1)  # [B, N]
     else:
-        logits = predictions.unflatten(-1, (-1, _LEVELS**3)).movedim(-1, 1)  # [B, 512, N, places]
+        logits = torch.unflatten(predictions, -1, (-1, _LEVELS**3)).movedim(-1, 1)  # [B, 512, N, places]
         each = F.cross_entropy(logits, targets, reduction="none").mean(dim=-1)
     return (each * corrupted).sum(dim=1) / corrupted.sum(dim=1)
 
@@ -115,7 +116,8 @@ class MaskedPatchTransformer(VisionTransformer):
         if source is not None:
             patches = corrupt(patches, source, self.mask_embedding)
         assert self.head is not None
-        return self.head(self.encode(patches)[:, self.config.prefix_tokens :])
+        predictions: Tensor = self.head(self.encode(patches)[:, self.config.prefix_tokens :])
+        return predictions
 
 
 @torch.no_grad()

@@ -41,7 +41,7 @@ def relative_logits(query: Tensor, offsets: Tensor) -> Tensor:
     Paper: Appendix D.4
     """
     heads, tokens = query.shape[-3], query.shape[-2]
-    by_offset = query @ offsets.unflatten(-1, (heads, -1)).permute(1, 2, 0)  # [B, H, N, 2 N - 1]
+    by_offset: Tensor = query @ torch.unflatten(offsets, -1, (heads, -1)).permute(1, 2, 0)  # [B, H, N, 2 N - 1]
     place = torch.arange(tokens, device=query.device)
     offset = place[:, None] - place + tokens - 1
     return by_offset.gather(-1, offset.expand(*by_offset.shape[:-1], -1))
@@ -74,8 +74,8 @@ def resize_position_embedding(
         )
     if old_grid == new_grid:
         return table
-    prefix, patches = table.split([prefix_tokens, rows * columns], dim=1)
-    image = patches.unflatten(1, (rows, columns)).permute(0, 3, 1, 2)  # [L, D, rows, columns]
+    prefix, patches = torch.split(table, [prefix_tokens, rows * columns], dim=1)
+    image = torch.unflatten(patches, 1, (rows, columns)).permute(0, 3, 1, 2)  # [L, D, rows, columns]
     resized = F.interpolate(image.double(), size=new_grid, **_method(method)[0]).to(table.dtype)
     return torch.cat([prefix, resized.flatten(2).transpose(1, 2)], dim=1)
 

@@ -150,7 +150,8 @@ class UnitV2(Block):
         shortcut = images if self.projection is None else self.projection(active)
         inner = self.conv1(active)
         inner = self.conv2(F.relu(self.norm2(inner)))
-        return shortcut + self.conv3(F.relu(self.norm3(inner)))
+        outputs: Tensor = shortcut + self.conv3(F.relu(self.norm3(inner)))
+        return outputs
 
 
 class Backbone(nn.Module):
@@ -164,7 +165,7 @@ class Backbone(nn.Module):
         self.stages = nn.ModuleList(nn.ModuleList(unit(shape) for shape in stage) for stage in stages(config))
 
     def forward(self, images: Tensor, checkpointed: bool = False) -> Tensor:
-        found = self.root(images)
+        found: Tensor = self.root(images)
         for stage in self.stages:
             assert isinstance(stage, nn.ModuleList)
             for unit in stage:
@@ -202,7 +203,7 @@ class ResNet(nn.Module):
 
     def features(self, images: Tensor) -> Tensor:
         """Return the representation `[B, R]` that feeds the head, of `images` `[B, 3, H, W]` in [-1, 1]."""
-        found = self.backbone(images, self.checkpoint_blocks)
+        found: Tensor = self.backbone(images, self.checkpoint_blocks)
         if self.norm is not None:
             found = F.relu(self.norm(found))
         return found.mean(dim=(2, 3))

@@ -33,12 +33,14 @@ class Attention(nn.Module):
         """Return what relative positions add to the logits, `[B, num_heads, N, N]`, or nothing without them."""
         if self.relative_position is None:
             return None
-        return relative_logits(query, self.relative_position) / query.shape[-1] ** 0.5
+        scale: float = query.shape[-1] ** 0.5
+        return relative_logits(query, self.relative_position) / scale
 
     def forward(self, tokens: Tensor) -> Tensor:
         query, key, value = self.project(tokens)
         mixed = attend(query, key, value, self.bias(query))
-        return self.out(mixed.transpose(-3, -2).flatten(-2))
+        outputs: Tensor = self.out(mixed.transpose(-3, -2).flatten(-2))
+        return outputs
 
 
 class MLP(nn.Module):
@@ -53,7 +55,9 @@ class MLP(nn.Module):
         self.dropout2 = nn.Dropout(dropout)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        return self.dropout2(self.fc2(self.dropout1(self.gelu(self.fc1(tokens)))))
+        hidden = self.dropout1(self.gelu(self.fc1(tokens)))
+        outputs: Tensor = self.dropout2(self.fc2(hidden))
+        return outputs
 
 
 class DropPath(nn.Module):
@@ -87,7 +91,8 @@ class EncoderBlock(Block):
 
     def forward(self, tokens: Tensor) -> Tensor:
         tokens = tokens + self.drop_path(self.dropout(self.attention(self.norm1(tokens))))
-        return tokens + self.drop_path(self.mlp(self.norm2(tokens)))
+        outputs: Tensor = tokens + self.drop_path(self.mlp(self.norm2(tokens)))
+        return outputs
 
 
 class VisionTransformer(nn.Module):
@@ -124,7 +129,8 @@ class VisionTransformer(nn.Module):
 
     def embed(self, images: Tensor) -> Tensor:
         """Return the patch embeddings `[B, rows * columns, D]`, row-major, of `images` `[B, 3, H, W]` in [-1, 1]."""
-        return self.patch_embedding(images).flatten(2).transpose(1, 2)
+        patches: Tensor = self.patch_embedding(images)  # [B, D, rows, columns]
+        return patches.flatten(2).transpose(1, 2)
 
     def positions(self) -> Tensor | None:
         """Return the tables that are added to the tokens, `[1, N, D]` or one for each layer, or nothing."""
@@ -145,7 +151,8 @@ class VisionTransformer(nn.Module):
             if index and positions is not None and self.config.position_at != "stem":
                 tokens = tokens + positions[index % len(positions)]
             tokens = run(block, tokens, self.checkpoint_blocks)
-        return self.norm(tokens)
+        encoded: Tensor = self.norm(tokens)
+        return encoded
 
     def features(self, images: Tensor) -> Tensor:
         """Return the representation `[B, R]` that feeds the head, of `images` `[B, 3, H, W]` in [-1, 1]."""

@@ -95,19 +95,30 @@ def parse_override(text: str) -> Override:
         return Override(key.strip(), value)
 
 
-def load_recipe(name: str, overrides: Iterable[Override] = (), *, job: str | None = None) -> Loaded:
+def load_recipe(name: str, overrides: Iterable[Override | tuple[str, Any]] = (), *, job: str | None = None) -> Loaded:
     """Read, merge and check a recipe.
+
+    Example:
+        from vitctl import load_recipe
+
+        loaded = load_recipe("jft_b16", [("optimizer.lr", 1e-3)])
+        loaded.recipe.optimizer.lr, loaded.recipe.schedule.batch_size
+        loaded.origin("schedule.batch_size")  # the file and line that set it
 
     Args:
         name: a shipped recipe's name or the path of a .toml file.
-        overrides: values of flags, later ones win; they go before the file, the file before its parents, those before defaults.
+        overrides: dotted key and value of each; later ones win. They go before the file, the file before its parents, those before
+            defaults.
         job: the command that asks; a recipe of another job is refused.
+
+    Returns:
+        `recipe`, whose fields are the sections and keys that `vitctl recipes explain` tells of, and `origin(key)`.
 
     Raises:
         RecipeError: with every problem of the recipe, one per line, each with file and line and the nearest known key.
     """
     values, origins = _read_with_parents(find_recipe(name), ())
-    for override in overrides:
+    for override in (Override(*given) for given in overrides):
         _put(values, override)
         for key in [k for k in origins if k == override.key or k.startswith(override.key + ".")]:
             del origins[key]

@@ -14,6 +14,7 @@ from vitctl.recipe.sections import (
     Checkpoint,
     Evaluation,
     Export,
+    FinetuneLoss,
     FittedSchedule,
     Judging,
     Log,
@@ -22,7 +23,6 @@ from vitctl.recipe.sections import (
     MaskedPatch,
     Model,
     Optimizer,
-    PretrainLoss,
     Rate,
     Schedule,
     Scoring,
@@ -72,7 +72,6 @@ class Pretrain(TrainRecipe):
     job: Literal["pretrain"]
     model: Model
     data: PretrainImages = PretrainImages()
-    loss: PretrainLoss
     masked_patch: MaskedPatch = MaskedPatch()
     machine: ShardedMachine = ShardedMachine()
     fewshot_probe: FewshotProbe = FewshotProbe()
@@ -96,6 +95,7 @@ class Finetune(TrainRecipe):
     weights: StartWeights = StartWeights()
     machine: ShardedMachine = ShardedMachine()
     schedule: FittedSchedule = FittedSchedule()
+    loss: FinetuneLoss
     sweep: Sweep = Sweep()
     finetune: Repeats = Repeats()
     dropout: Rate = knob(0.0, _DROPOUT, source=_DIVIDED)
@@ -134,6 +134,7 @@ class Vtab(TrainRecipe):
     job: Literal["vtab"]
     data: VtabImages = VtabImages()
     weights: StartWeights = StartWeights()
+    loss: FinetuneLoss
     dropout: Rate = knob(0.0, _DROPOUT, source=_DIVIDED)
     drop_path: Rate = knob(0.0, _DROP_PATH, source="AugReg; not in the paper")
     vtab: Suite = Suite()

@@ -223,10 +223,12 @@ class FittedSchedule(Schedule):
 
 
 class Loss(Section):
-    """[loss] What is minimised, in float32."""
+    """[loss] What is minimised, in float32; `pretrain` can also do without labels."""
 
-    name: Literal["sigmoid", "softmax"] = knob(
-        ..., "sigmoid: sum of binary cross-entropies over classes", source="issue 34; 3.1"
+    name: Literal["sigmoid", "softmax", "masked_patch"] = knob(
+        ...,
+        "sigmoid: sum of binary cross-entropies over classes; masked_patch: see [masked_patch]",
+        source="issue 34; 3.1; B.1.2",
     )
     label_smoothing: float = knob(
         0.0, "how far targets are from 0 and 1; see loss.smoothing", source="issue 89", ge=0, lt=1
@@ -248,13 +250,11 @@ class Loss(Section):
         return self
 
 
-class PretrainLoss(Loss):
-    """[loss] of `pretrain`, which can also do without labels."""
+class FinetuneLoss(Loss):
+    """[loss] What is minimised, in float32."""
 
-    name: Literal["sigmoid", "softmax", "masked_patch"] = knob(  # type: ignore[assignment]
-        ...,
-        "sigmoid: sum of binary cross-entropies over classes; masked_patch: see [masked_patch]",
-        source="issue 34; 3.1; B.1.2",
+    name: Literal["sigmoid", "softmax"] = knob(
+        ..., "sigmoid: sum of binary cross-entropies over classes", source="issue 34; 3.1"
     )
 
 

@@ -1,6 +1,6 @@
 """Which experiments a cell of the paper's tables may be filled from."""
 
-from vitctl.jobs.pretrain import model_config
+from vitctl.jobs.inputs.network import model_config
 from vitctl.models.configs import ResNetConfig
 from vitctl.recipe.load import load_recipe
 from vitctl.recipe.schema import Pretrain

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from vitctl.data.datasets.vtab import GROUPS
 from vitctl.data.datasets.vtab import VTAB as TASKS
 from vitctl.errors import RecipeError
+from vitctl.jobs.inputs.network import model_config
 from vitctl.jobs.plan import make_plan
-from vitctl.jobs.pretrain import model_config
 from vitctl.models.configs import ViTConfig
 from vitctl.models.flops import count_parameters
 from vitctl.models.hardware import PEAK_TFLOPS

@@ -146,7 +146,7 @@ def _seconds(steps: Sequence[Record]) -> float | None:
     if not steps:
         return None
     samples = [0, *(record["samples"] for record in steps)]
-    spent = [
+    spent: list[float] = [
         (now - before) / r["images_per_second"] for before, now, r in zip(samples, samples[1:], steps, strict=False)
     ]
     return round(sum(spent), 1)

@@ -129,7 +129,15 @@ def open_split(
     cache_bytes: int = 0,
     whole: bool = True,
 ) -> Source:
-    """The images of a split.
+    """The images of a split, by number.
+
+    Example:
+        from vitctl import open_split
+
+        source = open_split("train[80%:]", path="data/mine")
+        len(source), source.class_names
+        labels = source.labels()  # int64 [n]; [n, L] padded with -1 where images may have several
+        first = source.read(0)  # the encoded image, as bytes; source.key(0) is its name
 
     Args:
         split: an expression such as "train", "train[:98%]", "train[:800]+validation[:200]".
@@ -139,6 +147,9 @@ def open_split(
         scratch: where sets that come with vitctl are written when `root` has none.
         cache_bytes: bound of the cache of remote shards; 0 reads single images.
         whole: refuse splits of a known set that have not all of its images.
+
+    Returns:
+        the samples, numbered from 0: `len`, `class_names`, `labels`, `key` and `read`. It travels to other processes by pickling.
 
     Raises:
         DataError: in one line what is missing, and how to get it.

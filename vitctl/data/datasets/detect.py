@@ -1,5 +1,6 @@
 """What the user names as the source of a data set, and the reader that understands it."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 from vitctl.data.writer.items import Originals
@@ -45,7 +46,7 @@ def _open(source: str, *, download: bool, root: Path | None) -> dict[str, Origin
         return _open_folder(path)
     if not path.is_file():
         raise DataError(f"{source}: no such file or folder")
-    readers = {
+    readers: dict[str, Callable[[Path], dict[str, Originals]]] = {
         ".tar": read_class_tar,
         ".csv": read_table,
         ".tsv": read_table,

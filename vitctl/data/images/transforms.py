@@ -256,7 +256,7 @@ def inception_box(
 
 def _highest(width: int, largest: np.float32, aspect: np.float32) -> int:
     """Of the boxes of this aspect, the height of the highest that is not larger in area and not wider than the image."""
-    height = round(np.sqrt(largest / aspect))
+    height: int = round(np.sqrt(largest / aspect))
     if _width_and_area(height, aspect)[0] > width:
         height = int((width + 0.5 - 1e-7) / float(aspect))  # the one whose width still rounds to that of the image
         height -= _width_and_area(height, aspect)[0] > width
@@ -307,7 +307,8 @@ def _area_means(values: np.ndarray, size: int) -> np.ndarray:
     whole = np.minimum(edges.astype(np.int64), number - 1)
     part = (edges - whole).reshape(-1, *[1] * (values.ndim - 1))
     before = sums[whole] - values[whole]  # of all pixels that end at or before the edge
-    return np.diff(before + part * values[whole], axis=0) * (size / number)
+    means: np.ndarray = np.diff(before + part * values[whole], axis=0) * (size / number)
+    return means
 
 
 def _resized(picture: Picture, box: Box, size: tuple[int, int], resample: EvalResample, decode: Decode) -> Tensor:

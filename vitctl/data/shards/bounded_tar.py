@@ -13,6 +13,8 @@ from vitctl.system.bounds import MEMBER_HEADER, TAR_COMMENT
 _LONG_NAMES = (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
 _OF_A_MEMBER = (*_LONG_NAMES, tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE)
 _SPARSE = tarfile.GNUTYPE_SPARSE
+# What tarfile raises itself behind a first header; typeshed lacks the name.
+_HeaderError: type[tarfile.HeaderError] = tarfile.SubsequentHeaderError  # type: ignore[attr-defined]
 # tarfile looks for a number before a blank in steps that grow with the square of a run of digits (CVE-2024-6232).
 _LONG_NUMBER = re.compile(rb"\d{100}")
 _LENGTH = re.compile(rb"(\d{1,10}) ")
@@ -26,21 +28,22 @@ class _Header(tarfile.TarInfo):
         """One block. Raises tarfile.HeaderError for what tarfile would follow, whatever it costs."""
         header = super().frombuf(buf, encoding, errors)
         if header.size < 0:
-            raise tarfile.SubsequentHeaderError("a member of negative size")  # type: ignore[attr-defined]
+            raise _HeaderError("a member of negative size")
         if header.type in _OF_A_MEMBER and header.size > MEMBER_HEADER.most:
             raise _refused(f"a name or a header of {header.size:,} bytes", MEMBER_HEADER.most)
         if header.type == tarfile.XGLTYPE and header.size > TAR_COMMENT.most:
             raise _refused(f"a comment of {header.size:,} bytes", TAR_COMMENT.most)
         if header.type == _SPARSE:
-            raise tarfile.SubsequentHeaderError("a sparse member")  # type: ignore[attr-defined]
+            raise _HeaderError("a sparse member")
         return header
 
-    def _proc_pax(self, tarfile: "BoundedTar") -> tarfile.TarInfo:
+    def _proc_pax(self, archive: "BoundedTar") -> tarfile.TarInfo:
         """Pax records, once they are found to be such: tarfile's own search is quadratic in what is none."""
-        begin = tarfile.fileobj.tell()
-        _check_records(tarfile.fileobj.read(self.size))
-        tarfile.fileobj.seek(begin)
-        return super()._proc_pax(tarfile)  # type: ignore[misc]
+        begin = archive.fileobj.tell()
+        _check_records(archive.fileobj.read(self.size))
+        archive.fileobj.seek(begin)
+        member: tarfile.TarInfo = super()._proc_pax(archive)  # type: ignore[misc]
+        return member
 
 
 class BoundedTar(tarfile.TarFile):
@@ -88,7 +91,7 @@ def open_tar(file: IO[bytes]) -> BoundedTar:
 def _check_records(data: bytes) -> None:
     """Each `<length> <key>=<value>`, its length counting all of it, and a newline at its end."""
     if _LONG_NUMBER.search(data) or b"GNU.sparse" in data:
-        raise tarfile.SubsequentHeaderError("a sparse member, or a number of a hundred digits in its header")  # type: ignore[attr-defined]
+        raise _HeaderError("a sparse member, or a number of a hundred digits in its header")
     at = 0
     while (length := _LENGTH.match(data, at)) is not None:
         end = at + int(length[1])
@@ -96,8 +99,8 @@ def _check_records(data: bytes) -> None:
             break
         at = end
     if data[at:].strip(b"\0"):
-        raise tarfile.SubsequentHeaderError("a damaged extended header")  # type: ignore[attr-defined]
+        raise _HeaderError("a damaged extended header")
 
 
 def _refused(what: str, most: int) -> tarfile.HeaderError:
-    return tarfile.SubsequentHeaderError(f"{what}, should be at most {most:,}")  # type: ignore[attr-defined]
+    return _HeaderError(f"{what}, should be at most {most:,}")

@@ -3,6 +3,7 @@
 import re
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -212,7 +213,7 @@ def _from_fsspec(url: str, start: int, stop: int | None, _version: str = "") -> 
     def pieces() -> Iterator[bytes]:
         for begin in range(start, end or 0, _FSSPEC_CHUNK):
             until = min(begin + _FSSPEC_CHUNK, end or 0)
-            piece = _calling(url, lambda begin=begin, until=until: files.cat_file(path, start=begin, end=until))  # type: ignore[misc]
+            piece = _calling(url, partial(files.cat_file, path, start=begin, end=until))
             yield piece
             if len(piece) < until - begin:
                 return

@@ -200,4 +200,5 @@ def _mix(words: np.ndarray) -> np.ndarray:
     """Scatter every input bit over all 64 output bits (the finaliser of SplitMix64, a bijection of 64-bit words)."""
     words = (words ^ words >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
     words = (words ^ words >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
-    return words ^ words >> np.uint64(31)
+    mixed: np.ndarray = words ^ words >> np.uint64(31)
+    return mixed

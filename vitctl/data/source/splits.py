@@ -136,7 +136,8 @@ def _cuts(counts: np.ndarray, percent: int) -> np.ndarray:
     """How many samples of each class come before a share."""
     if percent in (0, 100):
         return counts * (percent // 100)
-    return np.minimum(np.maximum(np.round(percent * counts / 100).astype(np.int64), 1), np.maximum(counts - 1, 1))
+    nearest = np.round(percent * counts / 100).astype(np.int64)
+    return np.asarray(np.minimum(np.maximum(nearest, 1), np.maximum(counts - 1, 1)))
 
 
 def _order_of(source: Source, split: str) -> np.ndarray:

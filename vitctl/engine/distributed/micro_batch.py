@@ -58,7 +58,7 @@ def fits_everywhere(
         kept = torch.empty(reserve, dtype=torch.uint8, device=runtime.device)
         with runtime.autocast():
             loss = objective(model, batch, 0)
-        loss.backward()
+        torch.autograd.backward(loss)
         del kept, loss
     except torch.OutOfMemoryError:
         fitted = False

@@ -61,7 +61,8 @@ class Runtime:
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Forward passes outside the wrapped model's own forward run in here."""
-        return self.accelerator.autocast()
+        region: AbstractContextManager[Any] = self.accelerator.autocast()
+        return region
 
     def images(self, images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
         """uint8 [B, 3, S, S] to the device, then normalised there: (x / 255 - mean) / std."""
@@ -87,7 +88,8 @@ class Runtime:
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """Wrap a model on its device for several processes, which a sharded one does by itself, and for mixed precision."""
-        return self.accelerator.prepare_model(model, evaluation_mode=is_sharded(model))
+        wrapped: nn.Module = self.accelerator.prepare_model(model, evaluation_mode=is_sharded(model))
+        return wrapped
 
     def release(self) -> None:
         """Let go of the models that were wrapped, which accelerate would keep alive; between two trainings."""

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -65,6 +66,47 @@ def scored_weights(recipe: Evaluate) -> Found:
 def weights_of(recipe: WeightsRecipe) -> Found:
     """What `find_weights` finds for a recipe."""
     return find_weights(recipe.weights.source, which=recipe.weights.which, model=recipe.weights.model, job=recipe.job)
+
+
+def load_model(
+    source: str | Path,
+    *,
+    weights: str = "",
+    model: str = "",
+    image_size: int = 0,
+    dtype: torch.dtype = torch.float32,
+) -> tuple[Model, dict[str, Any]]:
+    """A network with its trained weights, in evaluation mode on the CPU, and what is stored beside them.
+
+    Example:
+        from vitctl import load_model
+
+        model, meta = load_model("runs/mine")
+        size = meta["image_size"]
+        images = torch.rand(2, 3, size, size)  # colours between 0 and 1
+        mean, std = (torch.tensor(meta[name]).view(3, 1, 1) for name in ("mean", "std"))
+        logits = model((images - mean) / std)
+
+    Args:
+        source: a run, a checkpoint or a weights file of any known program, or an `https://`, `hf://` or `gs://` address.
+        weights: of a run: "last", "best", a step; "ema" or "model": averaged or not. "" is what `vitctl evaluate` takes.
+        model: name of the model, as "B/16", for what the shapes of a foreign file cannot tell.
+        image_size: width and height in pixels, other than the stored one: the position embedding is resized; 0 keeps it.
+        dtype: of the parameters.
+
+    Returns:
+        the network, a `torch.nn.Module`: images `[B, 3, image_size, image_size]` as (colour - mean) / std to logits `[B, K]`;
+        `features(images)` gives the representation `[B, R]` before the head. And a dictionary: `mean` and `std` of three
+        colours between 0 and 1, `image_size` in pixels, and what else is known, such as `class_names` in the order of the logits.
+
+    Raises:
+        CheckpointError: there are no such weights, they are damaged, or mean and std are not stored beside them.
+
+    Paper: Section 3.1, Section 3.2
+    """
+    found = find_weights(str(source), which=weights, model=model)
+    network, size = loaded_model(found, image_size, dtype)
+    return network.eval(), {**found.weights.meta, "image_size": size}
 
 
 def loaded_model(found: Found, image_size: int, dtype: torch.dtype) -> tuple[Model, int]:

@@ -3,7 +3,7 @@
 from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from vitctl.data.datasets.vtab_images import TaskData
 from vitctl.data.source.read import Source
@@ -15,7 +15,7 @@ from vitctl.jobs.inputs.weights import loaded_model
 from vitctl.jobs.sweep import Scored, finished_or
 from vitctl.jobs.training import num_workers, on_device, open_journal
 from vitctl.jobs.vtab_suite.runs import JOB, Bench, belongs_to, scored_as
-from vitctl.models.build import build
+from vitctl.models.build import Model, build
 
 L2S = tuple(2.0**power for power in range(-2, 17, 3))
 
@@ -59,14 +59,14 @@ def _score(scores: Tensor, source: Source) -> Score:
     return Score(int(right.sum()), len(labels), mean_per_class(by_class))
 
 
-def _frozen(bench: Bench) -> nn.Module:
+def _frozen(bench: Bench) -> Model:
     model, _ = loaded_model(bench.found, bench.image_size, bench.runtime.dtype)
     if bench.recipe.weights.initialise == "random":
         model = build(model.config, seed=bench.recipe.seed, dtype=bench.runtime.dtype)
     return on_device(model, bench.runtime)
 
 
-def _features(bench: Bench, model: nn.Module, source: Source) -> Tensor:
+def _features(bench: Bench, model: Model, source: Source) -> Tensor:
     """Representations [N, R] of a split."""
     recipe, runtime, meta = bench.recipe, bench.runtime, bench.found.weights.meta
     look = FeaturePass(

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from vitctl.errors import CheckpointError
@@ -36,9 +37,9 @@ def vit_table(num_heads: int) -> Table:
     attention = f"{block}/MultiHeadDotProductAttention_1"
     parts = ("query", "key", "value")
     # The authors keep one axis for the heads and one for the channels of each.
-    split_weight = Layout(lambda t: _turned(t.flatten(1)), lambda t: _turned(t).unflatten(1, (num_heads, -1)))
-    split_bias = Layout(lambda t: t.flatten(), lambda t: t.unflatten(0, (num_heads, -1)))
-    merged = Layout(lambda t: _turned(t.flatten(0, 1)), lambda t: _turned(t).unflatten(0, (num_heads, -1)))
+    split_weight = Layout(lambda t: _turned(t.flatten(1)), lambda t: torch.unflatten(_turned(t), 1, (num_heads, -1)))
+    split_bias = Layout(lambda t: t.flatten(), lambda t: torch.unflatten(t, 0, (num_heads, -1)))
+    merged = Layout(lambda t: _turned(t.flatten(0, 1)), lambda t: torch.unflatten(_turned(t), 0, (num_heads, -1)))
     return {
         "class_token": entry("cls"),
         "position_embedding": entry("Transformer/posembed_input/pos_embedding"),
@@ -79,7 +80,7 @@ def bit_table(_num_heads: int) -> Table:
     ours, theirs = "backbone.stages.{i}.{j}", "resnet/block{i1}/unit{j1:02d}"
     kernel = "standardized_conv2d/kernel"
     head = Layout(
-        lambda t: _turned(t.flatten(0, 2)), lambda t: _turned(t).unflatten(0, (1, 1, -1))
+        lambda t: _turned(t.flatten(0, 2)), lambda t: torch.unflatten(_turned(t), 0, (1, 1, -1))
     )  # a 1x1 convolution
     table = {
         "backbone.root.conv.weight": entry(f"resnet/root_block/{kernel}", layout=CONV),

@@ -242,12 +242,13 @@ def _header(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
     if _METADATA_KEY not in metadata:
         raise CheckpointError(f"{path}: a safetensors file without vitctl metadata, so the model it fits is not known")
     try:
-        header = json.loads(metadata[_METADATA_KEY])
+        header: Any = json.loads(metadata[_METADATA_KEY])
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: its vitctl metadata is not JSON ({one_line(str(error))})") from error
     stored_format = header.get("format") if isinstance(header, dict) else None
     if stored_format != FORMAT:
         raise CheckpointError(f"{path}: format {stored_format!r}, this vitctl reads {FORMAT!r}")
-    if not all(isinstance(header.get(key), dict) for key in ("config", "meta")):
+    stored: dict[str, Any] = header
+    if not all(isinstance(stored.get(key), dict) for key in ("config", "meta")):
         raise CheckpointError(f"{path}: its vitctl metadata lacks config or meta")
-    return header
+    return stored

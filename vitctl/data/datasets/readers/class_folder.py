@@ -59,7 +59,7 @@ def read_class_tar(path: Path) -> dict[str, Originals]:
     """
     items, left_out = [], []
     for item in archive_items(path):
-        reason = reason_against(item.key, lambda item=item: item.read()[:HEAD_BYTES])  # type: ignore[misc]
+        reason = reason_against(item.key, partial(_beginning, item))
         if reason:
             left_out.append(LeftOut(item.key, reason))
         else:
@@ -159,6 +159,10 @@ def _reason(name: str, path: Path, kind: str) -> str:
     if not is_system_file(name) and path.exists() and not path.is_file():
         return "a FIFO, a socket or a device"
     return reason_against(name, partial(_head, path))
+
+
+def _beginning(item: Item) -> bytes:
+    return item.read()[:HEAD_BYTES]
 
 
 def _head(path: Path) -> bytes:

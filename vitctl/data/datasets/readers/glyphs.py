@@ -86,7 +86,8 @@ def _letter(rng: np.random.Generator) -> np.ndarray:
         here = there if rng.random() < 0.75 else int(rng.integers(len(lattice)))
     points = np.stack(strokes)
     low, high = points.min(axis=(0, 1)), points.max(axis=(0, 1))
-    return (points - (low + high) / 2) * (2 / max(high - low))
+    centred: np.ndarray = points - (low + high) / 2
+    return np.asarray(centred * (2 / max(high - low)))
 
 
 def _png(split: str, index: int, seed: int, image_size: int) -> bytes:
@@ -102,4 +103,4 @@ def _ink(strokes: np.ndarray, width: float, image_size: int) -> np.ndarray:
     y, x = (line - y)[:, None], (line - x)[None]  # [S, 1, segments] and [1, S, segments]
     along = np.clip((y * down + x * right) / np.maximum(down**2 + right**2, 1e-9), 0, 1)
     squared = ((y - along * down) ** 2 + (x - along * right) ** 2).min(axis=2)
-    return np.clip((width - np.sqrt(squared)) * (image_size / 2) + 0.5, 0, 1)
+    return np.asarray(np.clip((width - np.sqrt(squared)) * (image_size / 2) + 0.5, 0, 1))

@@ -54,14 +54,16 @@ def _subtract_local_mean(image: np.ndarray) -> np.ndarray:
         ndimage.gaussian_filter(image[:, :, c].astype(np.float32), 10, mode="mirror", truncate=3.0) for c in range(3)
     ]
     local_mean = np.rint(np.stack(planes, axis=2))  # to whole levels, as an 8-bit filter gives them
-    return np.clip(4 * (image - local_mean) + _GREY, 0, 255).astype(np.uint8)
+    levels: np.ndarray = np.clip(4 * (image - local_mean) + _GREY, 0, 255)
+    return levels.astype(np.uint8)
 
 
 def _resize(image: np.ndarray, scale: float) -> np.ndarray:
     """Bilinear without antialiasing, pixel centres at half."""
     rows, columns = (_neighbours(length, scale) for length in image.shape[:2])
     tall = _blend(image[rows[0]].astype(np.float32), image[rows[1]], rows[2][:, None, None])
-    return np.rint(_blend(tall[:, columns[0]], tall[:, columns[1]], columns[2][None, :, None])).astype(np.uint8)
+    both = _blend(tall[:, columns[0]], tall[:, columns[1]], columns[2][None, :, None])
+    return np.asarray(np.rint(both), np.uint8)
 
 
 def _neighbours(length: int, scale: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -72,4 +74,4 @@ def _neighbours(length: int, scale: float) -> tuple[np.ndarray, np.ndarray, np.n
 
 
 def _blend(before: np.ndarray, after: np.ndarray, share: np.ndarray) -> np.ndarray:
-    return before + (after - before) * share
+    return np.asarray(before + (after - before) * share)

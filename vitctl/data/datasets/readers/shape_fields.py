@@ -10,11 +10,11 @@ Array = np.ndarray
 
 
 def _disc(x: Array, y: Array, radius: float = 1.0) -> Array:
-    return np.sqrt(x * x + y * y) - radius
+    return np.asarray(np.sqrt(x * x + y * y) - radius)
 
 
 def _box(x: Array, y: Array, half_width: float, half_height: float) -> Array:
-    return np.maximum(np.abs(x) - half_width, np.abs(y) - half_height)
+    return np.asarray(np.maximum(np.abs(x) - half_width, np.abs(y) - half_height))
 
 
 def circle(x: Array, y: Array) -> Array:
@@ -30,7 +30,7 @@ def square(x: Array, y: Array) -> Array:
 def triangle(x: Array, y: Array) -> Array:
     """A tall triangle that points up."""
     side = (1.9 * np.abs(x) - 0.8 * (y + 1.1)) / np.float32(np.hypot(1.9, 0.8))
-    return np.maximum(side, y - 0.8)
+    return np.asarray(np.maximum(side, y - 0.8))
 
 
 def star(x: Array, y: Array) -> Array:
@@ -38,7 +38,7 @@ def star(x: Array, y: Array) -> Array:
     fifth = np.float32(2 * np.pi / 5)
     turn = np.abs((np.arctan2(x, -y) + fifth / 2) % fifth - fifth / 2)
     radius = np.sqrt(x * x + y * y)
-    return (radius * np.cos(turn) - 1.08) * _STAR_NORMAL[0] + radius * np.sin(turn) * _STAR_NORMAL[1]
+    return np.asarray((radius * np.cos(turn) - 1.08) * _STAR_NORMAL[0] + radius * np.sin(turn) * _STAR_NORMAL[1])
 
 
 def heart(x: Array, y: Array) -> Array:
@@ -46,12 +46,12 @@ def heart(x: Array, y: Array) -> Array:
     y = y + 0.05
     u, v = (x + y) * np.sqrt(0.5, dtype=np.float32), (x - y) * np.sqrt(0.5, dtype=np.float32)
     body = _box(u - 0.1, v + 0.1, 0.58, 0.58)
-    return np.minimum(body, np.minimum(_disc(u - 0.1, v - 0.48, 0.58), _disc(u + 0.48, v + 0.1, 0.58)))
+    return np.asarray(np.minimum(body, np.minimum(_disc(u - 0.1, v - 0.48, 0.58), _disc(u + 0.48, v + 0.1, 0.58))))
 
 
 def crescent(x: Array, y: Array) -> Array:
     """A waxing moon, open to the upper side."""
-    return np.maximum(_disc(x, y), -_disc(x, y + 0.55, 0.85))
+    return np.asarray(np.maximum(_disc(x, y), -_disc(x, y + 0.55, 0.85)))
 
 
 def _inner_corner_normal() -> tuple[float, float]:

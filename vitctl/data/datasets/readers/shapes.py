@@ -125,7 +125,8 @@ def picture(task: str, split: str, index: int, seed: int, image_size: int = 32) 
     for shape in shapes:
         _draw(canvas, shape)
     canvas += 0.012 * rng.standard_normal(canvas.shape[1:], np.float32)
-    return (np.clip(canvas, 0, 1) * 255 + 0.5).astype(np.uint8).transpose(1, 2, 0)
+    levels: np.ndarray = np.clip(canvas, 0, 1) * 255 + 0.5
+    return levels.astype(np.uint8).transpose(1, 2, 0)
 
 
 def _png(task: str, split: str, index: int, seed: int, image_size: int) -> bytes:
@@ -186,14 +187,14 @@ def _background(rng: np.random.Generator, image_size: int) -> np.ndarray:
     blend = 0.5 + 0.35 * (math.cos(2 * math.pi * turn) * x + math.sin(2 * math.pi * turn) * y)
     across = math.cos(math.pi * ripple_turn) * x + math.sin(math.pi * ripple_turn) * y
     ripple = 1 + 0.07 * np.sin((3 + 9 * frequency) * across + 2 * math.pi * phase)
-    canvas = near[:, None, None] + blend * (far - near)[:, None, None]
-    return canvas * ripple
+    canvas: np.ndarray = (near[:, None, None] + blend * (far - near)[:, None, None]) * ripple
+    return canvas
 
 
 def _rgb(hue: float, saturation: float, value: float) -> np.ndarray:
     """HSV to RGB, all 0 to 1."""
     ramp = np.abs((hue + np.array([0, 2 / 3, 1 / 3])) % 1 * 6 - 3) - 1
-    return (value * (1 - saturation + saturation * np.clip(ramp, 0, 1))).astype(np.float32)
+    return np.asarray(value * (1 - saturation + saturation * np.clip(ramp, 0, 1)), np.float32)
 
 
 @lru_cache

@@ -1,0 +1,174 @@
+"""The names that `vitctl` promises, used as their users would."""
+
+import ast
+import inspect
+import io
+import json
+import re
+import subprocess
+import sys
+import textwrap
+import tomllib
+from itertools import islice
+from pathlib import Path
+from types import FunctionType
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import vitctl
+from tests.conftest import README, ROOT, Run
+from vitctl import VitctlError, __version__, as_webdataset, load_model, load_recipe, open_split
+
+NAMES = ("VitctlError", "as_webdataset", "load_model", "load_recipe", "open_split")
+
+
+@pytest.fixture
+def home(run: Run, tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder as examples know it: data/mine and runs/mine."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "mine").symlink_to(tiny_data)
+    (tmp_path / "runs").mkdir()
+    run("runs/mine")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_names__are_those_of_all_of_the_table_and_of_the_type_checker() -> None:
+    tree = ast.parse((ROOT / "vitctl" / "__init__.py").read_text())
+    (block,) = (node for node in tree.body if isinstance(node, ast.If))
+    typed = {name.asname: node.module for node in block.body if isinstance(node, ast.ImportFrom) for name in node.names}
+    assert typed == vitctl._MODULES
+    assert {*typed, "__version__"} == {*vitctl.__all__} == {*NAMES, "__version__"}
+    assert {*vitctl.__all__} <= {*dir(vitctl)}
+    with pytest.raises(AttributeError, match="module 'vitctl' has no attribute 'load_modle'"):
+        vitctl.load_modle  # noqa: B018
+    with pytest.raises(ImportError):
+        exec("from vitctl import load_modle")
+
+
+def test_import__is_light() -> None:
+    """Nothing but the standard library, and none of our own modules, until a name is asked for."""
+    code = (
+        "import sys; before = {*sys.modules}; import vitctl; new = {*sys.modules} - before; "
+        "print(sorted(n for n in new if n.partition('.')[0] not in sys.stdlib_module_names)); "
+        "from vitctl import VitctlError; print('torch' in sys.modules, 'numpy' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "['vitctl']\nFalse False\n"
+
+
+def test_version__is_that_of_the_release() -> None:
+    assert re.fullmatch(r"\d+\.\d+\.\d+", __version__)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert project["tool"]["hatch"]["version"]["path"] == "vitctl/__init__.py"
+
+
+@pytest.mark.usefixtures("home")
+def test_error__is_caught_whatever_is_wrong() -> None:
+    for wrong in (
+        lambda: load_recipe("jft_b61"),
+        lambda: load_recipe("jft_b16", [("optimizer.lrr", 1.0)]),
+        lambda: load_model("runs/none"),
+        lambda: open_split("train", path="data/none"),
+        lambda: as_webdataset("data/mine", split="trian", batch_size=4),
+    ):
+        with pytest.raises(VitctlError) as error:
+            wrong()
+        assert len(str(error.value).splitlines()) == 1
+
+
+def test_load_recipe__values_with_their_origins() -> None:
+    loaded = load_recipe("jft_b16", [("optimizer.lr", 0.25), ("data.image_size", 240)])
+    recipe = loaded.recipe
+    assert (recipe.optimizer.lr, recipe.data.image_size, recipe.schedule.batch_size) == (0.25, 240, 4096)
+    assert loaded.origin("optimizer.lr") == "--set"
+    assert re.fullmatch(r"jft\w*\.toml:\d+", loaded.origin("schedule.batch_size"))
+
+
+@pytest.mark.usefixtures("home")
+def test_open_split__samples_by_number() -> None:
+    source, whole = open_split("test[:50%]", path="data/mine"), open_split("test", path="data/mine")
+    assert (len(source), len(whole), len(source.class_names)) == (12, 23, 6)
+    stored = dict(zip(map(whole.key, range(23)), whole.labels().tolist(), strict=True))
+    assert [stored[source.key(n)] for n in range(12)] == source.labels().tolist()
+    assert Image.open(io.BytesIO(source.read(3))).size == (16, 16)
+
+
+@pytest.mark.usefixtures("home")
+def test_as_webdataset__every_image_once_in_an_epoch() -> None:
+    source = open_split("train", path="data/mine")
+    samples = [*islice(as_webdataset("data/mine", seed=3, batch_size=7), 70)]
+    assert sorted(sample["__key__"] for sample in samples) == sorted(map(source.key, range(70)))
+    late = [*as_webdataset(source, seed=3, batch_size=7, first_step=9, num_steps=1)]
+    assert [s["__key__"] for s in late] == [s["__key__"] for s in samples[63:]]
+
+
+def test_load_model__answers_as_often_right_as_its_run_says(home: Path) -> None:
+    """The images of the run are decoded and normalised here, as the documentation says."""
+    model, meta = load_model("runs/mine", dtype=torch.float64)
+    source = open_split("test", path="data/mine")
+    pixels = [np.array(Image.open(io.BytesIO(source.read(n))).convert("RGB")) for n in range(len(source))]
+    colours = torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2) / 255.0
+    mean, std = (torch.tensor(meta[name]).view(3, 1, 1) for name in ("mean", "std"))
+    with torch.no_grad():
+        logits = model(((colours - mean) / std).double())
+    assert not model.training
+    assert logits.shape == (23, 6)
+    assert meta["class_names"] == list(source.class_names)
+    right = int((logits.argmax(dim=1).numpy() == source.labels()).sum())
+    scored = json.loads((home / "runs/mine/result.json").read_text())
+    assert (right, len(source)) == (scored["metrics"]["correct"], scored["metrics"]["total"])
+
+
+@pytest.mark.usefixtures("home")
+def test_load_model__other_weights_and_sizes() -> None:
+    averaged, _ = load_model("runs/mine")
+    plain, _ = load_model("runs/mine", weights="model")
+    assert not torch.equal(averaged.head.weight, plain.head.weight)
+    larger, meta = load_model("runs/mine", image_size=24)
+    assert meta["image_size"] == larger.config.image_size == 24
+    assert larger(torch.zeros(2, 3, 24, 24)).shape == (2, 6)
+
+
+def example(name: str) -> str:
+    """The code of a docstring's example."""
+    text = inspect.getdoc(getattr(vitctl, name))
+    assert text is not None
+    found = re.search(r"^Example:\n((?:    .*\n|\n)+)", text + "\n", re.M)
+    assert found is not None, name
+    return textwrap.dedent(found[1])
+
+
+@pytest.mark.usefixtures("home")
+@pytest.mark.parametrize("name", NAMES)
+def test_docstring__its_example_runs_and_says_all(name: str) -> None:
+    code = example(name)
+    assert re.match(rf"from vitctl import .*\b{name}\b", code)
+    exec(compile("import torch\n" + code, name, "exec"), {})
+    thing, text = getattr(vitctl, name), inspect.getdoc(getattr(vitctl, name)) or ""
+    if isinstance(thing, FunctionType):
+        for argument in inspect.signature(thing).parameters:
+            assert re.search(rf"^    (\w+, )*{argument}(, \w+)*: ", text, re.M), argument
+        assert "\nRaises:\n" in text
+
+
+@pytest.mark.usefixtures("home")
+def test_readme__from_python_names_all_and_its_code_runs() -> None:
+    section = README.split("## From Python\n")[1].split("\n## ")[0]
+    assert {name for name in NAMES if re.search(rf"\b{name}\b", section)} == {*NAMES}
+    first = section.split("```python\n")[1].partition("```")[0]
+    names: dict[str, object] = {}
+    exec(compile(first, "README.md", "exec"), names)
+    assert {"load_model", "load_recipe", "open_split"} <= {*names}
+
+
+def test_typed__the_marker_is_in_the_package_that_the_wheel_takes_whole() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert (ROOT / "vitctl" / "py.typed").read_bytes() == b""
+    assert "Typing :: Typed" in project["project"]["classifiers"]
+    wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
+    assert wheel["packages"] == ["vitctl"]
+    assert not {"exclude", "include", "only-include"} & {*wheel, *project["tool"]["hatch"]["build"]}
