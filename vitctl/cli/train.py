@@ -205,8 +205,8 @@ def resume(
     loaded = load_recipe(str(run / "recipe.toml"), overrides)
     check_spread(config, loaded.recipe.machine.processes)
     with waiting("looking at data and weights"):
-        prepare(loaded, run, allow or (), config)
+        prepared = prepare(loaded, run, allow or (), config)
     if slurm:
         hand_over(slurm, run, run.name)
         return
-    go(run, member, config)
+    go(run, prepared.recipe, member, config)

@@ -50,13 +50,16 @@ WAIT_SECONDS = 5.0  # without processes, before that is said
 NOTES_SECONDS = 5.0  # for what another machine says of a lost process to be seen here
 
 
-def launch(run_dir: Path, report: Report, config: LaunchConfig = LaunchConfig()) -> dict[str, Any]:
+def launch(
+    run_dir: Path, report: Report, config: LaunchConfig = LaunchConfig(), recipe: Recipe | None = None
+) -> dict[str, Any]:
     """Run the recipe of a prepared folder to its end: here, where this is the process or one of them, else in several.
 
     Args:
         run_dir: prepared.
         report: called with every log record.
         config: the machines and the restarts.
+        recipe: that RUN/recipe.toml was written from; None: it is read there.
 
     Returns:
         the content of RUN/result.json.
@@ -66,10 +69,10 @@ def launch(run_dir: Path, report: Report, config: LaunchConfig = LaunchConfig())
         RuntimeError: a process failed with a bug.
     """
     if find_member() is not None:
-        return work_as_member(run_dir, report)
-    recipe = load_recipe(str(run_dir / "recipe.toml")).recipe
+        return work_as_member(run_dir, report, recipe)
+    recipe = recipe or load_recipe(str(run_dir / "recipe.toml")).recipe
     if not config.starts(recipe):
-        work(run_dir, report)
+        work(run_dir, report, recipe)
     else:
         # Of several machines the first process locks the folder, wherever that is.
         with owned(run_dir) if config.nodes == 1 else keeping_result(run_dir):

@@ -11,7 +11,7 @@ from vitctl.jobs.record.result import read_result
 from vitctl.launch.launcher import launch
 from vitctl.launch.prepare import prepare
 from vitctl.launch.run_folder import leaving_nothing, not_foreign
-from vitctl.recipe.load import Loaded, Override, load_recipe
+from vitctl.recipe.load import Loaded, Override, load_recipe, with_overrides
 from vitctl.recipe.sweep import Cell
 from vitctl.report.sweep_table import Outcome, outcome, write_table
 
@@ -78,7 +78,7 @@ def _load(cell: Cell, out: Path) -> Loaded:
     if row.make is None or find_splits(Path(place.root) / row.name):
         return loaded
     open_split(place.eval_split or "test", dataset=row.name, root=place.root, scratch=out / DATA)
-    return load_recipe(cell.recipe, (*cell.overrides, Override("data.root", str(out / DATA), "sweep")))
+    return with_overrides(loaded, [Override("data.root", str(out / DATA), "sweep")])
 
 
 def _problem(text: str, names: Sequence[str], num_cells: int) -> str:
