@@ -229,7 +229,7 @@ def _best_score(run_dir: Path, runtime: Runtime) -> Score | None:
     """Of the checkpoint that stands for a run with early stopping; None on other processes than the main one."""
     if not runtime.is_main:
         return None
-    _, chosen = choose_weights(run_dir, "best")
+    _, chosen = choose_weights(run_dir, "best", by_size=True)
     return logged_scores(run_dir)[chosen.step or 0]
 
 

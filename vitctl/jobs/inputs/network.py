@@ -25,7 +25,7 @@ class Stored(NamedTuple):
 def find_network(
     source: str, *, which: str = "", model: str = "", job: str = "finetune", fetch: Fetch = cached
 ) -> Stored:
-    """The network of the weights that weights.source means; of a run no tensor is read, unless `which` chooses a checkpoint.
+    """The network of the weights that weights.source means; no tensor is read.
 
     Args:
         source, which, model, job: as `find_weights` takes them.
@@ -45,7 +45,7 @@ def find_network(
         if path is None:
             from vitctl.jobs.record.runs import choose_weights
 
-            path, _ = choose_weights(place, which)
+            path, _ = choose_weights(place, which, by_size=True)
         path = locate(path, cached)
         source = str(path)
     else:

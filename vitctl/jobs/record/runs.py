@@ -77,7 +77,7 @@ class Chosen:
         return "; ".join([*said, *(f"passed over: {problem}" for problem in self.damaged)])
 
 
-def choose_weights(place: Path, which: str = "") -> tuple[Path, Chosen]:
+def choose_weights(place: Path, which: str = "", *, by_size: bool = False) -> tuple[Path, Chosen]:
     """The weights file that a run folder, a checkpoint folder, a folder of another program or a file stands for.
 
     Args:
@@ -86,6 +86,7 @@ def choose_weights(place: Path, which: str = "") -> tuple[Path, Chosen]:
             step; "ema" or "model": the Polyak average, or the weights themselves, of the checkpoint that stands for the run.
             "": that one, which is the best of a run with early stopping, and the last of any other. The Polyak average is
             taken where the run kept one and "model" does not ask for the weights themselves.
+        by_size: as `read_checkpoint` takes it.
 
     Raises:
         CheckpointError: there are no such weights.
@@ -95,7 +96,7 @@ def choose_weights(place: Path, which: str = "") -> tuple[Path, Chosen]:
     if (place / "recipe.toml").is_file() and not (place / CHECKPOINTS).is_dir():
         raise CheckpointError(f"{place}: a run without checkpoints; give one that has been trained with --from")
     if (place / CHECKPOINTS).is_dir():
-        folder, chosen = _checkpoint(place, "" if which in (AVERAGE, MODEL) else which)
+        folder, chosen = _checkpoint(place, "" if which in (AVERAGE, MODEL) else which, by_size)
     else:
         folder, chosen = place, Chosen()
         if which not in ("", AVERAGE, MODEL):
@@ -122,7 +123,7 @@ def choose_weights(place: Path, which: str = "") -> tuple[Path, Chosen]:
     return path, replace(chosen, step=step_of(folder), averaged=name == AVERAGE)
 
 
-def _checkpoint(run: Path, which: str) -> tuple[Path, Chosen]:
+def _checkpoint(run: Path, which: str, by_size: bool) -> tuple[Path, Chosen]:
     """The folder of the checkpoint that is asked of a run, whole."""
     root, scores = run / CHECKPOINTS, {step: score.accuracy for step, score in logged_scores(run).items()}
     kept = sorted(step for path in root.iterdir() if (step := step_of(path)) is not None)
@@ -130,13 +131,13 @@ def _checkpoint(run: Path, which: str) -> tuple[Path, Chosen]:
     best = max(scored, key=lambda step: (scores[step], step), default=None)
     how = which or ("best" if stops_early(run) else "last")
     if how == "last":
-        saved, problems = newest_checkpoint(root)
+        saved, problems = newest_checkpoint(root, by_size=by_size)
         if saved is None:
             raise CheckpointError(f"{run}: holds no whole checkpoint{': ' + problems[0] if problems else ''}")
         _check_recorded(run, how, saved.step, problems)
         own = scores.get(saved.step)
         better = (best, scores[best]) if best is not None and own is not None and scores[best] > own else None
-        if better and not _is_whole(step_folder(root, better[0])):
+        if better and not _is_whole(step_folder(root, better[0]), by_size):
             better = None
         return saved.folder, Chosen("last", accuracy=own, better=better, damaged=tuple(problems))
     if how == "best" and best is None:
@@ -148,7 +149,7 @@ def _checkpoint(run: Path, which: str) -> tuple[Path, Chosen]:
         raise CheckpointError(f"{run}: has no checkpoint of step {how}; kept are {', '.join(map(str, kept)) or 'none'}")
     if how == "best":
         _check_recorded(run, how, step, [])
-    folder = read_checkpoint(step_folder(root, step)).folder
+    folder = read_checkpoint(step_folder(root, step), by_size=by_size).folder
     return folder, Chosen("best" if how == "best" else "step", accuracy=scores.get(step))
 
 
@@ -169,9 +170,9 @@ def _check_recorded(run: Path, how: str, step: int, problems: Sequence[str]) -> 
     )
 
 
-def _is_whole(folder: Path) -> bool:
+def _is_whole(folder: Path, by_size: bool) -> bool:
     try:
-        read_checkpoint(folder)
+        read_checkpoint(folder, by_size=by_size)
     except (CheckpointError, OSError):
         return False
     return True
