@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vitctl.cli import completion
+from vitctl.engine.run_files import RECIPE
 from vitctl.system.screen import outlive_screen
 from vitctl.system.text import typed
 
@@ -333,7 +334,7 @@ def launch_config(
 def end(result: Mapping[str, Any], run_dir: Path) -> None:
     """Exit with code 3 where a run was stopped."""
     if result["status"] == "stopped":
-        began = (run_dir / "recipe.toml").exists()
+        began = (run_dir / RECIPE).exists()
         saved = f"stopped and saved in {run_dir}; go on with: vitctl resume {typed(run_dir)}"
         print(saved if began else "vitctl: stopped", file=sys.stderr)
         raise typer.Exit(3)

@@ -28,9 +28,10 @@ from vitctl.engine.losses import classify
 from vitctl.engine.mixing import Mixing, classify_mixed
 from vitctl.engine.optimizer import build_optimizer
 from vitctl.engine.preemption import StopFlag
+from vitctl.engine.run_files import CHECKPOINTS
 from vitctl.engine.schedule import total_steps
 from vitctl.engine.task import Task
-from vitctl.engine.training import CHECKPOINTS, fit
+from vitctl.engine.training import fit
 from vitctl.errors import LaunchError
 from vitctl.jobs.inputs.data import eval_transform, mixing, train_transform
 from vitctl.jobs.inputs.length import learning_rate

@@ -22,6 +22,7 @@ import psutil
 
 from vitctl.engine.journal import LOG, Report, read_json, spared, write_json
 from vitctl.engine.preemption import say
+from vitctl.engine.run_files import RECIPE, RESULT
 from vitctl.errors import LaunchError
 from vitctl.launch.command import WORKER, LaunchConfig, accelerate_environment, accelerate_words, own_address
 from vitctl.launch.environment import find_member, without_settings
@@ -70,14 +71,14 @@ def launch(
     """
     if find_member() is not None:
         return work_as_member(run_dir, report, recipe)
-    recipe = recipe or load_recipe(str(run_dir / "recipe.toml")).recipe
+    recipe = recipe or load_recipe(str(run_dir / RECIPE)).recipe
     if not config.starts(recipe):
         work(run_dir, report, recipe)
     else:
         # Of several machines the first process locks the folder, wherever that is.
         with owned(run_dir) if config.nodes == 1 else keeping_result(run_dir):
             _launch_processes(run_dir, recipe, report, config)
-    return dict(read_json(run_dir / "result.json"))
+    return dict(read_json(run_dir / RESULT))
 
 
 def _launch_processes(run_dir: Path, recipe: Recipe, report: Report, config: LaunchConfig) -> None:
@@ -290,7 +291,7 @@ def _conclude(
     if status == "done" or (status == "stopped" and (machine.stopping or not is_cause(error))):
         return
     if machine.stopping and not is_cause(error):
-        write_json(run_dir / "result.json", {"job": recipe.job, "status": "stopped"})
+        write_json(run_dir / RESULT, {"job": recipe.job, "status": "stopped"})
         return
     raise_first_error(run_dir, recipe.machine.processes)
     if config.nodes > 1:

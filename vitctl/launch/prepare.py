@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vitctl.engine.journal import LOG, Journal, write_json
+from vitctl.engine.run_files import CHECKPOINTS, RECIPE, STATE, step_folders, step_of
 from vitctl.errors import LaunchError, RecipeError, VitctlError
 from vitctl.launch.command import LaunchConfig, launch_line, write_accelerate_config
 from vitctl.launch.environment import Member, find_member
@@ -93,7 +94,7 @@ def _prepare_together(loaded: Loaded, run_dir: Path, allow: Sequence[str], membe
         said = first_text(said)
     if said:
         raise LaunchError(said)
-    return prepared or Prepared(load_recipe(str(run_dir / "recipe.toml")).recipe)
+    return prepared or Prepared(load_recipe(str(run_dir / RECIPE)).recipe)
 
 
 def _prepare(loaded: Loaded, run_dir: Path, allow: Sequence[str], config: LaunchConfig) -> Prepared:
@@ -102,7 +103,7 @@ def _prepare(loaded: Loaded, run_dir: Path, allow: Sequence[str], config: Launch
 
     if has_control(str(run_dir)):
         raise RecipeError(f"--out {one_line(str(run_dir))}: has a control character in its name; choose another")
-    file = run_dir / "recipe.toml"
+    file = run_dir / RECIPE
     not_foreign(run_dir)
     with owning(run_dir, WAIT_SECONDS if config.nodes > 1 else 0.0):
         before = load_recipe(str(file)).recipe if file.exists() and not failed_at_once(run_dir) else None
@@ -179,8 +180,8 @@ def _changes(before: Recipe, now: Recipe, run_dir: Path, allow: Sequence[str]) -
 def _not_shorter(recipe: Recipe, run_dir: Path) -> None:
     """Refuse a training that would end before the checkpoint that it goes on from."""
     steps = recipe.schedule.total_steps if isinstance(recipe, TrainRecipe) else 0
-    saved = [path.parent.name[5:] for path in run_dir.glob("checkpoints/step_*/state.json")]
-    done = max((int(step) for step in saved if step.isdigit()), default=0)
+    saved = [step_of(folder) or 0 for folder in step_folders(run_dir / CHECKPOINTS) if (folder / STATE).exists()]
+    done = max(saved, default=0)
     if 0 < steps < done:
         raise RecipeError(
             f"{run_dir}: has a checkpoint of step {done}, and schedule.total_steps = {steps} would end before it; set it to {done} "

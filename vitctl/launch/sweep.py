@@ -6,6 +6,7 @@ from pathlib import Path
 from vitctl.data.datasets.catalog import find_data_set, open_split
 from vitctl.data.shards.index import find_splits
 from vitctl.engine.journal import Report
+from vitctl.engine.run_files import RECIPE
 from vitctl.errors import VitctlError
 from vitctl.jobs.record.result import read_result
 from vitctl.launch.launcher import launch
@@ -24,7 +25,7 @@ def prepare_cells(cells: Sequence[Cell], out: Path) -> None:
     Raises:
         VitctlError: every problem in one line, with the runs that have it; nothing of them was written.
     """
-    if not any(out.glob("*/recipe.toml")):
+    if not any(out.glob(f"*/{RECIPE}")):
         not_foreign(out, what="a sweep")
     problems: dict[str, list[str]] = {}
     with leaving_nothing(out):

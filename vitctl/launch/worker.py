@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from vitctl.engine.journal import LOG, Journal, Record, Report, silent, spared
 from vitctl.engine.preemption import ECHO_SECONDS, StopFlag, Stopped, die_with_parent, stop_on_signals
+from vitctl.engine.run_files import RECIPE
 from vitctl.errors import LaunchError, explained
 from vitctl.launch.environment import find_member, has_agent, restarts_left, without_settings
 from vitctl.launch.errors import (
@@ -73,7 +74,7 @@ def _work(run_dir: Path, recipe: "Recipe | None", report: Report, stop: StopFlag
     from vitctl.jobs.record.result import RunResult, with_recipe, write_result
     from vitctl.recipe.load import load_recipe
 
-    recipe = recipe or load_recipe(str(run_dir / "recipe.toml")).recipe
+    recipe = recipe or load_recipe(str(run_dir / RECIPE)).recipe
     try:
         report({"kind": "now", "text": "starting", "time": time.time()})
         _meet(run_dir, recipe, report)
@@ -152,7 +153,7 @@ def _meet(run_dir: Path, recipe: "Recipe", report: Report) -> None:
         return
     check_same(
         {"recipe": recipe.model_dump_json()},
-        f"{run_dir / 'recipe.toml'} is not the same file on all nodes; see that they share {run_dir}, then start again",
+        f"{run_dir / RECIPE} is not the same file on all nodes; see that they share {run_dir}, then start again",
     )
     lines = node_lines(cpu=cpu)
     for line in lines:

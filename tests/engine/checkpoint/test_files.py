@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from vitctl.engine.checkpoint import files
-from vitctl.engine.checkpoint.files import OPTIMIZER, STATE, keep, newest_checkpoint, read_checkpoint, save_checkpoint
+from vitctl.engine.checkpoint.files import keep, newest_checkpoint, read_checkpoint, save_checkpoint
+from vitctl.engine.run_files import OPTIMIZER, STATE
 from vitctl.errors import CheckpointError
 from vitctl.models.variants import variant
 from vitctl.models.weights.header import read_config

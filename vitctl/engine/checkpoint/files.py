@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from vitctl.engine.journal import write_json
+from vitctl.engine.run_files import OPTIMIZER, STATE, step_folder, step_folders, step_of, tensors_file
 from vitctl.errors import CheckpointError
 from vitctl.models.weights.files import save_tensors
 from vitctl.models.weights.load import save_weights
@@ -24,9 +24,6 @@ from vitctl.system.files import flush, parse_json
 from vitctl.system.text import one_line
 
 FORMAT = "vitctl-checkpoint/1"
-# The files of tensors, each NAME.safetensors; no average where there is none.
-MODEL, AVERAGE, OPTIMIZER = "model", "ema", "optimizer"
-STATE = "state.json"
 _TORN = "torn_"
 
 
@@ -49,7 +46,7 @@ class Saved:
 
     def tensors(self, name: str) -> dict[str, Tensor]:
         """The tensors of its model, average or optimizer, on the CPU; none when it has no such file."""
-        path = self.folder / f"{name}.safetensors"
+        path = self.folder / tensors_file(name)
         return load_file(path) if path.exists() else {}
 
 
@@ -86,8 +83,8 @@ def save_checkpoint(
     with _removed_after_an_error(aside):
         aside.mkdir(parents=True)
         for name in (part for part in tensors if part != OPTIMIZER):
-            save_weights(aside / f"{name}.safetensors", tensors[name], config, meta)
-        file, state_of = aside / f"{OPTIMIZER}.safetensors", tensors.get(OPTIMIZER, {})
+            save_weights(aside / tensors_file(name), tensors[name], config, meta)
+        file, state_of = aside / tensors_file(OPTIMIZER), tensors.get(OPTIMIZER, {})
         save_tensors({k: v.detach().cpu().contiguous() for k, v in state_of.items()}, file)
         flush(file)
         files = {path.name: {"bytes": path.stat().st_size, "sha256": _sha256(path)} for path in sorted(aside.iterdir())}
@@ -120,7 +117,7 @@ def newest_checkpoint(root: Path, *, by_size: bool = False) -> tuple[Saved | Non
     """
     problems: list[str] = []
     try:
-        for folder in sorted(_steps(root), reverse=True):
+        for folder in sorted(step_folders(root), reverse=True):
             try:
                 return read_checkpoint(folder, by_size=by_size), problems
             except CheckpointError as error:
@@ -134,7 +131,7 @@ def newest_checkpoint(root: Path, *, by_size: bool = False) -> tuple[Saved | Non
 
 def newest_name(root: Path) -> str:
     """The name of the newest checkpoint folder, whole or not; "" where there is none."""
-    return max((path.name for path in _steps(root)), default="")
+    return max((path.name for path in step_folders(root)), default="")
 
 
 def set_aside_after(root: Path, step: int) -> None:
@@ -143,7 +140,7 @@ def set_aside_after(root: Path, step: int) -> None:
     What crashes left half written goes.
     """
     _remove(path for path in root.glob(".step_*") if path.is_dir())
-    for folder in _steps(root):
+    for folder in step_folders(root):
         if (step_of(folder) or 0) > step:
             aside = folder.with_name(f"{_TORN}{folder.name}")
             shutil.rmtree(aside, ignore_errors=True)
@@ -225,16 +222,6 @@ def read_state(folder: Path) -> dict[str, Any]:
     return dict(state)
 
 
-def step_folder(root: Path, step: int) -> Path:
-    """Of the checkpoint of a step."""
-    return root / f"step_{step:08d}"
-
-
-def step_of(folder: Path) -> int | None:
-    """That a checkpoint's folder is named after; None for another folder."""
-    return int(folder.name[5:]) if re.fullmatch(r"step_[0-9]+", folder.name) else None
-
-
 def _is_whole(folder: Path) -> bool:
     try:
         return bool(read_checkpoint(folder))
@@ -257,11 +244,6 @@ def _is_as_noted(path: Path, noted: Mapping[str, Any], by_size: bool) -> bool:
         return False
 
 
-def _steps(root: Path) -> list[Path]:
-    """The checkpoint folders; a glob would find none where the folder may not be read."""
-    return [path for path in root.iterdir() if path.name.startswith("step_")] if root.is_dir() else []
-
-
 def keep(root: Path, *, last: int, best: int, scores: Mapping[int, float], coming: int | None = None) -> bool:
     """Delete all checkpoints but the `last` newest and the `best` of the highest scores, and what crashes left aside.
 
@@ -274,7 +256,7 @@ def keep(root: Path, *, last: int, best: int, scores: Mapping[int, float], comin
     Returns:
         whether a checkpoint was deleted.
     """
-    folders = {step: path for path in root.glob("step_*") if (step := step_of(path)) is not None}
+    folders = {step: path for path in step_folders(root) if (step := step_of(path)) is not None}
     steps = sorted({*folders, *(() if coming is None else (coming,))})
     ranked = sorted((step for step in steps if step in scores), key=lambda step: (scores[step], step))
     kept = {*steps[-last:], *(ranked[-best:] if best else ()), *sorted(folders)[-1:]}

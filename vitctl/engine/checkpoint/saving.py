@@ -18,10 +18,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from vitctl.engine.averaging import Average
-from vitctl.engine.checkpoint.files import AVERAGE, MODEL, OPTIMIZER, is_set_aside, keep, save_checkpoint
+from vitctl.engine.checkpoint.files import is_set_aside, keep, save_checkpoint
 from vitctl.engine.distributed.sharding import full
 from vitctl.engine.journal import Journal
 from vitctl.engine.optimizer import optimizer_bytes, optimizer_tensors
+from vitctl.engine.run_files import AVERAGE, MODEL, OPTIMIZER
 from vitctl.errors import CheckpointError, os_code
 
 Snapshot = dict[str, dict[str, Tensor]]

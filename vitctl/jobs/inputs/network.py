@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+from vitctl.engine.run_files import CHECKPOINTS, MODEL, step_folders, tensors_file
 from vitctl.errors import CheckpointError, RecipeError
 from vitctl.models.configs import Config, MaskedPatchConfig, ViTConfig
 from vitctl.models.variants import variant
@@ -66,8 +67,8 @@ def find_network(
 
 def _newest_file(folder: Path) -> Path | None:
     """The weights of a run folder's newest checkpoint that has some: all of a run are of one network."""
-    files = sorted((folder / "checkpoints").glob("step_*/model.safetensors"))
-    return files[-1] if files else None
+    files = (step / tensors_file(MODEL) for step in step_folders(folder / CHECKPOINTS))
+    return max(filter(Path.exists, files), default=None)
 
 
 def model_config(recipe: Pretrain, num_classes: int) -> Config:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vitctl.data.source.read import Source
+from vitctl.engine.run_files import RECIPE
 from vitctl.errors import CheckpointError
 from vitctl.recipe.neutral import deciding
 from vitctl.recipe.schema import TrainRecipe
@@ -146,7 +147,7 @@ def _digest(value: Any) -> str:
 
 def _root(folder: Path) -> Path:
     """The run folder of a training, which may be one of many in it."""
-    return next((path for path in (folder, *folder.parents) if (path / "recipe.toml").is_file()), folder)
+    return next((path for path in (folder, *folder.parents) if (path / RECIPE).is_file()), folder)
 
 
 def _covers(allowed: Sequence[str], key: str) -> bool:

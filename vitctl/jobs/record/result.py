@@ -14,13 +14,13 @@ from pydantic import AfterValidator, BaseModel, TypeAdapter, ValidationError
 from vitctl.data.source.provenance import source_text
 from vitctl.data.source.read import Source
 from vitctl.engine.journal import with_infinities, write_json
+from vitctl.engine.run_files import RESULT
 from vitctl.errors import CheckpointError
 from vitctl.recipe.neutral import deciding, result_neutral
 from vitctl.recipe.schema import Recipe
 from vitctl.system.files import read_bytes
 from vitctl.system.text import one_line
 
-FILE = "result.json"
 _MOST_BYTES = 256 * 2**20
 # What the digests of data cover; those of earlier releases were of index.json alone.
 DATA_DIGEST = {"data_digest": "index, tables, views"}
@@ -109,7 +109,7 @@ def recipe_digest(recipe: Recipe, free: tuple[str, ...], resolved: Mapping[str, 
 
 def write_result(folder: Path, result: RunResult) -> RunResult:
     """Write RUN/result.json whole, and hand the result on."""
-    write_json(folder / FILE, asdict(result))
+    write_json(folder / RESULT, asdict(result))
     return result
 
 
@@ -119,7 +119,7 @@ def read_result(folder: Path) -> RunResult | None:
     Raises:
         CheckpointError: the file is not a result.
     """
-    path = folder / FILE
+    path = folder / RESULT
     if not path.exists():
         return None
     try:
