@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from vitctl.data.images.transforms import EvalTransform, TrainTransform
-from vitctl.data.loader.batches import Batch, eval_batches, told_key, train_batches
+from vitctl.data.loader.batches import Batch, eval_batches, train_batches
 from vitctl.data.source.order import Order, SampleOrder
-from vitctl.data.source.read import Source
+from vitctl.data.source.read import Source, told_key
 from vitctl.engine.averaging import Average
 from vitctl.engine.checkpoint.saving import Saver
 from vitctl.engine.distributed.micro_batch import fits_everywhere, largest_micro_batch

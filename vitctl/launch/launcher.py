@@ -23,7 +23,7 @@ import psutil
 from vitctl.engine.journal import LOG, Report, read_json, spared, write_json
 from vitctl.engine.preemption import say
 from vitctl.engine.run_files import RECIPE, RESULT
-from vitctl.errors import LaunchError
+from vitctl.errors import LaunchError, first_line
 from vitctl.launch.command import WORKER, LaunchConfig, accelerate_environment, accelerate_words, own_address
 from vitctl.launch.environment import find_member, without_settings
 from vitctl.launch.errors import (
@@ -300,14 +300,8 @@ def _conclude(
             f"accelerate launch ended before the processes had met at {place}: all of them have to run this command; {log} says "
             "why; go on with the same command"
         )
-    raise RuntimeError(
-        f"the processes ended ({_first_line(ended)}) and left no word; {run_dir / LOGS} has their output"
-    )
+    raise RuntimeError(f"the processes ended ({first_line(ended)}) and left no word; {run_dir / LOGS} has their output")
 
 
 def _only_lost_peers(error: Mapping[str, Any] | None) -> bool:
     return error is not None and not is_cause(error)
-
-
-def _first_line(error: BaseException | None) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

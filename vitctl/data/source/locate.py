@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from braceexpand import braceexpand
 
-from vitctl.data.shards.cache import ShardCache, cache_folder
+from vitctl.data.shards.cache import ShardCache
 from vitctl.data.shards.index import find_splits, read_index, table_bytes, table_names
 from vitctl.data.shards.index_fields import INDEX_FILE
 from vitctl.data.shards.remote import (
@@ -29,7 +29,7 @@ from vitctl.data.source.read import ShardSource, Source, Subset
 from vitctl.data.source.unindexed import index_folder, index_list
 from vitctl.errors import DataError
 from vitctl.system.bounds import INDEX, SHARD_LIST
-from vitctl.system.files import read_bytes, replacing, write_bytes, write_text
+from vitctl.system.files import cache_folder, read_bytes, replacing, write_bytes, write_text
 from vitctl.system.text import nearest, one_line
 
 _BRACES = re.compile(r"\{([^{}]*)\}")

@@ -10,13 +10,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from vitctl.data.shards.cache import cache_folder
 from vitctl.data.shards.index import index_shards
 from vitctl.data.shards.index_fields import INDEX_FILE
 from vitctl.data.shards.links import link_shards
 from vitctl.data.source.own_splits import ROLES
 from vitctl.errors import DataError
-from vitctl.system.files import open_lock
+from vitctl.system.files import cache_folder, open_lock
 from vitctl.system.text import one_line
 
 INDEXED = "indexed by vitctl"  # where the images came from, as far as anybody can tell

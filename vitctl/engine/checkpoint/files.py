@@ -1,7 +1,6 @@
 """Checkpoints: safetensors and JSON, written aside, flushed, renamed; the newest whole one is found by its digests."""
 
 import hashlib
-import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from vitctl.engine.journal import write_json
+from vitctl.engine.journal import json_digest, write_json
 from vitctl.engine.run_files import OPTIMIZER, STATE, step_folder, step_folders, step_of, tensors_file
 from vitctl.errors import CheckpointError
 from vitctl.models.weights.files import save_tensors
@@ -42,7 +41,7 @@ class Saved:
     @property
     def digest(self) -> str:
         """SHA-256 of its state, which covers every byte of its other files."""
-        return _digest(self.state)
+        return json_digest(self.state)
 
     def tensors(self, name: str) -> dict[str, Tensor]:
         """The tensors of its model, average or optimizer, on the CPU; none when it has no such file."""
@@ -89,7 +88,7 @@ def save_checkpoint(
         flush(file)
         files = {path.name: {"bytes": path.stat().st_size, "sha256": _sha256(path)} for path in sorted(aside.iterdir())}
         noted = {"format": FORMAT, "step": step, **state, "files": files}
-        write_json(aside / STATE, {**noted, "sha256": _digest(noted)})
+        write_json(aside / STATE, {**noted, "sha256": json_digest(noted)})
         flush(aside)
         if final.exists():
             shutil.rmtree(final)
@@ -164,7 +163,7 @@ def read_checkpoint(folder: Path, *, by_size: bool = False) -> Saved:
         PermissionError: it may not be read.
     """
     state = read_state(folder)
-    if state.pop("sha256", None) != _digest(state):
+    if state.pop("sha256", None) != json_digest(state):
         raise CheckpointError(f"{folder}: not a whole checkpoint: {STATE} changed since it was written")
     for name, noted in state["files"].items():
         if not _is_as_noted(folder / name, noted, by_size):
@@ -227,11 +226,6 @@ def _is_whole(folder: Path) -> bool:
         return bool(read_checkpoint(folder))
     except CheckpointError:
         return False
-
-
-def _digest(state: Mapping[str, Any]) -> str:
-    """SHA-256 of what state.json holds beside this digest."""
-    return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
 
 
 def _is_as_noted(path: Path, noted: Mapping[str, Any], by_size: bool) -> bool:

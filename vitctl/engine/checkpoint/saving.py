@@ -71,11 +71,6 @@ class Saver:
         self._no_more.clear()
         self._thread.start()
 
-    @property
-    def is_writing(self) -> bool:
-        """Whether a write is under way."""
-        return self._thread is not None and self._thread.is_alive()
-
     def finish(self) -> str:
         """Wait for the write under way, but for no room; what went wrong with it in words, "" when it is whole on disk."""
         if self._thread is not None:
