@@ -18,7 +18,7 @@ os.environ["OMP_NUM_THREADS"] = "1"  # before torch: tests run side by side, and
 
 from vitctl.data.datasets.readers import shapes
 from vitctl.data.writer.write import write_split
-from vitctl.engine.training import CHECKPOINTS
+from vitctl.engine.run_files import CHECKPOINTS
 from vitctl.launch.prepare import prepare
 from vitctl.launch.worker import work
 from vitctl.recipe.load import Override, load_recipe

@@ -18,7 +18,7 @@ from vitctl.data.images.transforms import TrainTransform
 from vitctl.data.loader.batches import train_batches
 from vitctl.data.source.order import Order
 from vitctl.models.configs import ViTConfig
-from vitctl.models.weights.load import load_weights
+from vitctl.models.weights.load import read_weights
 from vitctl.models.weights.write import write_weights
 
 STEPS, BATCH, PATCH, HEADS = 10, 16, 4, 3
@@ -116,7 +116,7 @@ def momentum(step: int, weight: np.ndarray, gradient: np.ndarray, slots: dict, n
 
 
 def authors_layout(folder: Path, tmp_path: Path) -> tuple[Params, ViTConfig]:
-    weights = load_weights(folder)
+    weights = read_weights(folder)
     assert isinstance(weights.config, ViTConfig)
     [file] = write_weights(weights, tmp_path / f"{folder.parent.parent.name}.npz", "google").files
     with np.load(file) as arrays:

@@ -8,7 +8,7 @@ import pytest
 
 from vitctl.cli import quickstart
 from vitctl.errors import DataError
-from vitctl.models.weights.load import load_weights
+from vitctl.models.weights.load import read_weights
 from vitctl.recipe.load import Loaded
 
 
@@ -38,7 +38,7 @@ def test_quickstart__fine_tuned_beats_scratch_beats_majority(
     result = json.loads((tmp_path / "export" / "result.json").read_text())
     model = onnx.load(result["files"]["onnx"])
     assert json.loads({p.key: p.value for p in model.metadata_props}["class_names"]) == list("0123456789")
-    assert load_weights(result["files"]["safetensors"]).config.num_classes == 10
+    assert read_weights(result["files"]["safetensors"]).config.num_classes == 10
     assert "vitctl data shards PHOTOS" in capsys.readouterr().out
 
 

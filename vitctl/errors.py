@@ -105,7 +105,7 @@ def explained(error: BaseException, where: Path | str = "", then: str = "") -> V
         return error
     place = str(where) or "this command"
     if isinstance(error, MemoryError) or any(sign in f"{type(error).__name__}: {error}" for sign in _NO_MEMORY):
-        return LaunchError(f"{place}: not enough memory ({_first_line(error)}); {_LESS}{_after(then)}")
+        return LaunchError(f"{place}: not enough memory ({first_line(error)}); {_LESS}{_after(then)}")
     number = os_code(error)
     if number not in _HOW_TO_MEND:
         return None
@@ -130,7 +130,8 @@ def is_lost_peer(text: str) -> bool:
     return any(sign in text.lower() for sign in _LOST_PEER)
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException | None) -> str:
+    """Of what an error says, or the name of its kind."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -17,6 +18,8 @@ from vitctl.cli.show.render import CONSOLE
 from vitctl.data.datasets import catalog
 from vitctl.errors import LaunchError
 from vitctl.launch.environment import Member
+from vitctl.launch.worker import work
+from vitctl.recipe import load
 
 SHORT = ("--set", "schedule.total_steps=6")
 
@@ -51,6 +54,31 @@ def test_pretrain__plain_lines_a_result_and_again(vitctl: Vitctl, tiny_data: Pat
         text for text in lines if text.startswith("accuracy")
     ]
     assert json.loads((tmp_path / "runs/[b16] x/result.json").read_text())["metrics"]["total"] == 23
+
+
+def test_recipe__is_read_and_checked_once(
+    vitctl: Vitctl, tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a process that types it. One that others start reads what was written for it; one that goes on compares the two."""
+    read: list[str] = []
+    read_toml = load.read_toml
+
+    def counted(path: Path, **named: Any) -> Any:
+        read.append(path.name)
+        return read_toml(path, **named)
+
+    monkeypatch.setattr(load, "read_toml", counted)
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "photos").symlink_to(tiny_data / "train")
+    for data in (tiny_data, tmp_path / "own"):  # the second has other splits than the recipe names
+        assert vitctl("pretrain", "--recipe", TINY, "--data", data, "--out", "runs" / Path(data.name), *SHORT).code == 0
+        assert read == ["tiny.toml"]
+        read.clear()
+        work("runs" / Path(data.name))
+        assert read == ["recipe.toml"]
+        read.clear()
+    assert vitctl("resume", "runs/own").code == 0
+    assert read == ["recipe.toml"] * 2
 
 
 def test_pretrain__long_paths_are_not_broken_into_lines(vitctl: Vitctl, tiny_data: Path) -> None:

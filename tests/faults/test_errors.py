@@ -11,7 +11,8 @@ import pytest
 from tests.faults.conftest import assert_same, prepared, warnings
 from vitctl.engine import averaging, evaluation, loop
 from vitctl.engine.checkpoint.files import newest_checkpoint
-from vitctl.engine.training import CHECKPOINTS, Run
+from vitctl.engine.run_files import CHECKPOINTS
+from vitctl.engine.training import Run
 from vitctl.errors import DataError, VitctlError
 from vitctl.launch.worker import work
 

@@ -15,9 +15,10 @@ from tests.jobs.conftest import CPU, do
 from tests.launch.conftest import HOLD
 from vitctl.data.datasets.readers import shapes
 from vitctl.data.writer.write import write_split
-from vitctl.engine.checkpoint.files import STATE, read_checkpoint
-from vitctl.engine.checkpoint.files import _digest as state_digest
+from vitctl.engine.checkpoint.files import read_checkpoint
 from vitctl.engine.journal import LOG, read_lines
+from vitctl.engine.journal import json_digest as state_digest
+from vitctl.engine.run_files import STATE
 from vitctl.errors import CheckpointError, LaunchError, RecipeError
 from vitctl.jobs.record import identity
 from vitctl.launch.launcher import launch

@@ -18,7 +18,6 @@ from tests.jobs import conftest as jobs
 from tests.jobs.conftest import CPU, do
 from vitctl.data.datasets.readers import shapes
 from vitctl.data.shards import tables
-from vitctl.data.shards.cache import cache_folder
 from vitctl.data.shards.index import read_index
 from vitctl.data.source.exclusion import write_exclusion
 from vitctl.data.source.integrity import Verification
@@ -26,6 +25,7 @@ from vitctl.data.writer.write import write_split
 from vitctl.engine.journal import LOG, read_lines
 from vitctl.errors import DataError
 from vitctl.report.compare import compare
+from vitctl.system.files import cache_folder
 
 SPLITS = ("train", "test")
 SIZE = 1000

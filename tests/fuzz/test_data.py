@@ -16,7 +16,7 @@ from vitctl.data.images.transforms import TrainTransform, augmentation_rng
 from vitctl.data.inspect.verify import verify_index
 from vitctl.data.loader.batches import train_batches
 from vitctl.data.shards.index import read_index
-from vitctl.data.shards.scan import scan_shard, split_name
+from vitctl.data.shards.scan import read_shard, split_name
 from vitctl.data.source.order import Order
 from vitctl.data.source.read import ShardSource
 from vitctl.data.writer.items import Item
@@ -74,7 +74,7 @@ def test_shards__an_error_or_what_the_tar_says(make_split: MakeSplit, tmp_path: 
     def check(data: bytes) -> str:
         shard.write_bytes(data)
         try:
-            rows, _ = scan_shard(shard)
+            rows = read_shard(shard).rows
         except DataError as error:
             check_message(error, shard)
             return "refused"

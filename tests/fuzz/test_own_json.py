@@ -11,10 +11,10 @@ from tests.data.conftest import MakeSplit
 from tests.fuzz.mutate import fuzz, mutated, mutated_json
 from vitctl.data.source.exclusion import FILE as EXCLUDED
 from vitctl.data.source.exclusion import open_shards, write_exclusion
-from vitctl.engine.checkpoint.files import FORMAT, STATE, read_state
+from vitctl.engine.checkpoint.files import FORMAT, read_state
+from vitctl.engine.run_files import RESULT, STATE
 from vitctl.errors import VitctlError
 from vitctl.jobs.record.kept import Attention, MicroBatch, read_kept
-from vitctl.jobs.record.result import FILE as RESULT
 from vitctl.jobs.record.result import RunResult, read_result
 from vitctl.launch.errors import LOGS, first_error
 from vitctl.launch.run_folder import read_status

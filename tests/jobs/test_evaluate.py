@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.jobs.conftest import Job
+from vitctl.engine.checkpoint import files
 from vitctl.errors import CheckpointError, RecipeError
 from vitctl.jobs.evaluate import eval_transform
 from vitctl.recipe.load import Override, load_recipe
@@ -112,3 +113,15 @@ def test_evaluate__a_crop_without_room_is_refused(job: Job) -> None:
         job("evaluate", **{"data.eval_resize": 8})
     with pytest.raises(RecipeError, match=r"set data.eval_resize to at least 32, or to 0"):
         job("evaluate", **{"data.eval_resize": 24, "data.image_size": 32})
+
+
+@pytest.mark.parametrize("which", ["", "last", "20"])
+def test_evaluate__verifies_each_file_of_a_checkpoint_once(
+    which: str, job: Job, pretrained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it loads the weights; what is looked at before, and by a plan, are sizes."""
+    read: list[str] = []
+    sha256 = files._sha256
+    monkeypatch.setattr(files, "_sha256", lambda path: read.append(path.name) or sha256(path))  # type: ignore[func-returns-value]
+    job("evaluate", **{"weights.source": str(pretrained), "weights.which": which})
+    assert sorted(read) == ["ema.safetensors", "model.safetensors", "optimizer.safetensors"]

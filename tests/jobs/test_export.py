@@ -15,7 +15,7 @@ from tests.jobs.conftest import Job, do
 from vitctl.errors import CheckpointError, RecipeError
 from vitctl.jobs import export
 from vitctl.jobs.inputs.weights import find_weights, loaded_model
-from vitctl.models.weights.load import load_weights, weights_digest
+from vitctl.models.weights.load import read_weights, weights_digest
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def test_export__onnx_carries_names_and_preprocessing(exported: tuple[dict[str, 
     proto = onnx.load(exported[1] / "model.onnx")
     onnx.checker.check_model(proto)
     notes = {p.key: p.value for p in proto.metadata_props}
-    weights = load_weights(pretrained / "checkpoints" / "step_00000020" / "ema.safetensors")
+    weights = read_weights(pretrained / "checkpoints" / "step_00000020" / "ema.safetensors")
     assert json.loads(notes["class_names"]) == weights.meta["class_names"]
     assert len(json.loads(notes["class_names"])) == 6
     assert json.loads(notes["preprocessing"]) == {
@@ -70,8 +70,8 @@ def test_export__onnx_carries_names_and_preprocessing(exported: tuple[dict[str, 
 def test_export__of_the_averaged_weights(job: Job, pretrained: Path, tmp_path: Path, which: str, file: str) -> None:
     """What the run scored, and `evaluate` scores, is what is exported, unless the weights themselves are asked for."""
     result = job("export", **{"export.to": ("safetensors",), "weights.which": which, "machine.precision": "auto"})
-    wanted = load_weights(pretrained / "checkpoints" / "step_00000020" / f"{file}.safetensors")
-    assert weights_digest(load_weights(tmp_path / "run").state) == weights_digest(wanted.state)
+    wanted = read_weights(pretrained / "checkpoints" / "step_00000020" / f"{file}.safetensors")
+    assert weights_digest(read_weights(tmp_path / "run").state) == weights_digest(wanted.state)
     p = result["provenance"]
     assert (p["weights_chosen"], p["weights_step"], p["weights_averaged"]) == ("last", 20, file == "ema")
     assert p["precision"] == "float32"

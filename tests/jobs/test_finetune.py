@@ -14,7 +14,7 @@ from vitctl.engine.preemption import Stopped
 from vitctl.errors import RecipeError, VitctlError
 from vitctl.jobs import finetune as finetuning
 from vitctl.jobs.training import Work
-from vitctl.models.weights.load import load_weights, weights_digest
+from vitctl.models.weights.load import read_weights, weights_digest
 from vitctl.report.compare import compare
 
 
@@ -23,8 +23,8 @@ def test_finetune__result_belongs_to_its_data_and_weights(job: Job, pretrained: 
     assert (result["job"], result["status"]) == ("finetune", "done")
     assert result["metrics"]["total"] == 23
     assert result["metrics"]["accuracy"] == result["metrics"]["correct"] / 23
-    source = load_weights(pretrained / "checkpoints" / "step_00000020" / "ema.safetensors")
-    own = load_weights(tmp_path / "run" / "checkpoints" / "step_00000006")
+    source = read_weights(pretrained / "checkpoints" / "step_00000020" / "ema.safetensors")
+    own = read_weights(tmp_path / "run" / "checkpoints" / "step_00000006")
     p = result["provenance"]
     assert p["from_sha256"] == weights_digest(source.state)
     assert p["weights_sha256"] == weights_digest(own.state)
@@ -46,7 +46,7 @@ def test_finetune__the_first_loss_is_that_of_the_zero_head(job: Job, tmp_path: P
 
 def test_finetune__at_a_higher_resolution(job: Job, tmp_path: Path) -> None:
     job("finetune", **{"data.image_size": 24})
-    config = load_weights(tmp_path / "run" / "checkpoints" / "step_00000006").config
+    config = read_weights(tmp_path / "run" / "checkpoints" / "step_00000006").config
     assert (config.image_size, config.grid) == (24, (6, 6))
     assert "position embedding 4x4 -> 6x6" in (tmp_path / "run" / "log.jsonl").read_text()
 
@@ -116,7 +116,7 @@ def test_finetune__rates_come_with_the_weights_where_the_recipe_says_so(
     }
     used = {name: result["provenance"] for name, result in results.items()}
     for name, rates in {"stored": (0.1, 0.2), "given": (0.1, 0.2), "none": (0.0, 0.0)}.items():
-        config = load_weights(tmp_path / name / "checkpoints" / "step_00000006").config
+        config = read_weights(tmp_path / name / "checkpoints" / "step_00000006").config
         assert (config.dropout, config.drop_path) == rates == (used[name]["dropout"], used[name]["drop_path"])
     for key in ("recipe_sha256", "weights_sha256"):
         assert used["stored"][key] == used["given"][key] != used["none"][key], key

@@ -12,7 +12,7 @@ import pytest
 from tests.conftest import Run, checkpoint, command, train_records
 from tests.jobs.conftest import CPU, do
 from vitctl.errors import DataError, RecipeError
-from vitctl.jobs.features import FeaturePass
+from vitctl.jobs.features import ImagePass
 
 DROPOUT = {"model.dropout": 0.1}
 
@@ -59,16 +59,16 @@ def test_probe__says_the_number_of_fewshot(run: Run, tiny_data: Path, tmp_path: 
 
 def test_probe__stopped_inside_it_goes_on_with_it(run: Run, tiny_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = run("whole", **probe(tiny_data))
-    look, passes = FeaturePass.__call__, []
+    look, passes = ImagePass.__call__, []
 
-    def look_and_signal(self: FeaturePass, *args: Any) -> Any:
+    def look_and_signal(self: ImagePass, *args: Any) -> Any:
         passes.append(1)
         if len(passes) == 3:  # the first split of step 16
             os.kill(os.getpid(), signal.SIGTERM)
         return look(self, *args)
 
     with monkeypatch.context() as patched:
-        patched.setattr(FeaturePass, "__call__", look_and_signal)
+        patched.setattr(ImagePass, "__call__", look_and_signal)
         folder = run("stopped", **probe(tiny_data))
     assert json.loads((folder / "result.json").read_text())["status"] == "stopped"
     assert {step for step, _, _ in said(folder)} == {8}

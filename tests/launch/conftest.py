@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from tests.conftest import TINY, command, free_port
+from tests.jobs.conftest import pretrained  # noqa: F401
 from vitctl.engine.preemption import SIGNALS
 from vitctl.recipe.load import Loaded, Override, load_recipe
 

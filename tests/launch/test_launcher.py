@@ -132,7 +132,7 @@ def test_processes__are_not_started_inside_a_cluster_job(
     monkeypatch.setenv("WORLD_SIZE", "2")
     called: list[Path] = []
 
-    def work(run_dir: Path, _report: Any) -> dict[str, str]:
+    def work(run_dir: Path, *_: Any) -> dict[str, str]:
         called.append(run_dir)
         return {"status": "done"}
 

@@ -11,7 +11,7 @@ import pytest
 from tests.launch.conftest import Load
 from vitctl.errors import LaunchError, RecipeError
 from vitctl.launch.prepare import prepare
-from vitctl.recipe.load import load_recipe
+from vitctl.recipe.load import Override, load_recipe
 
 
 def test_prepare__writes_what_the_processes_need(load: Load, tmp_path: Path) -> None:
@@ -30,6 +30,23 @@ def test_prepare__writes_what_the_processes_need(load: Load, tmp_path: Path) -> 
     env = json.loads((folder / "env.json").read_text())
     assert {"versions", "python", "platform", "host", "cpus", "git_commit"} == set(env)
     assert env["versions"]["torch"][0].isdigit()
+
+
+@pytest.mark.parametrize("recipe", ["finetune", "evaluate", "export"])
+def test_prepare__gives_the_recipe_that_its_file_holds(
+    recipe: str, pretrained: Path, tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With what it found for itself: the newest run, and a length that fits the images."""
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    (runs / "[b16] 'ü'").symlink_to(pretrained)
+    monkeypatch.chdir(tmp_path)
+    data = {} if recipe == "export" else {"data.path": str(tiny_data)}
+    loaded = load_recipe(recipe, [Override(key, value) for key, value in data.items()])
+    prepared = prepare(loaded, tmp_path / "out")
+    assert prepared.recipe == load_recipe(str(tmp_path / "out" / "recipe.toml")).recipe != loaded.recipe
+    assert prepared.recipe.weights.source == "runs/[b16] 'ü'"  # type: ignore[attr-defined]
+    assert prepared.taken.startswith("no --from: taking the newest finished ")
 
 
 def test_prepare__a_changed_recipe_is_refused_and_its_keys_are_named(load: Load, tmp_path: Path) -> None:

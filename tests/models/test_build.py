@@ -137,7 +137,7 @@ def test_transfer__groups_every_mismatch_in_a_few_lines(tiny: ViTConfig, source:
         transfer(model, source, state)
     assert str(error.value).split("\n") == [
         "the weights do not fit the model",
-        "  missing: blocks.1.mlp.fc1.weight, blocks.1.mlp.fc1.bias, blocks.1.mlp.fc2.weight, and 1 more",
+        "  missing: blocks.1.mlp.fc1.weight, blocks.1.mlp.fc1.bias, blocks.1.mlp.fc2.weight, blocks.1.mlp.fc2.bias",
         "  unexpected: ema.decay",
         "  wrong shape: norm.weight is [3], the model has [24]",
     ]

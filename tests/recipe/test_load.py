@@ -9,7 +9,15 @@ import pytest
 
 from tests.conftest import TINY
 from vitctl.errors import RecipeError
-from vitctl.recipe.load import Override, _line_numbers, find_recipe, load_recipe, parse_override, recipe_names
+from vitctl.recipe.load import (
+    Override,
+    _line_numbers,
+    find_recipe,
+    load_recipe,
+    parse_override,
+    recipe_names,
+    with_overrides,
+)
 from vitctl.recipe.schema import Pretrain
 
 MINIMAL = """\
@@ -50,6 +58,17 @@ def test_load_recipe__gives_values_defaults_and_origins(tmp_path: Path) -> None:
     assert loaded.origin("optimizer.lr") == "a.toml:8"
     assert loaded.origin("job") == "a.toml:1"
     assert loaded.origin("optimizer.beta2") == "default"
+
+
+def test_with_overrides__is_what_loading_with_them_gives() -> None:
+    seed = Override("seed", 7, "--seed")
+    for name in recipe_names():
+        loaded = load_recipe(name)
+        assert with_overrides(loaded, []) == loaded, name
+        if "seed" in type(loaded.recipe).model_fields:
+            assert with_overrides(loaded, [seed]) == load_recipe(name, [seed]), name
+    with pytest.raises(RecipeError, match="unknown key seeed"):
+        with_overrides(loaded, [seed._replace(key="seeed")])
 
 
 def test_load_recipe__is_frozen(tmp_path: Path) -> None:

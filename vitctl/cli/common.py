@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vitctl.cli import completion
+from vitctl.engine.run_files import RECIPE
 from vitctl.system.screen import outlive_screen
 from vitctl.system.text import typed
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from vitctl.launch.command import LaunchConfig
     from vitctl.launch.environment import Member
     from vitctl.recipe.load import Loaded, Override
+    from vitctl.recipe.schema import Recipe
 
 RecipeName = Annotated[
     str,
@@ -206,13 +208,13 @@ def run_job(
     from vitctl.cli.show.render import CONSOLE, waiting
 
     with waiting("looking at data and weights"):
-        taken = prepare(loaded, run_dir, config=config)
-    if taken:
-        CONSOLE.print(taken, style="bold yellow", markup=False, soft_wrap=True)
+        prepared = prepare(loaded, run_dir, config=config)
+    if prepared.taken:
+        CONSOLE.print(prepared.taken, style="bold yellow", markup=False, soft_wrap=True)
     if slurm:
         hand_over(slurm, run_dir, loaded.name)
         return
-    go(run_dir, member, config)
+    go(run_dir, prepared.recipe, member, config)
 
 
 def _fitted(recipe: str, overrides: "list[Override]", job: str, *, in_time: bool) -> "Loaded":
@@ -222,7 +224,7 @@ def _fitted(recipe: str, overrides: "list[Override]", job: str, *, in_time: bool
         recipe, overrides, job: of the command.
         in_time: an address that does not answer soon is left to the plan, which says so.
     """
-    from vitctl.recipe.load import load_recipe
+    from vitctl.recipe.load import load_recipe, with_overrides
 
     loaded = load_recipe(recipe, overrides, job=job)
     path = getattr(getattr(loaded.recipe, "data", None), "path", "")
@@ -237,7 +239,7 @@ def _fitted(recipe: str, overrides: "list[Override]", job: str, *, in_time: bool
     fitted = found if isinstance(found, Fitted) else Fitted([], "")
     if fitted.note:
         CONSOLE.print(fitted.note, markup=False, highlight=False, soft_wrap=True)
-    return load_recipe(recipe, [*overrides, *fitted.overrides], job=job) if fitted.overrides else loaded
+    return with_overrides(loaded, fitted.overrides) if fitted.overrides else loaded
 
 
 def weights_flags(source: str | None, which: str | None, model: str | None) -> dict[str, tuple[str, Any]]:
@@ -332,19 +334,17 @@ def launch_config(
 def end(result: Mapping[str, Any], run_dir: Path) -> None:
     """Exit with code 3 where a run was stopped."""
     if result["status"] == "stopped":
-        began = (run_dir / "recipe.toml").exists()
+        began = (run_dir / RECIPE).exists()
         saved = f"stopped and saved in {run_dir}; go on with: vitctl resume {typed(run_dir)}"
         print(saved if began else "vitctl: stopped", file=sys.stderr)
         raise typer.Exit(3)
 
 
-def go(run_dir: Path, member: "Member | None" = None, config: "LaunchConfig | None" = None) -> None:
+def go(run_dir: Path, recipe: "Recipe", member: "Member | None", config: "LaunchConfig") -> None:
     """Run a prepared folder with progress on the screen, print its result, and exit with its code."""
     from vitctl.cli.show.render import Screen, show_result
-    from vitctl.launch.command import LaunchConfig
     from vitctl.launch.launcher import launch
 
-    config = config or LaunchConfig()
     if config.nodes > 1:
         print(f"{config.nodes} machines meet at {config.host}:{config.port}", file=sys.stderr)
     if member is not None and member.rank > 0:
@@ -352,6 +352,6 @@ def go(run_dir: Path, member: "Member | None" = None, config: "LaunchConfig | No
 
         be_quiet(run_dir)
     with Screen(run_dir) as screen:
-        result = launch(run_dir, screen.report, config)
+        result = launch(run_dir, screen.report, config, recipe)
     end(result, run_dir)
     show_result(result, run_dir)

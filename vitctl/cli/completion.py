@@ -11,6 +11,8 @@ from typing import Any
 
 import typer
 
+from vitctl.engine.run_files import RECIPE
+
 FORMATS = ("onnx", "safetensors", "google", "timm", "hf", "torchvision")
 SPLITS = ("train", "validation", "test")
 LABELS = ("original", "real", "objectnet", "objectnet_restricted")
@@ -104,6 +106,6 @@ def runs(incomplete: str) -> list[str]:
     """Run folders that begin so, the newest first; those under ./runs where nothing is typed yet."""
     begun = Path(incomplete or "runs/")
     folder = begun if not incomplete or incomplete.endswith("/") else begun.parent
-    found = [path.parent for path in folder.glob("*/recipe.toml")]
+    found = [path.parent for path in folder.glob(f"*/{RECIPE}")]
     found.sort(key=lambda path: path.stat().st_mtime, reverse=True)
     return _fitting(map(str, found), incomplete.removeprefix("./"))

@@ -119,9 +119,10 @@ class _Steps:
         run_dir = self.out / folder
         data = {"data.root": str(self.out / "data"), "seed": self.seed} if recipe != "export" else {}
         given = {"machine.precision": PRECISION, **data, **values}
-        prepare(load_recipe(recipe, [Override(key, value, "quickstart") for key, value in given.items()]), run_dir)
+        overrides = [Override(key, value, "quickstart") for key, value in given.items()]
+        prepared = prepare(load_recipe(recipe, overrides), run_dir)
         with Screen(run_dir) as screen:
-            result = launch(run_dir, screen.report)
+            result = launch(run_dir, screen.report, recipe=prepared.recipe)
         if result["status"] == "stopped":
             raise KeyboardInterrupt
         return result, time.perf_counter() - began

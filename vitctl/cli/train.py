@@ -38,6 +38,7 @@ from vitctl.cli.common import (
     started_with,
     weights_flags,
 )
+from vitctl.engine.run_files import RECIPE
 from vitctl.system.screen import outlive_screen
 from vitctl.system.text import typed
 
@@ -195,18 +196,18 @@ def resume(
     if not slurm:
         outlive_screen()
     config = launch_config(member, nodes, restarts, run, slurm)
-    if not (run / "recipe.toml").is_file():
+    if not (run / RECIPE).is_file():
         raise CheckpointError(
             f"{run}: not a run folder, it has no recipe.toml; `vitctl pretrain --out {typed(run)}` would start one"
         )
     overrides = [parse_override(text) for text in set_ or ()]
     overrides += [Override("machine.processes", processes, "--processes")] if processes else []
     overrides += started_with(member) + asked_of(slurm)
-    loaded = load_recipe(str(run / "recipe.toml"), overrides)
+    loaded = load_recipe(str(run / RECIPE), overrides)
     check_spread(config, loaded.recipe.machine.processes)
     with waiting("looking at data and weights"):
-        prepare(loaded, run, allow or (), config)
+        prepared = prepare(loaded, run, allow or (), config)
     if slurm:
         hand_over(slurm, run, run.name)
         return
-    go(run, member, config)
+    go(run, prepared.recipe, member, config)

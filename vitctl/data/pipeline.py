@@ -13,9 +13,9 @@ from torch.utils.data import get_worker_info
 from vitctl.data.datasets.catalog import open_split
 from vitctl.data.images.decode import BadSample
 from vitctl.data.images.formats import image_extension
-from vitctl.data.loader.batches import share, told_key
+from vitctl.data.loader.batches import share
 from vitctl.data.source.order import Order, SampleOrder
-from vitctl.data.source.read import Source
+from vitctl.data.source.read import Source, told_key
 from vitctl.data.writer.plan import label_text
 from vitctl.errors import DataError
 

@@ -1,6 +1,7 @@
 """log.jsonl and its sisters: one line per record, whole lines only, cut back to the checkpoint on resume."""
 
 import errno
+import hashlib
 import json
 import math
 import os
@@ -275,3 +276,8 @@ class Journal:
 
 def _stamped(kind: str, values: Record) -> Record:
     return {"kind": kind, **values, "time": round(time.time(), 3)}
+
+
+def json_digest(value: Any) -> str:
+    """SHA-256 of a value as JSON with sorted keys."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

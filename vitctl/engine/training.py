@@ -10,7 +10,7 @@ from pathlib import Path
 from vitctl.data.loader.batches import Batch, share
 from vitctl.engine import nonfinite
 from vitctl.engine.averaging import averaged
-from vitctl.engine.checkpoint.files import AVERAGE, MODEL, OPTIMIZER, Saved, set_aside_after
+from vitctl.engine.checkpoint.files import Saved, set_aside_after
 from vitctl.engine.checkpoint.rescue import rescue
 from vitctl.engine.checkpoint.saving import Saver, check_space, parts
 from vitctl.engine.distributed.agreement import Held, agreed_checkpoint, agreed_tensors, agreed_to_go_on, check_numbers
@@ -22,11 +22,12 @@ from vitctl.engine.loop import Result, Trainer, run_steps, take
 from vitctl.engine.nonfinite import SKIPPED, Counts
 from vitctl.engine.optimizer import load_optimizer_tensors
 from vitctl.engine.preemption import Stopped
+from vitctl.engine.run_files import AVERAGE, CHECKPOINTS, MODEL, OPTIMIZER
 from vitctl.engine.task import Task, is_due
 from vitctl.errors import CheckpointError, DataError
 from vitctl.system.text import typed
 
-BAD_SAMPLES, CHECKPOINTS, SAMPLES = "bad_samples.jsonl", "checkpoints", "samples"
+BAD_SAMPLES, SAMPLES = "bad_samples.jsonl", "samples"
 BUDGET_FLOOR = 10_000  # images; below this many the bad-sample budget is that of this many
 
 

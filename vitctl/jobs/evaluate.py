@@ -1,24 +1,18 @@
 """Scoring a classifier on a split, every image once."""
 
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from torch import nn
-
 from vitctl.data.images.transforms import EvalTransform
-from vitctl.data.loader.batches import eval_batches
-from vitctl.data.source.read import Source
-from vitctl.engine.distributed.runtime import Runtime
 from vitctl.engine.evaluation import best_answers
-from vitctl.engine.journal import Journal, Report, silent
+from vitctl.engine.journal import Report, silent
 from vitctl.engine.metrics import baselines, count_hits, mean_per_class
 from vitctl.engine.preemption import StopFlag
 from vitctl.errors import CheckpointError, RecipeError
+from vitctl.jobs.features import ImagePass
 from vitctl.jobs.inputs.data import open_scored
-from vitctl.jobs.inputs.labels import OF_OBJECTNET, Judge, choose_judge, write_counts
+from vitctl.jobs.inputs.labels import OF_OBJECTNET, choose_judge, write_counts
 from vitctl.jobs.inputs.network import unseen_pixels
 from vitctl.jobs.inputs.same_inputs import check_found
 from vitctl.jobs.inputs.weights import Found, loaded_model, scored_weights
@@ -69,7 +63,10 @@ def evaluate(recipe: Evaluate, run_dir: Path, report: Report = silent, stop: Sto
     journal.write("weights", step=0, path=found.path, text=_text(found, str(transform)))
     for text in unseen_pixels(model.config):
         journal.write("warning", step=0, text=text)
-    best = _answers(recipe, runtime, journal, on_device(model, runtime), source, transform, found, judge, stop)
+    mean, std, workers = tuple(meta["mean"]), tuple(meta["std"]), num_workers(recipe.machine, runtime)
+    look = ImagePass(runtime, journal, transform, mean, std, recipe.evaluation.batch_size, workers, stop)
+    model = on_device(model, runtime)
+    best = look.through(best_answers, "scoring", model, source, answers=judge.answers).numpy()
     data_verified = verified(bytes_read, runtime, journal, is_score=True)
     metrics = {}
     for name, labels in judge.labels.items():
@@ -138,35 +135,3 @@ def eval_transform(recipe: Evaluate, meta: Mapping[str, Any]) -> EvalTransform:
         exif_orientation=upright,
         truncated=data.truncated,
     )
-
-
-def _answers(
-    recipe: Evaluate,
-    runtime: Runtime,
-    journal: Journal,
-    model: nn.Module,
-    source: Source,
-    transform: EvalTransform,
-    found: Found,
-    judge: Judge,
-    stop: StopFlag,
-) -> np.ndarray:
-    """The five best answers to every image, `[N, 5]`, in the split's order."""
-    meta = found.weights.meta
-    batches = eval_batches(
-        source,
-        transform,
-        batch_size=recipe.evaluation.batch_size,
-        rank=runtime.rank,
-        num_processes=runtime.num_processes,
-        num_workers=num_workers(recipe.machine, runtime),
-    )
-    return best_answers(
-        runtime,
-        model,
-        journal.watch(batches, "scoring", len(source), runtime.num_processes),
-        num_images=len(source),
-        normalise=partial(runtime.images, mean=tuple(meta["mean"]), std=tuple(meta["std"])),
-        stop=stop,
-        answers=judge.answers,
-    ).numpy()

@@ -21,6 +21,7 @@ from vitctl.jobs.record.result import RunResult
 from vitctl.jobs.resizing import AnswerCheck, Resizing, card
 from vitctl.models.weights.files import read_json, write_json
 from vitctl.models.weights.load import read_weights
+from vitctl.models.weights.sources import CONFIG
 from vitctl.models.weights.write import Target, write_weights
 from vitctl.recipe.schema import ExportRecipe
 from vitctl.system.files import replacing, write_text
@@ -205,11 +206,11 @@ def _write_beside(folder: Path, found: Found, notes: tuple[str, ...], resizing: 
     """README.md for people, and where the format has a config.json, in it our pre-processing for programs."""
     name = found.weights.meta.get("format", "vitctl")
     write_text(folder / "README.md", card(f"Weights of {name}", found.path, notes))
-    config = read_json(folder / "config.json")
+    config = read_json(folder / CONFIG)
     if config:
         meta = {key: value for key, value in found.weights.meta.items() if key != "class_names"}
         said = {"resizing": resizing.note} if resizing else {}
-        write_json(folder / "config.json", config | {"vitctl": {"preprocessing": meta, **said}})
+        write_json(folder / CONFIG, config | {"vitctl": {"preprocessing": meta, **said}})
 
 
 @torch.inference_mode()

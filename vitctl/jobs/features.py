@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor
 
@@ -22,9 +22,12 @@ from vitctl.models.weights.load import weights_digest
 FORMAT = "vitctl-features/1"
 
 
+T = TypeVar("T")
+
+
 @dataclass(frozen=True)
-class FeaturePass:
-    """How images become representations. `mean` and `std` are of the weights; `batch_size` is of one process."""
+class ImagePass:
+    """How images are shown to a network. `mean` and `std` are of the weights; `batch_size` is of one process."""
 
     runtime: Runtime
     journal: Journal
@@ -37,6 +40,10 @@ class FeaturePass:
 
     def __call__(self, model: Model, source: Source) -> Tensor:
         """What the classification layer sees, [N, R] float32 on the CPU, in the split's order, the same on every process."""
+        return self.through(representations, "features", model, source)
+
+    def through(self, function: Callable[..., T], what: str, model: Model, source: Source, **more: Any) -> T:
+        """What a function of `vitctl.engine.evaluation` makes of a split; `what` is said of it on the screen."""
         runtime = self.runtime
         batches = eval_batches(
             source,
@@ -46,9 +53,9 @@ class FeaturePass:
             num_processes=runtime.num_processes,
             num_workers=self.workers,
         )
-        batches = self.journal.watch(batches, "features", len(source), runtime.num_processes)
+        batches = self.journal.watch(batches, what, len(source), runtime.num_processes)
         normalise = partial(runtime.images, mean=self.mean, std=self.std)
-        return representations(runtime, model, batches, num_images=len(source), normalise=normalise, stop=self.stop)
+        return function(runtime, model, batches, num_images=len(source), normalise=normalise, stop=self.stop, **more)
 
     def key(self, weights_sha256: str, config: Any, source: Source) -> dict[str, Any]:
         """All that decides the representations of a split."""
@@ -66,7 +73,7 @@ class FeaturePass:
 
 
 def cached_pass(
-    one: FeaturePass,
+    one: ImagePass,
     model: Model,
     config: Any,
     folder: Path,

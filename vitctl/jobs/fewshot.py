@@ -17,7 +17,7 @@ from vitctl.engine.metrics import baselines
 from vitctl.engine.preemption import StopFlag
 from vitctl.engine.ridge import L2_GRID, choose_l2
 from vitctl.errors import DataError
-from vitctl.jobs.features import FeaturePass, cached_pass
+from vitctl.jobs.features import ImagePass, cached_pass
 from vitctl.jobs.inputs.fewshot_sets import FewshotSet, drawn_rows, open_sets, score_draw
 from vitctl.jobs.inputs.network import unseen_pixels
 from vitctl.jobs.inputs.same_inputs import check_found
@@ -81,7 +81,7 @@ def fewshot(recipe: Fewshot, run_dir: Path, report: Report = silent, stop: StopF
         journal.write("warning", step=0, text=text)
     mean, std = tuple(found.weights.meta["mean"]), tuple(found.weights.meta["std"])
     workers = num_workers(recipe.machine, runtime)
-    one_pass = FeaturePass(runtime, journal, transform, mean, std, recipe.evaluation.batch_size, workers, stop)
+    one_pass = ImagePass(runtime, journal, transform, mean, std, recipe.evaluation.batch_size, workers, stop)
     folder = Path(recipe.fewshot.cache) if recipe.fewshot.cache else run_dir.parent / CACHE
     limit = int(recipe.fewshot.cache_gib * 2**30)
     warn = partial(journal.write, "warning", step=0)

@@ -7,11 +7,13 @@ from pathlib import Path
 from vitctl.data.datasets.catalog import find_data_set, make_set, read_originals
 from vitctl.data.datasets.downloads import DOWNLOADS, Archive, originals_folder
 from vitctl.data.datasets.originals import DataSet
+from vitctl.data.datasets.readers.community import LIST
 from vitctl.data.datasets.readers.parquet import read_parquet
 from vitctl.data.datasets.unpack import is_unpacked, unpack
 from vitctl.data.datasets.vtab import VTAB, VtabTask
 from vitctl.data.datasets.vtab_images import read_community
 from vitctl.data.shards.index import find_splits, read_index
+from vitctl.data.shards.index_fields import INDEX_FILE
 from vitctl.data.source.imagenet_real import SHA256, URL
 from vitctl.data.writer.items import Originals
 from vitctl.data.writer.write import write_split
@@ -123,7 +125,7 @@ def _open(row: DataSet, folder: Path, *, allow_partial: bool) -> dict[str, Origi
     task = next((task for task in VTAB if task.data_set == row.name), None)
     if task is not None:
         for copy in (folder, folder.parent):
-            if (copy / task.community / "train800.txt").is_file():
+            if (copy / task.community / LIST).is_file():
                 splits = read_community(task, copy)
                 return {split: splits[split] for split in ("train800", "val200", "test")}
     tables = sorted([*folder.glob("*.parquet"), *folder.glob("data/*.parquet")]) if folder.is_dir() else []
@@ -161,7 +163,7 @@ def _labelled(row: DataSet, splits: dict[str, Originals]) -> dict[str, Originals
 
 
 def _write(row: DataSet, split: str, originals: Originals, out: Path, workers: int, progress: Progress) -> None:
-    if (out / split / "index.json").exists():
+    if (out / split / INDEX_FILE).exists():
         return
     write_split(
         originals.items,

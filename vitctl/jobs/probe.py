@@ -10,7 +10,7 @@ from vitctl.engine.distributed.runtime import Runtime
 from vitctl.engine.evaluation import agree
 from vitctl.engine.journal import Journal
 from vitctl.engine.preemption import StopFlag
-from vitctl.jobs.features import FeaturePass
+from vitctl.jobs.features import ImagePass
 from vitctl.jobs.inputs.fewshot_sets import FewshotSet, open_sets, score_draw
 from vitctl.jobs.training import num_workers
 from vitctl.models.build import Model
@@ -59,7 +59,7 @@ def make_probe(
         truncated=p.truncated,
     )
     workers = num_workers(recipe.machine, runtime)
-    look = FeaturePass(runtime, journal, transform, d.mean, d.std, recipe.evaluation.batch_size, workers, stop)
+    look = ImagePass(runtime, journal, transform, d.mean, d.std, recipe.evaluation.batch_size, workers, stop)
 
     def probe(model: Model) -> Scores:
         features = look(model, one.train), look(model, one.test)

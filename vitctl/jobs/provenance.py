@@ -18,6 +18,7 @@ from vitctl.engine.checkpoint.files import Saved, read_state
 from vitctl.engine.distributed.runtime import Runtime
 from vitctl.engine.evaluation import Score
 from vitctl.engine.metrics import baselines
+from vitctl.engine.run_files import tensors_file
 from vitctl.jobs.inputs.data import eval_transform
 from vitctl.jobs.inputs.weights import Found
 from vitctl.jobs.record.identity import changed_on_purpose
@@ -161,5 +162,5 @@ def training_result(
         "skipped_updates": state.get("num_skipped", 0),
         **changed_on_purpose(run_dir),
     }
-    files = {file.stem: str(file) for file in sorted(path.parent.glob("*.safetensors"))}
+    files = {file.stem: str(file) for file in sorted(path.parent.glob(tensors_file("*")))}
     return RunResult(recipe.job, "done", metrics=metrics, provenance=used | weights, files=files)

@@ -13,6 +13,7 @@ from vitctl.data.images.transforms import EvalTransform, TorchvisionTransform
 from vitctl.data.loader.batches import eval_batches
 from vitctl.data.source.read import Source
 from vitctl.data.source.subsets import random_subset
+from vitctl.engine.run_files import RECIPE
 from vitctl.errors import DataError, VitctlError
 from vitctl.jobs.inputs.sampling import open_images
 from vitctl.jobs.inputs.weights import Found
@@ -141,10 +142,10 @@ class AnswerCheck:
         if not self.found.weights.has_head:
             raise DataError("the model has no head")
         path = self.found.path
-        run = next((folder for folder in Path(path).parents if (folder / "recipe.toml").is_file()), None)
+        run = next((folder for folder in Path(path).parents if (folder / RECIPE).is_file()), None)
         if run is None or "://" in path:
             raise DataError("the weights lie in no run folder, which would tell where its images are")
-        data = getattr(load_recipe(str(run / "recipe.toml")).recipe, "data", None)
+        data = getattr(load_recipe(str(run / RECIPE)).recipe, "data", None)
         if not isinstance(data, TrainImages) or data.synthetic or not data.eval_split:
             raise DataError("the run scores no images")
         if data.mixture and not (data.path or data.dataset):

@@ -8,7 +8,7 @@ from typing import Any
 
 from vitctl.engine.distributed.runtime import Runtime
 from vitctl.engine.evaluation import Score
-from vitctl.engine.training import CHECKPOINTS
+from vitctl.engine.run_files import CHECKPOINTS
 from vitctl.errors import CheckpointError
 from vitctl.jobs.record.result import RunResult, read_result, write_result
 

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from vitctl.data.images.transforms import EvalTransform, TrainTransform
-from vitctl.data.loader.batches import Batch, eval_batches, told_key, train_batches
+from vitctl.data.loader.batches import Batch, train_batches
 from vitctl.data.source.order import Order, SampleOrder
-from vitctl.data.source.read import Source
+from vitctl.data.source.read import Source, told_key
 from vitctl.engine.averaging import Average
 from vitctl.engine.checkpoint.saving import Saver
 from vitctl.engine.distributed.micro_batch import fits_everywhere, largest_micro_batch
@@ -28,10 +28,12 @@ from vitctl.engine.losses import classify
 from vitctl.engine.mixing import Mixing, classify_mixed
 from vitctl.engine.optimizer import build_optimizer
 from vitctl.engine.preemption import StopFlag
+from vitctl.engine.run_files import CHECKPOINTS
 from vitctl.engine.schedule import total_steps
 from vitctl.engine.task import Task
-from vitctl.engine.training import CHECKPOINTS, fit
+from vitctl.engine.training import fit
 from vitctl.errors import LaunchError
+from vitctl.jobs.features import ImagePass
 from vitctl.jobs.inputs.data import eval_transform, mixing, train_transform
 from vitctl.jobs.inputs.length import learning_rate
 from vitctl.jobs.inputs.same_inputs import check_inputs
@@ -162,12 +164,14 @@ def train(
     check_inputs(runtime, model.state_dict(), model.config, meta, (source, scored))
     s, machine = recipe.schedule, recipe.machine
     steps = total_steps(len(source), s.batch_size, steps=s.total_steps, epochs=s.total_epochs)
-    normalise = partial(runtime.images, mean=tuple(meta["mean"]), std=tuple(meta["std"]))
+    mean, std = tuple(meta["mean"]), tuple(meta["std"])
+    normalise = partial(runtime.images, mean=mean, std=std)
     workers = num_workers(machine, runtime)
     share = -(-s.batch_size // runtime.num_processes)
     loss = partial(objective or _classification(recipe.loss, images.mixing, recipe.seed), normalise=normalise)
     batches = _batches(recipe, runtime, images, needs_labels=objective is None)
-    score = partial(score_images, work, images, normalise, recipe.evaluation.batch_size, workers)
+    shown, size = images.pre_processing, recipe.evaluation.batch_size
+    look = ImagePass(runtime, journal, shown, mean, std, size, workers, work.stop)
 
     choose_kernels(machine, runtime, folder, model, _most(machine.micro_batch, share))
     if isinstance(machine, ShardedMachine) and machine.sharding == "fsdp":
@@ -183,7 +187,7 @@ def train(
         num_images=len(source),
         flops_per_image=training_flops(model.config, 1),
         key=partial(told_key, source),
-        score=score if scored is not None else None,
+        score=partial(look.through, evaluate, "scoring", source=scored) if scored is not None else None,
         probe=probe,
         identity=identity(recipe, folder, source, scored, started_from),
         total_steps=steps,
@@ -229,7 +233,7 @@ def _best_score(run_dir: Path, runtime: Runtime) -> Score | None:
     """Of the checkpoint that stands for a run with early stopping; None on other processes than the main one."""
     if not runtime.is_main:
         return None
-    _, chosen = choose_weights(run_dir, "best")
+    _, chosen = choose_weights(run_dir, "best", by_size=True)
     return logged_scores(run_dir)[chosen.step or 0]
 
 
@@ -318,24 +322,6 @@ def choose_kernels(machine: TrainMachine, runtime: Runtime, run_dir: Path, model
         model.checkpoint_blocks = True
     if machine.compile:
         compile_blocks(model)
-
-
-def score_images(
-    work: Work, images: Images, normalise: Callable[[Tensor], Tensor], batch_size: int, workers: int, model: nn.Module
-) -> Score:
-    """Top-1 accuracy on every image that is scored, over all processes."""
-    runtime, source = work.runtime, images.scored
-    assert source is not None
-    batches = eval_batches(
-        source,
-        images.pre_processing,
-        batch_size=batch_size,
-        rank=runtime.rank,
-        num_processes=runtime.num_processes,
-        num_workers=workers,
-    )
-    batches = work.journal.watch(batches, "scoring", len(source), runtime.num_processes)
-    return evaluate(runtime, model, batches, num_images=len(source), normalise=normalise, stop=work.stop)
 
 
 def on_device(model: M, runtime: Runtime) -> M:

@@ -22,7 +22,8 @@ import psutil
 
 from vitctl.engine.journal import LOG, Report, read_json, spared, write_json
 from vitctl.engine.preemption import say
-from vitctl.errors import LaunchError
+from vitctl.engine.run_files import RECIPE, RESULT
+from vitctl.errors import LaunchError, first_line
 from vitctl.launch.command import WORKER, LaunchConfig, accelerate_environment, accelerate_words, own_address
 from vitctl.launch.environment import find_member, without_settings
 from vitctl.launch.errors import (
@@ -50,13 +51,16 @@ WAIT_SECONDS = 5.0  # without processes, before that is said
 NOTES_SECONDS = 5.0  # for what another machine says of a lost process to be seen here
 
 
-def launch(run_dir: Path, report: Report, config: LaunchConfig = LaunchConfig()) -> dict[str, Any]:
+def launch(
+    run_dir: Path, report: Report, config: LaunchConfig = LaunchConfig(), recipe: Recipe | None = None
+) -> dict[str, Any]:
     """Run the recipe of a prepared folder to its end: here, where this is the process or one of them, else in several.
 
     Args:
         run_dir: prepared.
         report: called with every log record.
         config: the machines and the restarts.
+        recipe: that RUN/recipe.toml was written from; None: it is read there.
 
     Returns:
         the content of RUN/result.json.
@@ -66,15 +70,15 @@ def launch(run_dir: Path, report: Report, config: LaunchConfig = LaunchConfig())
         RuntimeError: a process failed with a bug.
     """
     if find_member() is not None:
-        return work_as_member(run_dir, report)
-    recipe = load_recipe(str(run_dir / "recipe.toml")).recipe
+        return work_as_member(run_dir, report, recipe)
+    recipe = recipe or load_recipe(str(run_dir / RECIPE)).recipe
     if not config.starts(recipe):
-        work(run_dir, report)
+        work(run_dir, report, recipe)
     else:
         # Of several machines the first process locks the folder, wherever that is.
         with owned(run_dir) if config.nodes == 1 else keeping_result(run_dir):
             _launch_processes(run_dir, recipe, report, config)
-    return dict(read_json(run_dir / "result.json"))
+    return dict(read_json(run_dir / RESULT))
 
 
 def _launch_processes(run_dir: Path, recipe: Recipe, report: Report, config: LaunchConfig) -> None:
@@ -287,7 +291,7 @@ def _conclude(
     if status == "done" or (status == "stopped" and (machine.stopping or not is_cause(error))):
         return
     if machine.stopping and not is_cause(error):
-        write_json(run_dir / "result.json", {"job": recipe.job, "status": "stopped"})
+        write_json(run_dir / RESULT, {"job": recipe.job, "status": "stopped"})
         return
     raise_first_error(run_dir, recipe.machine.processes)
     if config.nodes > 1:
@@ -296,14 +300,8 @@ def _conclude(
             f"accelerate launch ended before the processes had met at {place}: all of them have to run this command; {log} says "
             "why; go on with the same command"
         )
-    raise RuntimeError(
-        f"the processes ended ({_first_line(ended)}) and left no word; {run_dir / LOGS} has their output"
-    )
+    raise RuntimeError(f"the processes ended ({first_line(ended)}) and left no word; {run_dir / LOGS} has their output")
 
 
 def _only_lost_peers(error: Mapping[str, Any] | None) -> bool:
     return error is not None and not is_cause(error)
-
-
-def _first_line(error: BaseException | None) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -5,18 +5,18 @@ import platform
 import socket
 import subprocess
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from vitctl.engine.journal import LOG, Journal, write_json
+from vitctl.engine.run_files import CHECKPOINTS, RECIPE, STATE, step_folders, step_of
 from vitctl.errors import LaunchError, RecipeError, VitctlError
 from vitctl.launch.command import LaunchConfig, launch_line, write_accelerate_config
 from vitctl.launch.environment import Member, find_member
 from vitctl.launch.errors import forget_errors
 from vitctl.launch.run_folder import clear, failed_at_once, not_foreign, owning
 from vitctl.launch.worker import on_cpu
-from vitctl.recipe.load import Loaded, every_key, load_recipe
+from vitctl.recipe.load import Loaded, Override, every_key, load_recipe, with_overrides
 from vitctl.recipe.neutral import FREE_TO_CHANGE
 from vitctl.recipe.schema import Recipe, TrainRecipe
 from vitctl.recipe.write import differences, to_toml, toml_value
@@ -38,7 +38,21 @@ PACKAGES = (
 WAIT_SECONDS = 600.0  # for another machine of the same run to be through with this
 
 
-def prepare(loaded: Loaded, run_dir: Path, allow: Sequence[str] = (), config: LaunchConfig = LaunchConfig()) -> str:
+class Prepared(NamedTuple):
+    """The recipe that RUN/recipe.toml was written from, and a line that says which run's weights it takes.
+
+    Args:
+        recipe: equal to what the file reads back as.
+        taken: "" where the recipe did not say "newest".
+    """
+
+    recipe: Recipe
+    taken: str = ""
+
+
+def prepare(
+    loaded: Loaded, run_dir: Path, allow: Sequence[str] = (), config: LaunchConfig = LaunchConfig()
+) -> Prepared:
     """Check all that can be checked before the first process, then write recipe.toml, launch.txt and env.json.
 
     Of several processes that something else started, the first does it and the others wait for it. Of several machines each
@@ -51,7 +65,7 @@ def prepare(loaded: Loaded, run_dir: Path, allow: Sequence[str] = (), config: La
         config: of the launch that follows.
 
     Returns:
-        a line that says which run's weights are taken where the recipe says "newest"; else "".
+        what `work` does, in each of several processes.
 
     Raises:
         VitctlError: as `check` raises; nothing was written.
@@ -64,15 +78,15 @@ def prepare(loaded: Loaded, run_dir: Path, allow: Sequence[str] = (), config: La
     return _prepare_together(loaded, run_dir, allow, member)
 
 
-def _prepare_together(loaded: Loaded, run_dir: Path, allow: Sequence[str], member: Member) -> str:
+def _prepare_together(loaded: Loaded, run_dir: Path, allow: Sequence[str], member: Member) -> Prepared:
     from vitctl.engine.distributed.process_group import first_text, join
 
     if member.num_processes > 1:
         join(cpu=on_cpu(loaded.recipe))
-    said = taken = ""
+    said, prepared = "", None
     if member.rank == 0:
         try:
-            taken = _prepare(loaded, run_dir, allow, LaunchConfig())
+            prepared = _prepare(loaded, run_dir, allow, LaunchConfig())
             forget_errors(run_dir)
         except VitctlError as error:
             said = str(error)
@@ -80,16 +94,16 @@ def _prepare_together(loaded: Loaded, run_dir: Path, allow: Sequence[str], membe
         said = first_text(said)
     if said:
         raise LaunchError(said)
-    return taken
+    return prepared or Prepared(load_recipe(str(run_dir / RECIPE)).recipe)
 
 
-def _prepare(loaded: Loaded, run_dir: Path, allow: Sequence[str], config: LaunchConfig) -> str:
+def _prepare(loaded: Loaded, run_dir: Path, allow: Sequence[str], config: LaunchConfig) -> Prepared:
     from vitctl.jobs.plan import check, fit_to_data
     from vitctl.jobs.record.identity import allow as note_allowed
 
     if has_control(str(run_dir)):
         raise RecipeError(f"--out {one_line(str(run_dir))}: has a control character in its name; choose another")
-    file = run_dir / "recipe.toml"
+    file = run_dir / RECIPE
     not_foreign(run_dir)
     with owning(run_dir, WAIT_SECONDS if config.nodes > 1 else 0.0):
         before = load_recipe(str(file)).recipe if file.exists() and not failed_at_once(run_dir) else None
@@ -109,7 +123,7 @@ def _prepare(loaded: Loaded, run_dir: Path, allow: Sequence[str], config: Launch
         write_accelerate_config(run_dir, loaded.recipe, config)
         write_text(run_dir / "launch.txt", printable(launch_line(run_dir, loaded.recipe, config)) + "\n")
         write_json(run_dir / "env.json", environment())
-    return taken
+    return Prepared(loaded.recipe, taken)
 
 
 def _pinned(loaded: Loaded, before: Recipe | None) -> tuple[Loaded, str]:
@@ -132,9 +146,7 @@ def _pinned(loaded: Loaded, before: Recipe | None) -> tuple[Loaded, str]:
     else:
         newest = newest_run(loaded.recipe.job)
         source, taken = str(newest.folder), newest.text
-    recipe = loaded.recipe.model_copy(update={"weights": weights.model_copy(update={"source": source})})
-    pinned = replace(loaded, recipe=recipe, origins={**loaded.origins, "weights.source": "newest when the run began"})
-    return pinned, taken
+    return with_overrides(loaded, [Override("weights.source", source, "newest when the run began")]), taken
 
 
 _ALLOWED = ("data", "weights")
@@ -168,8 +180,8 @@ def _changes(before: Recipe, now: Recipe, run_dir: Path, allow: Sequence[str]) -
 def _not_shorter(recipe: Recipe, run_dir: Path) -> None:
     """Refuse a training that would end before the checkpoint that it goes on from."""
     steps = recipe.schedule.total_steps if isinstance(recipe, TrainRecipe) else 0
-    saved = [path.parent.name[5:] for path in run_dir.glob("checkpoints/step_*/state.json")]
-    done = max((int(step) for step in saved if step.isdigit()), default=0)
+    saved = [step_of(folder) or 0 for folder in step_folders(run_dir / CHECKPOINTS) if (folder / STATE).exists()]
+    done = max(saved, default=0)
     if 0 < steps < done:
         raise RecipeError(
             f"{run_dir}: has a checkpoint of step {done}, and schedule.total_steps = {steps} would end before it; set it to {done} "

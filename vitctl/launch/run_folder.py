@@ -10,13 +10,15 @@ from pathlib import Path
 from typing import IO
 
 from vitctl.engine.journal import LOG
+from vitctl.engine.run_files import CHECKPOINTS, RECIPE, RESULT, STEPS
 from vitctl.errors import CheckpointError, LaunchError, explained, writing
+from vitctl.launch.errors import LOGS
 from vitctl.system.files import open_lock, read_json, write_bytes
 
 LOCK = ".lock"
 LOCK_POLL_SECONDS = 0.2
 _MOST_BYTES = 256 * 2**20
-_OWN = (LOCK, "logs", "data")  # what may stand in a run folder before its recipe does
+_OWN = (LOCK, LOGS, "data")  # what may stand in a run folder before its recipe does
 
 
 def new_run_dir(name: str, runs: Path = Path("runs")) -> Path:
@@ -29,7 +31,7 @@ def new_run_dir(name: str, runs: Path = Path("runs")) -> Path:
 def read_status(run_dir: Path) -> str | None:
     """The status in RUN/result.json; None before there is one, or where it is not one of ours."""
     try:
-        return str(read_json(run_dir / "result.json", _MOST_BYTES, error=CheckpointError)["status"])
+        return str(read_json(run_dir / RESULT, _MOST_BYTES, error=CheckpointError)["status"])
     except (CheckpointError, KeyError, TypeError):
         return None
 
@@ -167,7 +169,7 @@ def owned(folder: Path) -> Iterator[None]:
 @contextmanager
 def keeping_result(folder: Path) -> Iterator[None]:
     """RUN/result.json goes when a run begins; that of a finished training comes back where going on was refused."""
-    path, steps, done = folder / "result.json", _checkpoints(folder), None
+    path, steps, done = folder / RESULT, _checkpoints(folder), None
     with suppress(FileNotFoundError):  # another machine may do the same
         done = path.read_bytes() if steps and read_status(folder) == "done" else None
         path.unlink()
@@ -180,7 +182,7 @@ def keeping_result(folder: Path) -> Iterator[None]:
 
 
 def _checkpoints(folder: Path) -> set[str]:
-    return {path.name for path in folder.glob("checkpoints/step_*")}
+    return {path.name for path in folder.glob(f"{CHECKPOINTS}/{STEPS}")}
 
 
 def not_foreign(folder: Path, own: Collection[str] = (), *, what: str = "a run") -> None:
@@ -194,7 +196,7 @@ def not_foreign(folder: Path, own: Collection[str] = (), *, what: str = "a run")
     Raises:
         LaunchError: it is a file, or holds something else.
     """
-    if (folder / "recipe.toml").is_file():
+    if (folder / RECIPE).is_file():
         return
     if os.path.lexists(folder) and not folder.is_dir():
         raise LaunchError(f"{folder}: is a file, should be a folder for {what}; choose another name with --out")
@@ -212,8 +214,8 @@ def failed_at_once(run_dir: Path) -> bool:
     """Whether the run in a folder failed before it had anything to keep: the corrected command may have the folder."""
     if read_status(run_dir) != "failed":
         return False
-    kept = (path for name in ("step_*", "result.json") for path in run_dir.rglob(name))
-    return all(path == run_dir / "result.json" for path in kept)
+    kept = (path for name in (STEPS, RESULT) for path in run_dir.rglob(name))
+    return all(path == run_dir / RESULT for path in kept)
 
 
 def clear(run_dir: Path) -> None:

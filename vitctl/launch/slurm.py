@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vitctl.errors import LaunchError
+from vitctl.launch.errors import LOGS
 from vitctl.system.files import write_text
 from vitctl.system.text import has_control, one_line, typed
 
@@ -80,7 +81,7 @@ def _is_count(text: str, least: int) -> bool:
 def write_job(job: Job, run_dir: Path, name: str) -> Path:
     """Write RUN/job.sbatch, which goes on with the prepared run, and return it. Raises LaunchError, see `job_text`."""
     folder = run_dir.resolve()
-    (folder / "logs").mkdir(parents=True, exist_ok=True)
+    (folder / LOGS).mkdir(parents=True, exist_ok=True)
     write_text(folder / FILE, job_text(job, folder, name, sys.executable))
     return folder / FILE
 

@@ -6,12 +6,13 @@ from pathlib import Path
 from vitctl.data.datasets.catalog import find_data_set, open_split
 from vitctl.data.shards.index import find_splits
 from vitctl.engine.journal import Report
+from vitctl.engine.run_files import RECIPE
 from vitctl.errors import VitctlError
 from vitctl.jobs.record.result import read_result
 from vitctl.launch.launcher import launch
 from vitctl.launch.prepare import prepare
 from vitctl.launch.run_folder import leaving_nothing, not_foreign
-from vitctl.recipe.load import Loaded, Override, load_recipe
+from vitctl.recipe.load import Loaded, Override, load_recipe, with_overrides
 from vitctl.recipe.sweep import Cell
 from vitctl.report.sweep_table import Outcome, outcome, write_table
 
@@ -24,7 +25,7 @@ def prepare_cells(cells: Sequence[Cell], out: Path) -> None:
     Raises:
         VitctlError: every problem in one line, with the runs that have it; nothing of them was written.
     """
-    if not any(out.glob("*/recipe.toml")):
+    if not any(out.glob(f"*/{RECIPE}")):
         not_foreign(out, what="a sweep")
     problems: dict[str, list[str]] = {}
     with leaving_nothing(out):
@@ -78,7 +79,7 @@ def _load(cell: Cell, out: Path) -> Loaded:
     if row.make is None or find_splits(Path(place.root) / row.name):
         return loaded
     open_split(place.eval_split or "test", dataset=row.name, root=place.root, scratch=out / DATA)
-    return load_recipe(cell.recipe, (*cell.overrides, Override("data.root", str(out / DATA), "sweep")))
+    return with_overrides(loaded, [Override("data.root", str(out / DATA), "sweep")])
 
 
 def _problem(text: str, names: Sequence[str], num_cells: int) -> str:

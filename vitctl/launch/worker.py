@@ -12,10 +12,11 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vitctl.engine.journal import LOG, Journal, Record, Report, silent, spared
 from vitctl.engine.preemption import ECHO_SECONDS, StopFlag, Stopped, die_with_parent, stop_on_signals
+from vitctl.engine.run_files import RECIPE
 from vitctl.errors import LaunchError, explained
 from vitctl.launch.environment import find_member, has_agent, restarts_left, without_settings
 from vitctl.launch.errors import (
@@ -33,17 +34,23 @@ from vitctl.system.files import no_links, replacing
 from vitctl.system.screen import outlive_screen
 from vitctl.system.text import PlainStream, typed
 
+if TYPE_CHECKING:
+    from vitctl.recipe.schema import Recipe
+
 NOW = "now.json"
 LOCKED = "--locked"  # said by a launcher that holds the lock of the run folder itself
 NOTES_SECONDS = 1.0  # for the notes of processes on other nodes to be seen here
 
 
-def work(run_dir: Path, report: Report = silent, *, locked: bool = False) -> dict[str, Any]:
+def work(
+    run_dir: Path, report: Report = silent, recipe: "Recipe | None" = None, *, locked: bool = False
+) -> dict[str, Any]:
     """Do the job of RUN/recipe.toml in this process, one of as many as the recipe says.
 
     Args:
         run_dir: prepared.
         report: called with every log record.
+        recipe: that RUN/recipe.toml was written from; None: it is read there.
         locked: the process that started this one holds the lock of the folder.
 
     Returns:
@@ -60,14 +67,14 @@ def work(run_dir: Path, report: Report = silent, *, locked: bool = False) -> dic
         stop_on_signals(echo, deaf_afterwards=has_agent()) as stop,
         owned(run_dir) if _is_main() and not locked else nullcontext(),
     ):
-        return _work(run_dir, spared(report, run_dir / LOG if _is_main() else None), stop)
+        return _work(run_dir, recipe, spared(report, run_dir / LOG if _is_main() else None), stop)
 
 
-def _work(run_dir: Path, report: Report, stop: StopFlag) -> dict[str, Any]:
+def _work(run_dir: Path, recipe: "Recipe | None", report: Report, stop: StopFlag) -> dict[str, Any]:
     from vitctl.jobs.record.result import RunResult, with_recipe, write_result
     from vitctl.recipe.load import load_recipe
 
-    recipe = load_recipe(str(run_dir / "recipe.toml")).recipe
+    recipe = recipe or load_recipe(str(run_dir / RECIPE)).recipe
     try:
         report({"kind": "now", "text": "starting", "time": time.time()})
         _meet(run_dir, recipe, report)
@@ -87,10 +94,12 @@ def _work(run_dir: Path, report: Report, stop: StopFlag) -> dict[str, Any]:
     return vars(write_result(run_dir, result) if _is_main() else result)
 
 
-def work_as_member(run_dir: Path, report: Report = silent, *, locked: bool = False) -> dict[str, Any]:
+def work_as_member(
+    run_dir: Path, report: Report = silent, recipe: "Recipe | None" = None, *, locked: bool = False
+) -> dict[str, Any]:
     """`work` in one of several processes; what failed first, on whatever node, is what every one of them raises."""
     try:
-        result = work(run_dir, report, locked=locked)
+        result = work(run_dir, report, recipe, locked=locked)
     except Exception as error:
         note_error(run_dir, error)
         time.sleep(NOTES_SECONDS)
@@ -124,7 +133,7 @@ def _job(name: str) -> Callable[..., Any]:
     return jobs[name]
 
 
-def _meet(run_dir: Path, recipe: Any, report: Report) -> None:
+def _meet(run_dir: Path, recipe: "Recipe", report: Report) -> None:
     """Find the other processes, and write a line for each node."""
     restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
     journal = Journal(run_dir / LOG if _is_main() else None, report)
@@ -144,14 +153,14 @@ def _meet(run_dir: Path, recipe: Any, report: Report) -> None:
         return
     check_same(
         {"recipe": recipe.model_dump_json()},
-        f"{run_dir / 'recipe.toml'} is not the same file on all nodes; see that they share {run_dir}, then start again",
+        f"{run_dir / RECIPE} is not the same file on all nodes; see that they share {run_dir}, then start again",
     )
     lines = node_lines(cpu=cpu)
     for line in lines:
         journal.write("node", step=0, text=line)
 
 
-def on_cpu(recipe: Any) -> bool:
+def on_cpu(recipe: "Recipe") -> bool:
     """Whether a recipe's job computes on the CPU here."""
     import torch
 

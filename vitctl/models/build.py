@@ -22,7 +22,7 @@ from vitctl.models.position import resize_axis, resize_position_embedding, say_m
 from vitctl.models.resnet import ResNet
 from vitctl.models.variants import family
 from vitctl.models.vit import VisionTransformer
-from vitctl.system.text import one_line
+from vitctl.models.weights.rules import mismatches, refuse
 
 Model = VisionTransformer | ResNet
 
@@ -38,7 +38,6 @@ _FAMILIES: dict[type[Config], tuple[Callable[[Any], Model], Callable[[Any, torch
 
 # What fine-tuning may change. A different value of any other field gives the same weights another meaning.
 _FREE_IN_TRANSFER = {"image_size", "num_classes", "representation_size", "dropout", "drop_path", "head_bias"}
-_LISTED = 3
 
 
 @overload
@@ -75,16 +74,7 @@ def load_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
 
 def check_state(state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
     """Hold names and shapes against those of a model, on whatever device. Raises one CheckpointError that groups every mismatch."""
-    problems = {
-        "missing": [name for name in own if name not in state],
-        "unexpected": [name for name in state if name not in own],
-        "wrong shape": [
-            f"{name} is {list(state[name].shape)}, the model has {list(tensor.shape)}"
-            for name, tensor in own.items()
-            if name in state and state[name].shape != tensor.shape
-        ],
-    }
-    _refuse("the weights do not fit the model", problems)
+    refuse("the weights do not fit the model", mismatches(state, own, "the model has"))
 
 
 def resized(
@@ -128,7 +118,7 @@ def transfer(
         for name in (field.name for field in fields(target) if hasattr(source_config, field.name))
         if name not in _FREE_IN_TRANSFER and getattr(source_config, name) != getattr(target, name)
     ]
-    _refuse("the weights belong to another model", {"configuration": differing})
+    refuse("the weights belong to another model", {"configuration": differing})
     body = {name: tensor for name, tensor in source_state.items() if not _in_head(name)}
     body, lines = resized(model, source_config, body, method)
     own_head = {name: tensor for name, tensor in model.state_dict().items() if _in_head(name)}
@@ -164,17 +154,6 @@ def _resized_grid(
         )
     said = "linear along each axis" if source.position_embedding == "2d" else say_method(method)
     return state, [f"position embedding {old} " + ("kept" if old == new else f"-> {new} ({said})")]
-
-
-def _refuse(heading: str, problems: Mapping[str, list[str]]) -> None:
-    """Raise CheckpointError with one line for each kind of problem that occurs, showing the first few of each."""
-    lines = [heading]
-    for kind, found in problems.items():
-        if found:
-            more = f", and {len(found) - _LISTED} more" if len(found) > _LISTED else ""
-            lines.append(f"  {kind}: {', '.join(map(one_line, found[:_LISTED]))}{more}")
-    if len(lines) > 1:
-        raise CheckpointError("\n".join(lines))
 
 
 def _head_line(source_state: Mapping[str, Tensor], target: Config) -> str:

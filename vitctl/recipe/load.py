@@ -118,7 +118,26 @@ def load_recipe(name: str, overrides: Iterable[Override | tuple[str, Any]] = (),
         RecipeError: with every problem of the recipe, one per line, each with file and line and the nearest known key.
     """
     values, origins = _read_with_parents(find_recipe(name), ())
-    for override in (Override(*given) for given in overrides):
+    _override(values, origins, (Override(*given) for given in overrides))
+    if job is not None and values.get("job", job) in [other for other in JOBS if other != job]:
+        raise RecipeError(f"recipe '{name}' is for `vitctl {values['job']}`, not for `vitctl {job}`")
+    return Loaded(_check(values, origins, name), origins, name)
+
+
+def with_overrides(loaded: Loaded, overrides: Iterable[Override]) -> Loaded:
+    """A recipe with other values, checked again; no file is read.
+
+    Raises:
+        RecipeError: as `load_recipe` raises.
+    """
+    values, origins = loaded.recipe.model_dump(), dict(loaded.origins)
+    _override(values, origins, overrides)
+    return Loaded(_check(values, origins, loaded.name), origins, loaded.name)
+
+
+def _override(values: dict[str, Any], origins: dict[str, str], overrides: Iterable[Override]) -> None:
+    """Put the values of flags in place, each with its origin."""
+    for override in overrides:
         _put(values, override)
         for key in [k for k in origins if k == override.key or k.startswith(override.key + ".")]:
             del origins[key]
@@ -126,9 +145,6 @@ def load_recipe(name: str, overrides: Iterable[Override | tuple[str, Any]] = (),
         origins |= dict.fromkeys(
             _leaves(override.value, override.key + ".") if table else [override.key], override.flag
         )
-    if job is not None and values.get("job", job) in [other for other in JOBS if other != job]:
-        raise RecipeError(f"recipe '{name}' is for `vitctl {values['job']}`, not for `vitctl {job}`")
-    return Loaded(_check(values, origins, name), origins, name)
 
 
 def _read_with_parents(path: Path, children: tuple[Path, ...]) -> tuple[dict[str, Any], dict[str, str]]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vitctl.data.datasets.vtab import GROUPS
+from vitctl.engine.run_files import RECIPE
 from vitctl.errors import VitctlError
 from vitctl.jobs.record.result import read_result
 from vitctl.recipe.load import load_recipe, recipe_names
@@ -172,8 +173,8 @@ def _finished(runs: Path) -> Iterator[Maker]:
         folder = file.parent
         try:
             result = read_result(folder)
-            recipe = load_recipe(str(folder / "recipe.toml")).recipe
-            name = written_name(folder / "recipe.toml")
+            recipe = load_recipe(str(folder / RECIPE)).recipe
+            name = written_name(folder / RECIPE)
         except (VitctlError, OSError):
             continue
         if result is None or result.status != "done" or name not in shipped:

@@ -7,9 +7,8 @@ from typing import Any
 
 from vitctl.data.datasets.catalog import known_size
 from vitctl.data.datasets.vtab import VTAB
-from vitctl.engine.checkpoint.files import AVERAGE, MODEL, step_of
 from vitctl.engine.journal import LOG, read_lines
-from vitctl.engine.training import CHECKPOINTS
+from vitctl.engine.run_files import AVERAGE, CHECKPOINTS, MODEL, step_of
 from vitctl.errors import VitctlError
 from vitctl.jobs.inputs.fewshot_sets import SPLITS
 from vitctl.jobs.record.result import RunResult

@@ -215,3 +215,8 @@ def _held(holder: dict[str, Any] | list[Any]) -> list[Any]:
 def _in_words(kind: int) -> str:
     kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
     return kinds.get(stat.S_IFMT(kind), "a device")
+
+
+def cache_folder() -> Path:
+    """Where downloads are kept: $VITCTL_CACHE, or ~/.cache/vitctl."""
+    return Path(os.environ.get("VITCTL_CACHE") or Path.home() / ".cache" / "vitctl")

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.data.server import Faults, serving
-from vitctl.data.shards.cache import ShardCache, cache_folder
+from vitctl.data.shards.cache import ShardCache
 from vitctl.errors import DataError
-from vitctl.models.weights.download import cache_folder as cache_folder_of_weights
 from vitctl.system import http
 
 FORK = multiprocessing.get_context("fork")
@@ -41,12 +40,6 @@ def read(cache: ShardCache, url: str, shard: tuple[str, int, str]) -> bytes:
 
 def kept(cache: ShardCache) -> set[str]:
     return {path.name for path in cache.folder.glob("*.*")}
-
-
-def test_cache_folder__is_that_of_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    for value in ("/somewhere/else", ""):
-        monkeypatch.setenv("VITCTL_CACHE", value)
-        assert cache_folder() == cache_folder_of_weights()
 
 
 def test_cache__fetches_once_and_drops_the_least_recently_used(tmp_path: Path) -> None:

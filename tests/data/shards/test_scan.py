@@ -13,7 +13,7 @@ from webdataset.tariterators import base_plus_ext, group_by_keys, tar_file_expan
 
 from vitctl.data.inspect.verify import verify_index
 from vitctl.data.shards.index import index_shards, read_index
-from vitctl.data.shards.scan import Fields, escape_key, member_name, read_shard, scan_shard, split_name, unescape_key
+from vitctl.data.shards.scan import Fields, escape_key, member_name, read_shard, split_name, unescape_key
 from vitctl.data.source.read import ShardSource
 from vitctl.errors import DataError
 from vitctl.system.bounds import Bound
@@ -57,7 +57,7 @@ def test_scan__rows_point_at_the_image_bytes(tmp_path: Path) -> None:
         ("é.json", b'{"cls": 1}'),
     ]
     path = write_tar(tmp_path / "s.tar", members)
-    rows, digest = scan_shard(path)
+    rows, digest = read_shard(path).rows, read_shard(path).sha256
     data = path.read_bytes()
     assert digest == hashlib.sha256(data).hexdigest()
     assert rows["label"].tolist() == [2, 7, -1, 1]
@@ -73,7 +73,7 @@ def test_scan__rows_point_at_the_image_bytes(tmp_path: Path) -> None:
 def test_scan__names_are_read_in_every_tar_dialect(tmp_path: Path, layout: int) -> None:
     name = f"{'d' * 90}/{'f' * 40}.png"
     path = write_tar(tmp_path / "s.tar", [(name, b"i"), (name[:-4] + ".cls", b"0")], format=layout)
-    rows, _ = scan_shard(path)
+    rows = read_shard(path).rows
     header = path.read_bytes()[: int(rows["data"][0])]
     assert member_name(header) == name
 
@@ -115,7 +115,7 @@ IMAGE = ("a.jpg", b"i")
 def test_scan__refuses(tmp_path: Path, members: list[Member | tarfile.TarInfo], message: str) -> None:
     path = write_tar(tmp_path / "s.tar", members)
     with pytest.raises(DataError, match=message) as caught:
-        scan_shard(path)
+        read_shard(path)
     assert str(caught.value).startswith(str(path))
     assert "\n" not in str(caught.value)
 
@@ -123,12 +123,12 @@ def test_scan__refuses(tmp_path: Path, members: list[Member | tarfile.TarInfo], 
 def test_scan__refuses_large_members(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vitctl.data.shards.scan.IMAGE_FILE", Bound("image_file", 4, "B", ""))
     with pytest.raises(DataError, match=r"'a.jpg' has 5 bytes, should have at most 4"):
-        scan_shard(write_tar(tmp_path / "s.tar", [("a.jpg", b"12345"), CLASS]))
+        read_shard(write_tar(tmp_path / "s.tar", [("a.jpg", b"12345"), CLASS]))
 
 
 def test_scan__never_opens_other_members(tmp_path: Path) -> None:
     members: list[Member | tarfile.TarInfo] = [IMAGE, CLASS, ("a.pkl", b"cos\nsystem\n(S'false'\ntR."), ("a.pth", b"x")]
-    rows, _ = scan_shard(write_tar(tmp_path / "s.tar", members))
+    rows = read_shard(write_tar(tmp_path / "s.tar", members)).rows
     assert len(rows) == 1
 
 
@@ -137,7 +137,7 @@ def test_scan__refuses_compressed_shards(tmp_path: Path, mode: str) -> None:
     with tarfile.open(tmp_path / "s.tar", mode) as tar:
         tar.addfile(tarfile.TarInfo("a.jpg"))
     with pytest.raises(DataError, match="not a whole, uncompressed tar file"):
-        scan_shard(tmp_path / "s.tar")
+        read_shard(tmp_path / "s.tar")
 
 
 def test_scan__no_cut_goes_unnoticed(tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_scan__no_cut_goes_unnoticed(tmp_path: Path) -> None:
     for end in range(0, 4 * 1024, 256):  # four members of a header and a block each
         path.write_bytes(whole[:end])
         with pytest.raises(DataError):
-            scan_shard(path)
+            read_shard(path)
 
 
 def test_scan__a_damaged_header_is_not_the_end(tmp_path: Path) -> None:
@@ -155,12 +155,12 @@ def test_scan__a_damaged_header_is_not_the_end(tmp_path: Path) -> None:
     data[2048] ^= 0xFF  # first byte of the name b.jpg
     path.write_bytes(data)
     with pytest.raises(DataError, match="damaged or cut off at byte 2048"):
-        scan_shard(path)
+        read_shard(path)
 
 
 def test_scan__missing_file_is_a_data_error(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="cannot be read"):
-        scan_shard(tmp_path / "none.tar")
+        read_shard(tmp_path / "none.tar")
 
 
 @given(st.text(st.characters(exclude_characters="\0/", exclude_categories=["Cs"]), min_size=1))

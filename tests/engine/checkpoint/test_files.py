@@ -11,10 +11,11 @@ import pytest
 import torch
 
 from vitctl.engine.checkpoint import files
-from vitctl.engine.checkpoint.files import OPTIMIZER, STATE, keep, newest_checkpoint, read_checkpoint, save_checkpoint
+from vitctl.engine.checkpoint.files import keep, newest_checkpoint, read_checkpoint, save_checkpoint
+from vitctl.engine.run_files import OPTIMIZER, STATE
 from vitctl.errors import CheckpointError
 from vitctl.models.variants import variant
-from vitctl.models.weights.load import load_weights
+from vitctl.models.weights.header import read_config
 
 CONFIG = variant("Ti/4", depth=1, hidden_size=6, image_size=8, num_classes=2)
 
@@ -45,7 +46,7 @@ def test_save__reads_back_everything(tmp_path: Path) -> None:
     assert torch.equal(saved.tensors("model")["w"], torch.full((3,), 12.0))
     assert torch.equal(saved.tensors(OPTIMIZER)["exp_avg/w"], torch.ones(3))
     assert saved.tensors("none") == {}
-    assert load_weights(path).config == CONFIG
+    assert read_config(path / "model.safetensors") == CONFIG
     assert list(tmp_path.iterdir()) == [path]
 
 

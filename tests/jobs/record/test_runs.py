@@ -14,7 +14,7 @@ from vitctl.errors import CheckpointError, RecipeError
 from vitctl.jobs import training
 from vitctl.jobs.inputs.weights import find_weights
 from vitctl.jobs.record.runs import choose_weights, newest_run
-from vitctl.models.weights.load import load_weights, weights_digest
+from vitctl.models.weights.load import read_weights, weights_digest
 
 STEPS = {"schedule.total_steps": 8, "checkpoint.every_steps": 2, "checkpoint.keep_last": 1, "checkpoint.keep_best": 1}
 SCORED = {**STEPS, "evaluation.every_steps": 4}
@@ -27,7 +27,7 @@ def falling(run: Run, monkeypatch: pytest.MonkeyPatch) -> Run:
 
     def do(name: str, **values: Any) -> Path:
         scores = iter(FALLING)
-        monkeypatch.setattr(training, "score_images", lambda *_: next(scores))
+        monkeypatch.setattr(training, "evaluate", lambda *_, **__: next(scores))
         return run(name, **{**SCORED, **values})
 
     return do
@@ -43,7 +43,7 @@ def test_early_stopping__the_best_checkpoint_stands_for_the_run(falling: Run) ->
     assert (metrics["accuracy"], metrics["correct"], metrics["mean_per_class"]) == (12 / 23, 12, 0.5)
     assert metrics["last"] == {"step": 8, "accuracy": 9 / 23, "correct": 9, "total": 23, "mean_per_class": 0.4}
     assert (p["weights_chosen"], p["weights_step"], p["weights_averaged"]) == ("best", 4, True)
-    best = load_weights(folder / "checkpoints" / "step_00000004" / "ema.safetensors")
+    best = read_weights(folder / "checkpoints" / "step_00000004" / "ema.safetensors")
     assert p["weights_sha256"] == weights_digest(best.state)
     assert result(folder)["files"]["ema"] == str(folder / "checkpoints" / "step_00000004" / "ema.safetensors")
     found = find_weights(str(folder))

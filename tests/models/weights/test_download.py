@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from vitctl.errors import CheckpointError
-from vitctl.models.weights.download import NotOnServerError, cache_folder, fetch
+from vitctl.models.weights.download import NotOnServerError, fetch
 from vitctl.system import http
 from vitctl.system.bounds import Bound
+from vitctl.system.files import cache_folder
 
 CONTENT = bytes(range(256)) * 20_000  # several pieces
 

@@ -10,7 +10,7 @@ import torch
 
 from vitctl.errors import CheckpointError, RecipeError
 from vitctl.models.configs import HybridConfig, ResNetConfig, ViTConfig
-from vitctl.models.weights.load import Weights, load_weights, read_weights, save_weights
+from vitctl.models.weights.load import Weights, read_weights, save_weights
 from vitctl.models.weights.write import write_weights
 
 Make = Callable[..., Weights]
@@ -43,7 +43,7 @@ def test_read__every_format_from_a_folder_without_a_word(
     assert found.meta["format"] == ("google-vit" if to == "google" else to)
     assert found.config == config
     assert found.has_head
-    own = load_weights(save_weights(tmp_path / "own.safetensors", *_parts(found)))
+    own = read_weights(save_weights(tmp_path / "own.safetensors", *_parts(found)))
     assert (own.config, own.meta, own.has_head) == (found.config, found.meta, True)
 
 

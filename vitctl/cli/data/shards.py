@@ -146,6 +146,7 @@ def index(
     """Index WebDataset shards that somebody else made: images jpg, png or webp, labels cls or json."""
     from vitctl.cli.show.render import CONSOLE
     from vitctl.data.shards.index import index_addresses, index_shards
+    from vitctl.data.shards.index_fields import INDEX_FILE
     from vitctl.data.shards.links import check_own, link_shards
     from vitctl.data.source.locate import expand
     from vitctl.data.shards.remote import is_remote
@@ -177,7 +178,7 @@ def index(
                 paths = link_shards(paths, out)
             made = index_shards(paths, class_names=names, source=INDEXED, members=members, progress=progress)
     CONSOLE.print(
-        f"{made.num_samples:,} images of {len(made.class_names):,} classes in {len(made.shards)} shard(s): {made.folder / 'index.json'}",
+        f"{made.num_samples:,} images of {len(made.class_names):,} classes in {len(made.shards)} shard(s): {made.folder / INDEX_FILE}",
         markup=False,
         soft_wrap=True,
     )

@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from vitctl.cli.show.console import PlainConsole
+from vitctl.engine.run_files import RESULT
 from vitctl.system.screen import check_screen
 
 CONSOLE = PlainConsole(highlight=False)
@@ -266,7 +267,7 @@ def show_result(result: Mapping[str, Any], run_dir: Path) -> None:
         _say_beside(metrics)
     for kind, path in result.get("files", {}).items():
         CONSOLE.print(escape(f"{kind}: {path}"), soft_wrap=True)
-    CONSOLE.print(escape(f"result: {run_dir / 'result.json'}"), soft_wrap=True)
+    CONSOLE.print(escape(f"result: {run_dir / RESULT}"), soft_wrap=True)
 
 
 def _say_beside(metrics: Mapping[str, Any]) -> None:

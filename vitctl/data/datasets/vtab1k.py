@@ -12,6 +12,7 @@ from vitctl.data.datasets.catalog import open_split
 from vitctl.data.datasets.readers.community import FORMAT, KEYS, NOTE
 from vitctl.data.datasets.vtab import VtabTask
 from vitctl.data.images.formats import image_extension
+from vitctl.data.shards.index_fields import INDEX_FILE
 from vitctl.data.source.provenance import origins, source_text
 from vitctl.data.source.read import Source
 from vitctl.data.writer.items import Item
@@ -63,7 +64,7 @@ def export_shards(task: VtabTask, root: Path, out: Path, progress: Progress = la
     """Write a task's train800, val200 and test as shards, which `vitctl vtab --data OUT` takes. As `export_task`."""
     folder = out / task.data_set
     for split, source in _open(task, root).items():
-        if not (folder / split / "index.json").exists():
+        if not (folder / split / INDEX_FILE).exists():
             labels = source.labels().tolist()
             items = [Item(source.key(n), labels[n], partial(source.read, n)) for n in range(len(source))]
             text = source_text(source)

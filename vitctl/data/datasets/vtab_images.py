@@ -6,8 +6,10 @@ from pathlib import Path
 
 from vitctl.data.datasets.catalog import find_data_set, known_size, open_split
 from vitctl.data.datasets.readers import community
+from vitctl.data.datasets.readers.community import LIST
 from vitctl.data.datasets.vtab import VTAB, VtabTask, is_published_train800
 from vitctl.data.shards.index import find_splits
+from vitctl.data.shards.index_fields import INDEX_FILE
 from vitctl.data.source.exclusion import open_shards
 from vitctl.data.source.labels import check_labels
 from vitctl.data.source.provenance import origins, source_text
@@ -59,7 +61,7 @@ def open_task(task: VtabTask, root: Path, *, scratch: Path | None, allow_partial
         DataError: in one line what is missing or wrong.
     """
     shards = find_splits(root / task.data_set)
-    if not shards and scratch is not None and (root / task.community / "train800.txt").is_file():
+    if not shards and scratch is not None and (root / task.community / LIST).is_file():
         shards = _written(task, root, scratch)
     again = set(_COMMUNITY) <= set(shards)
     if again:
@@ -101,7 +103,7 @@ def _written(task: VtabTask, root: Path, scratch: Path) -> dict[str, Path]:
     if not set(_COMMUNITY) <= set(find_splits(folder)):
         originals = read_community(task, root)
         for name in _COMMUNITY:
-            if not (folder / name / "index.json").is_file():
+            if not (folder / name / INDEX_FILE).is_file():
                 split = originals[name]
                 write_split(split.items, folder / name, split.class_names, seed=0, source_text=split.source)
     return find_splits(folder)

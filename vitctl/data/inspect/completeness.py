@@ -6,14 +6,15 @@ from pathlib import Path
 
 from vitctl.data.datasets.catalog import find_data_set
 from vitctl.data.shards.index import Index, find_splits, read_index
+from vitctl.data.shards.index_fields import INDEX_FILE
 from vitctl.data.shards.tables import LABELS, SAMPLES
 from vitctl.data.source.exclusion import FILE as EXCLUDED
 from vitctl.data.source.exclusion import changed_images
+from vitctl.data.writer.intake import REPORT as INTAKE
 from vitctl.errors import DataError
 from vitctl.system.text import one_line
 
-INTAKE = "intake.csv"  # what `data shards` left out, and why
-_OWN = ("index.json", SAMPLES, EXCLUDED)
+_OWN = (INDEX_FILE, SAMPLES, EXCLUDED)
 _SHOWN = 3
 
 
@@ -43,7 +44,7 @@ def left_over(folder: Path) -> tuple[list[str], list[str]]:
             problems.append(
                 f"{path}: writing of '{split}' was not finished; type the same `vitctl data shards` line again"
             )
-        elif shards or (path / "samples.npy").exists():
+        elif shards or (path / SAMPLES).exists():
             problems.append(
                 f"{path}: {len(shards)} shard(s) and no index.json; write it with `vitctl data index {path}`"
             )

@@ -86,11 +86,11 @@ def show_augmented(
     return draw_sheet(cells, columns=1 + _DRAWS, title=title, subtitle=subtitle)
 
 
-def cell(source: Source, sample: int, caption: str = "") -> Cell:
+def cell(source: Source, sample: int) -> Cell:
     """An image of a source with its class and its size."""
     labels = np.atleast_1d(source.labels(np.array([sample]))[0])
     names = [source.class_names[label] for label in labels.tolist() if label >= 0]
-    caption = caption or ", ".join(names) or "no label"
+    caption = ", ".join(names) or "no label"
     try:
         pixels = decode(source.read(sample))
     except BadSample as error:

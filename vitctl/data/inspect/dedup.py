@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
-from vitctl.data.images.decode import BadSample
 from vitctl.data.inspect.contact_sheet import Cell, cell, draw_sheet, save
 from vitctl.data.inspect.hamming import Match, find_matches
 from vitctl.data.inspect.perceptual_hash import Fingerprints, fingerprints
 from vitctl.data.shards.index import read_index
-from vitctl.data.source.read import ShardSource, Source
+from vitctl.data.source.read import ShardSource, Source, told_key
 from vitctl.system.pool import Done
 from vitctl.system.tables import write_csv
 
@@ -83,7 +82,7 @@ def write_report(own: Source, found: list[Found], folder: Path) -> list[Path]:
     for one in found:
         for match in one.matches:
             kind = "exact" if match.is_exact else "near"
-            keys = _key(own, match.sample), one.name, _key(one.source, match.other)
+            keys = told_key(own, match.sample), one.name, told_key(one.source, match.other)
             rows.append((*keys, kind, match.bits, Path(own.place(match.sample)).name))
     table = folder / MATCHES  # last: a folder without it holds no whole report, and is written again
     write_csv(table, rows)
@@ -108,10 +107,3 @@ def _pair(own: Source, one: Found, match: Match) -> tuple[Cell, Cell]:
     left, right = cell(own, match.sample), cell(one.source, match.other)
     kind = "same bytes" if match.is_exact else f"{match.bits} bits apart"
     return Cell(left.pixels, left.caption, kind), Cell(right.pixels, right.caption, one.name)
-
-
-def _key(source: Source, sample: int) -> str:
-    try:
-        return source.key(sample)
-    except BadSample:
-        return f"number {sample}"

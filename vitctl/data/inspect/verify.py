@@ -15,7 +15,7 @@ from vitctl.data.inspect.hamming import repeated
 from vitctl.data.shards.index import Index
 from vitctl.data.shards.remote import bounded, is_remote
 from vitctl.data.shards.scan import read_shard
-from vitctl.data.shards.tables import LABELS
+from vitctl.data.shards.tables import LABELS, SAMPLES
 from vitctl.data.source.image_digest import DIGEST, image_digest
 from vitctl.data.source.labels import check_labels
 from vitctl.data.source.read import ShardSource, has_label
@@ -228,7 +228,7 @@ def _label_problems(index: Index) -> list[_Problem]:
     try:
         check_labels(ShardSource(index), index.folder.name, "pixels")
     except DataError as error:
-        return [_Problem(LABELS if index.labels is not None else "samples.npy", "labels of no class", "", str(error))]
+        return [_Problem(LABELS if index.labels is not None else SAMPLES, "labels of no class", "", str(error))]
     return []
 
 

@@ -19,7 +19,7 @@ from vitctl.data.loader.prefetch import ReadAhead, reads_whole_shards
 from vitctl.data.loader.shared_memory import SharedMemory
 from vitctl.data.loader.workers import start_workers, worker_start
 from vitctl.data.source.order import SampleOrder
-from vitctl.data.source.read import Source, has_label
+from vitctl.data.source.read import Source, has_label, told_key
 from vitctl.errors import DataError
 from vitctl.system import bounds
 from vitctl.system.bounds import HELD
@@ -314,14 +314,6 @@ def _black(num_images: int, image_size: int) -> tuple[Tensor, SharedMemory | Non
         return torch.zeros(shape, dtype=torch.uint8).permute(0, 3, 1, 2), None
     memory = SharedMemory.zeros(math.prod(shape))
     return memory.tensor(at_once=True).view(shape).permute(0, 3, 1, 2), memory
-
-
-def told_key(source: Source, sample: int) -> str:
-    """The key of a sample, or its number where its shard can no longer tell the key."""
-    try:
-        return source.key(sample)
-    except BadSample:
-        return f"number {sample}"
 
 
 def _batches(samples: Dataset[Batch], positions: Iterator[list[int]], num_workers: int) -> Iterator[Batch]:

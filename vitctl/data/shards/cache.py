@@ -17,11 +17,6 @@ _ABANDONED_SECONDS = 3600
 _TRIES = 3
 
 
-def cache_folder() -> Path:
-    """Where downloads are kept: $VITCTL_CACHE, or ~/.cache/vitctl; the same place as for weights."""
-    return Path(os.environ.get("VITCTL_CACHE") or Path.home() / ".cache" / "vitctl")
-
-
 @dataclass(frozen=True)
 class ShardCache:
     """Files by the SHA-256 of their content, the least recently used dropped first.

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from vitctl.data.shards.index_fields import field_problems
+from vitctl.data.shards.index_fields import INDEX_FILE, field_problems
 from vitctl.data.shards.mapped import mapped
 from vitctl.data.shards.remote import bounded, check_address
 from vitctl.data.shards.scan import ROW, Fields, Scan, read_shard, told_names
@@ -118,7 +118,7 @@ def read_index(folder: Path, base: str = "") -> Index:
     Raises:
         DataError: one line with every problem found.
     """
-    path = folder / "index.json"
+    path = folder / INDEX_FILE
     fields, digest = _read_json(path)
     problems = field_problems(fields)
     if not problems:
@@ -262,7 +262,7 @@ def _write(
         fields["max_labels"] = labels.shape[1]
         fields["tables"][LABELS] = write_table(folder / LABELS, labels)
     text = escaped_json(json.dumps(fields, indent=1, ensure_ascii=False))
-    write_text(folder / "index.json", text + "\n")
+    write_text(folder / INDEX_FILE, text + "\n")
     return read_index(folder)
 
 
@@ -278,7 +278,7 @@ def _joined_labels(scans: Sequence[Scan]) -> np.ndarray | None:
 def table_names(text: bytes) -> tuple[str, ...]:
     """The files that belong to an index of this text, beside `index.json` itself."""
     try:
-        fields = parse_json(text, "index.json", error=DataError)
+        fields = parse_json(text, INDEX_FILE, error=DataError)
     except DataError:
         return (SAMPLES,)  # opening it will say what is wrong
     return (SAMPLES, LABELS) if isinstance(fields, dict) and "max_labels" in fields else (SAMPLES,)
@@ -300,9 +300,9 @@ def find_splits(folder: Path) -> dict[str, Path]:
     Returns:
         split name to split folder; empty when nothing is indexed here.
     """
-    if (folder / "index.json").is_file():
+    if (folder / INDEX_FILE).is_file():
         return {folder.resolve().name: folder}
-    found = {path.parent.name: path.parent for path in folder.glob("*/index.json")}
+    found = {path.parent.name: path.parent for path in folder.glob(f"*/{INDEX_FILE}")}
     rank = {name: position for position, name in enumerate(_USUAL_SPLITS)}
     return {name: found[name] for name in sorted(found, key=lambda name: (rank.get(name, len(rank)), name))}
 

@@ -8,6 +8,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from vitctl.data.shards.tables import LABELS, SAMPLES, are_noted
 from vitctl.system.text import ends_line
 
+INDEX_FILE = "index.json"
 _MOST = 2**53  # what every JSON reader takes for a whole number
 _MOST_LABELS = 10**6
 # A half character stands only for a byte that is not UTF-8.

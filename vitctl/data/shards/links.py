@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from vitctl.data.shards.index_fields import INDEX_FILE
 from vitctl.errors import DataError
 from vitctl.system.bounds import INDEX
 from vitctl.system.files import read_json
@@ -11,7 +12,7 @@ from vitctl.system.text import one_line
 
 def check_own(out: Path, names: Sequence[str]) -> None:
     """Raises DataError where a folder holds the index of other shards than those of these names, which a new one would replace."""
-    path = out / "index.json"
+    path = out / INDEX_FILE
     if not path.exists():
         return
     fields = read_json(path, INDEX.most, error=DataError)

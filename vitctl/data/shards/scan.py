@@ -74,12 +74,6 @@ class Scan:
     class_names: tuple[str, ...] = ()
 
 
-def scan_shard(path: Path) -> tuple[np.ndarray, str]:
-    """The rows and the digest of `read_shard`, for those who need no more than the first label."""
-    scan = read_shard(path)
-    return scan.rows, scan.sha256
-
-
 def read_shard(path: Path, fields: Fields = Fields()) -> Scan:
     """Read every header and label of one shard; image bytes are only hashed.
 

@@ -12,8 +12,9 @@ from pathlib import Path
 import numpy as np
 from braceexpand import braceexpand
 
-from vitctl.data.shards.cache import ShardCache, cache_folder
+from vitctl.data.shards.cache import ShardCache
 from vitctl.data.shards.index import find_splits, read_index, table_bytes, table_names
+from vitctl.data.shards.index_fields import INDEX_FILE
 from vitctl.data.shards.remote import (
     MissingError,
     UnreachableError,
@@ -28,14 +29,14 @@ from vitctl.data.source.read import ShardSource, Source, Subset
 from vitctl.data.source.unindexed import index_folder, index_list
 from vitctl.errors import DataError
 from vitctl.system.bounds import INDEX, SHARD_LIST
-from vitctl.system.files import read_bytes, replacing, write_bytes, write_text
+from vitctl.system.files import cache_folder, read_bytes, replacing, write_bytes, write_text
 from vitctl.system.text import nearest, one_line
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _STRAY_BRACE = re.compile(r"\{[^}]*(\{|$)|(^|\})[^{]*\}")
 _RANGE = re.compile(r"([0-9]{1,18})\.\.([0-9]{1,18})(\.\.[0-9]{1,18})?")
 _MOST_NAMES = 10**6
-_ETAG, _MOST_ETAG_BYTES = "index.json.etag", 1000
+_ETAG, _MOST_ETAG_BYTES = f"{INDEX_FILE}.etag", 1000
 _LOOKED_FOR = ("train", "validation", "val", "test", "train800", "val200", "train800val200")
 
 
@@ -215,7 +216,7 @@ def _remote_splits(url: str, split: str) -> dict[str, SplitPlace]:
     check_address(url)
     names = _names(split)
     # What was a folder of splits before is not asked whether it is a split: offline there would be no answer.
-    if not any((_copy(f"{url}/{name}") / "index.json").exists() for name in names):
+    if not any((_copy(f"{url}/{name}") / INDEX_FILE).exists() for name in names):
         try:
             return {url.rpartition("/")[2]: SplitPlace(_fetched_index(url), url)}
         except MissingError:
@@ -239,7 +240,7 @@ def _fetched_index(url: str) -> Path:
     kept = _whole(folder, url)
     try:
         if kept is None:
-            _fetch_index(url, folder, read_file(f"{url}/index.json", INDEX.most))
+            _fetch_index(url, folder, read_file(f"{url}/{INDEX_FILE}", INDEX.most))
         else:
             _renew(url, folder, kept)
     except UnreachableError as error:
@@ -256,14 +257,14 @@ def _whole(folder: Path, url: str) -> bytes | None:
     """The kept `index.json`, when it and its tables can be opened."""
     try:
         read_index(folder, url)
-        return read_bytes(folder / "index.json", INDEX.most, error=DataError)
+        return read_bytes(folder / INDEX_FILE, INDEX.most, error=DataError)
     except DataError:
         return None
 
 
 def _renew(url: str, folder: Path, kept: bytes) -> None:
     """Fetch what has changed since it was kept."""
-    index = read_changed(f"{url}/index.json", INDEX.most, _version(folder))
+    index = read_changed(f"{url}/{INDEX_FILE}", INDEX.most, _version(folder))
     if index is not None and index[0] != kept:
         _fetch_index(url, folder, *index)
         return
@@ -278,7 +279,7 @@ def _fetch_index(url: str, folder: Path, text: bytes, version: str = "") -> None
         with replacing(folder / name) as aside, aside.open("wb") as file:
             for piece in bounded(f"{url}/{name}", table_bytes(text)):
                 file.write(piece)
-    write_bytes(folder / "index.json", text)
+    write_bytes(folder / INDEX_FILE, text)
     write_text(folder / _ETAG, version)
 
 

@@ -371,3 +371,11 @@ class SyntheticSource:
         file = io.BytesIO()
         Image.fromarray(pixels).resize((self.image_size, self.image_size)).save(file, "JPEG", quality=90)
         return file.getvalue()
+
+
+def told_key(source: Source, sample: int) -> str:
+    """The key of a sample, or its number where its shard can no longer tell the key."""
+    try:
+        return source.key(sample)
+    except BadSample:
+        return f"number {sample}"

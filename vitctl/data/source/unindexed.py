@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from vitctl.data.shards.cache import cache_folder
 from vitctl.data.shards.index import index_shards
+from vitctl.data.shards.index_fields import INDEX_FILE
 from vitctl.data.shards.links import link_shards
 from vitctl.data.source.own_splits import ROLES
 from vitctl.errors import DataError
-from vitctl.system.files import open_lock
+from vitctl.system.files import cache_folder, open_lock
 from vitctl.system.text import one_line
 
 INDEXED = "indexed by vitctl"  # where the images came from, as far as anybody can tell
@@ -35,14 +35,14 @@ def index_folder(folder: Path, splits: Sequence[str]) -> None:
     Raises:
         DataError: a shard is damaged or lacks something, its names are those of several splits, or nothing can be written there.
     """
-    if (folder / "index.json").exists():
+    if (folder / INDEX_FILE).exists():
         return
-    if any(folder.glob("*.tar")) and not any(folder.glob("*/index.json")):
+    if any(folder.glob("*.tar")) and not any(folder.glob(f"*/{INDEX_FILE}")):
         places = [folder]
     else:
         places = [folder / name for name in dict.fromkeys((*splits, *ROLES)) if name]
     for place in places:
-        if not (place / "index.json").exists() and (paths := sorted(place.glob("*.tar"))):
+        if not (place / INDEX_FILE).exists() and (paths := sorted(place.glob("*.tar"))):
             _check_one_split(place, paths)
             _index_once(place, paths)
 
@@ -64,7 +64,7 @@ def index_list(paths: Sequence[Path]) -> Path:
             raise DataError(f"{path}: cannot be read ({error.strerror})") from None
         digest.update(f"{path.resolve()}\0{found.st_size}\0{found.st_mtime_ns}\0".encode("utf-8", "surrogateescape"))
     folder = cache_folder() / "splits" / digest.hexdigest()[:24]
-    if not (folder / "index.json").exists():
+    if not (folder / INDEX_FILE).exists():
         folder.mkdir(parents=True, exist_ok=True)
         _index_once(folder, paths)
     return folder
@@ -93,7 +93,7 @@ def _index_once(folder: Path, paths: Sequence[Path]) -> None:
                 if error.errno not in _NO_LOCKS:
                     raise
             try:
-                if not (folder / "index.json").exists():
+                if not (folder / INDEX_FILE).exists():
                     _index(folder, paths)
             finally:
                 (folder / _LOCK).unlink(missing_ok=True)

@@ -16,6 +16,7 @@ from vitctl.data.images.decode import BadSample
 from vitctl.data.images.formats import image_extension
 from vitctl.data.images.reencode import Reencode
 from vitctl.data.shards.index import Index, read_index, write_index
+from vitctl.data.shards.index_fields import INDEX_FILE
 from vitctl.data.shards.scan import ROW, Scan, escape_key, pad_labels, read_shard
 from vitctl.data.shards.tar import ShardWriter, names_header
 from vitctl.data.source.read import ShardSource
@@ -89,7 +90,7 @@ def write_split(
             about=(list(class_names), source),
         )
         job = _Job(items, sizes, held, plan, aside, reencode, tuple(class_names))
-        if (out / "index.json").exists():
+        if (out / INDEX_FILE).exists():
             return job.finished_before(out, list(class_names), source, note)
         _go_on(aside, plan, note)
         scans = run_tasks(job.shard, plan.num_shards, workers=workers, done=count)
@@ -217,7 +218,7 @@ def _check(items: Sequence[Item], out: Path, class_names: Sequence[str]) -> None
         raise DataError(f"{one_line(str(out))}: has a control character in its name; choose another")
     for name in filter(ends_line, class_names):
         raise DataError(f"{out}: the class {one_line(name)!r} has a control character in its name; rename it")
-    if out.exists() and not (out / "index.json").exists() and (not out.is_dir() or any(out.iterdir())):
+    if out.exists() and not (out / INDEX_FILE).exists() and (not out.is_dir() or any(out.iterdir())):
         raise DataError(f"{out}: exists already, should be a new folder; remove it or choose another name")
     if not items:
         raise DataError(f"{out}: no images to write")

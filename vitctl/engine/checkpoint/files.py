@@ -1,9 +1,7 @@
 """Checkpoints: safetensors and JSON, written aside, flushed, renamed; the newest whole one is found by its digests."""
 
 import hashlib
-import json
 import os
-import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,7 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from vitctl.engine.journal import write_json
+from vitctl.engine.journal import json_digest, write_json
+from vitctl.engine.run_files import OPTIMIZER, STATE, step_folder, step_folders, step_of, tensors_file
 from vitctl.errors import CheckpointError
 from vitctl.models.weights.files import save_tensors
 from vitctl.models.weights.load import save_weights
@@ -24,9 +23,6 @@ from vitctl.system.files import flush, parse_json
 from vitctl.system.text import one_line
 
 FORMAT = "vitctl-checkpoint/1"
-# The files of tensors, each NAME.safetensors; no average where there is none.
-MODEL, AVERAGE, OPTIMIZER = "model", "ema", "optimizer"
-STATE = "state.json"
 _TORN = "torn_"
 
 
@@ -45,11 +41,11 @@ class Saved:
     @property
     def digest(self) -> str:
         """SHA-256 of its state, which covers every byte of its other files."""
-        return _digest(self.state)
+        return json_digest(self.state)
 
     def tensors(self, name: str) -> dict[str, Tensor]:
         """The tensors of its model, average or optimizer, on the CPU; none when it has no such file."""
-        path = self.folder / f"{name}.safetensors"
+        path = self.folder / tensors_file(name)
         return load_file(path) if path.exists() else {}
 
 
@@ -86,13 +82,13 @@ def save_checkpoint(
     with _removed_after_an_error(aside):
         aside.mkdir(parents=True)
         for name in (part for part in tensors if part != OPTIMIZER):
-            save_weights(aside / f"{name}.safetensors", tensors[name], config, meta)
-        file, state_of = aside / f"{OPTIMIZER}.safetensors", tensors.get(OPTIMIZER, {})
+            save_weights(aside / tensors_file(name), tensors[name], config, meta)
+        file, state_of = aside / tensors_file(OPTIMIZER), tensors.get(OPTIMIZER, {})
         save_tensors({k: v.detach().cpu().contiguous() for k, v in state_of.items()}, file)
         flush(file)
         files = {path.name: {"bytes": path.stat().st_size, "sha256": _sha256(path)} for path in sorted(aside.iterdir())}
         noted = {"format": FORMAT, "step": step, **state, "files": files}
-        write_json(aside / STATE, {**noted, "sha256": _digest(noted)})
+        write_json(aside / STATE, {**noted, "sha256": json_digest(noted)})
         flush(aside)
         if final.exists():
             shutil.rmtree(final)
@@ -112,19 +108,17 @@ def _removed_after_an_error(aside: Path) -> Iterator[None]:
         raise
 
 
-def newest_checkpoint(root: Path) -> tuple[Saved | None, list[str]]:
-    """The newest whole checkpoint, and one line for each newer one that is not whole.
-
-    Files are compared with the sizes and digests that were noted when they were written.
+def newest_checkpoint(root: Path, *, by_size: bool = False) -> tuple[Saved | None, list[str]]:
+    """The newest whole checkpoint, and one line for each newer one that is not whole; `by_size` as `read_checkpoint` takes it.
 
     Raises:
         CheckpointError: they may not be read; a run that took an older one, or began anew, would lose what they hold.
     """
     problems: list[str] = []
     try:
-        for folder in sorted(_steps(root), reverse=True):
+        for folder in sorted(step_folders(root), reverse=True):
             try:
-                return read_checkpoint(folder), problems
+                return read_checkpoint(folder, by_size=by_size), problems
             except CheckpointError as error:
                 problems.append(str(error))
     except PermissionError as error:
@@ -136,7 +130,7 @@ def newest_checkpoint(root: Path) -> tuple[Saved | None, list[str]]:
 
 def newest_name(root: Path) -> str:
     """The name of the newest checkpoint folder, whole or not; "" where there is none."""
-    return max((path.name for path in _steps(root)), default="")
+    return max((path.name for path in step_folders(root)), default="")
 
 
 def set_aside_after(root: Path, step: int) -> None:
@@ -145,7 +139,7 @@ def set_aside_after(root: Path, step: int) -> None:
     What crashes left half written goes.
     """
     _remove(path for path in root.glob(".step_*") if path.is_dir())
-    for folder in _steps(root):
+    for folder in step_folders(root):
         if (step_of(folder) or 0) > step:
             aside = folder.with_name(f"{_TORN}{folder.name}")
             shutil.rmtree(aside, ignore_errors=True)
@@ -157,18 +151,22 @@ def is_set_aside(folder: Path) -> bool:
     return folder.name.startswith(_TORN)
 
 
-def read_checkpoint(folder: Path) -> Saved:
-    """Check one checkpoint against its own digests.
+def read_checkpoint(folder: Path, *, by_size: bool = False) -> Saved:
+    """Check one checkpoint against the sizes and digests that were noted when it was written.
+
+    Args:
+        folder: of the checkpoint.
+        by_size: read none of its files of tensors; whoever loads them reads them all.
 
     Raises:
         CheckpointError: a file is missing, cannot be read or is not what was written.
         PermissionError: it may not be read.
     """
     state = read_state(folder)
-    if state.pop("sha256", None) != _digest(state):
+    if state.pop("sha256", None) != json_digest(state):
         raise CheckpointError(f"{folder}: not a whole checkpoint: {STATE} changed since it was written")
     for name, noted in state["files"].items():
-        if not _is_as_noted(folder / name, noted):
+        if not _is_as_noted(folder / name, noted, by_size):
             raise CheckpointError(
                 f"{folder}: not a whole checkpoint: {name} is missing or changed since it was written"
             )
@@ -223,16 +221,6 @@ def read_state(folder: Path) -> dict[str, Any]:
     return dict(state)
 
 
-def step_folder(root: Path, step: int) -> Path:
-    """Of the checkpoint of a step."""
-    return root / f"step_{step:08d}"
-
-
-def step_of(folder: Path) -> int | None:
-    """That a checkpoint's folder is named after; None for another folder."""
-    return int(folder.name[5:]) if re.fullmatch(r"step_[0-9]+", folder.name) else None
-
-
 def _is_whole(folder: Path) -> bool:
     try:
         return bool(read_checkpoint(folder))
@@ -240,23 +228,14 @@ def _is_whole(folder: Path) -> bool:
         return False
 
 
-def _digest(state: Mapping[str, Any]) -> str:
-    """SHA-256 of what state.json holds beside this digest."""
-    return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
-
-
-def _is_as_noted(path: Path, noted: Mapping[str, Any]) -> bool:
+def _is_as_noted(path: Path, noted: Mapping[str, Any], by_size: bool) -> bool:
     try:
-        return path.is_file() and path.stat().st_size == noted["bytes"] and _sha256(path) == noted["sha256"]
+        right_size = path.is_file() and path.stat().st_size == noted["bytes"]
+        return right_size and (by_size or _sha256(path) == noted["sha256"])
     except PermissionError:
         raise
     except (OSError, KeyError, TypeError):  # a disk that lost the file's blocks says so when they are read
         return False
-
-
-def _steps(root: Path) -> list[Path]:
-    """The checkpoint folders; a glob would find none where the folder may not be read."""
-    return [path for path in root.iterdir() if path.name.startswith("step_")] if root.is_dir() else []
 
 
 def keep(root: Path, *, last: int, best: int, scores: Mapping[int, float], coming: int | None = None) -> bool:
@@ -271,7 +250,7 @@ def keep(root: Path, *, last: int, best: int, scores: Mapping[int, float], comin
     Returns:
         whether a checkpoint was deleted.
     """
-    folders = {step: path for path in root.glob("step_*") if (step := step_of(path)) is not None}
+    folders = {step: path for path in step_folders(root) if (step := step_of(path)) is not None}
     steps = sorted({*folders, *(() if coming is None else (coming,))})
     ranked = sorted((step for step in steps if step in scores), key=lambda step: (scores[step], step))
     kept = {*steps[-last:], *(ranked[-best:] if best else ()), *sorted(folders)[-1:]}

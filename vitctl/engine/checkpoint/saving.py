@@ -18,10 +18,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from vitctl.engine.averaging import Average
-from vitctl.engine.checkpoint.files import AVERAGE, MODEL, OPTIMIZER, is_set_aside, keep, save_checkpoint
+from vitctl.engine.checkpoint.files import is_set_aside, keep, save_checkpoint
 from vitctl.engine.distributed.sharding import full
 from vitctl.engine.journal import Journal
 from vitctl.engine.optimizer import optimizer_bytes, optimizer_tensors
+from vitctl.engine.run_files import AVERAGE, MODEL, OPTIMIZER
 from vitctl.errors import CheckpointError, os_code
 
 Snapshot = dict[str, dict[str, Tensor]]
@@ -69,11 +70,6 @@ class Saver:
         )
         self._no_more.clear()
         self._thread.start()
-
-    @property
-    def is_writing(self) -> bool:
-        """Whether a write is under way."""
-        return self._thread is not None and self._thread.is_alive()
 
     def finish(self) -> str:
         """Wait for the write under way, but for no room; what went wrong with it in words, "" when it is whole on disk."""

@@ -11,18 +11,11 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from vitctl.engine.checkpoint.files import (
-    AVERAGE,
-    MODEL,
-    OPTIMIZER,
-    Saved,
-    newest_checkpoint,
-    newest_name,
-    read_checkpoint,
-)
+from vitctl.engine.checkpoint.files import Saved, newest_checkpoint, newest_name, read_checkpoint
 from vitctl.engine.distributed.process_group import check_same, end_together
 from vitctl.engine.distributed.runtime import Runtime
 from vitctl.engine.distributed.sharding import is_sharded
+from vitctl.engine.run_files import AVERAGE, MODEL, OPTIMIZER
 from vitctl.errors import CheckpointError
 
 Held = Mapping[str, dict[str, Tensor]]  # file of a checkpoint -> its tensors by name

@@ -66,12 +66,7 @@ def like(whole: Tensor, reference: Tensor) -> Tensor:
     return distribute_tensor(placed, reference.device_mesh, reference.placements, src_data_rank=None)
 
 
-def full_state(model: nn.Module) -> dict[str, Tensor]:
-    """The state of a model, whole; all processes must ask for it together."""
-    return {name: full(tensor).detach() for name, tensor in model.state_dict().items()}
-
-
 def load_full_state(model: nn.Module, state: dict[str, Tensor]) -> None:
-    """The inverse of `full_state`."""
+    """Give a model a whole state, of which each process takes its part."""
     own = model.state_dict()
     model.load_state_dict({name: like(value, own[name]) if name in own else value for name, value in state.items()})

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+from vitctl.engine.run_files import CHECKPOINTS, MODEL, step_folders, tensors_file
 from vitctl.errors import CheckpointError, RecipeError
 from vitctl.models.configs import Config, MaskedPatchConfig, ViTConfig
 from vitctl.models.variants import variant
@@ -25,7 +26,7 @@ class Stored(NamedTuple):
 def find_network(
     source: str, *, which: str = "", model: str = "", job: str = "finetune", fetch: Fetch = cached
 ) -> Stored:
-    """The network of the weights that weights.source means; of a run no tensor is read, unless `which` chooses a checkpoint.
+    """The network of the weights that weights.source means; no tensor is read.
 
     Args:
         source, which, model, job: as `find_weights` takes them.
@@ -45,7 +46,7 @@ def find_network(
         if path is None:
             from vitctl.jobs.record.runs import choose_weights
 
-            path, _ = choose_weights(place, which)
+            path, _ = choose_weights(place, which, by_size=True)
         path = locate(path, cached)
         source = str(path)
     else:
@@ -66,8 +67,8 @@ def find_network(
 
 def _newest_file(folder: Path) -> Path | None:
     """The weights of a run folder's newest checkpoint that has some: all of a run are of one network."""
-    files = sorted((folder / "checkpoints").glob("step_*/model.safetensors"))
-    return files[-1] if files else None
+    files = (step / tensors_file(MODEL) for step in step_folders(folder / CHECKPOINTS))
+    return max(filter(Path.exists, files), default=None)
 
 
 def model_config(recipe: Pretrain, num_classes: int) -> Config:

@@ -1,13 +1,13 @@
 """What a training is made of - images, start weights, recipe - kept in its checkpoints, so that nothing goes on from another one."""
 
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from vitctl.data.source.read import Source
+from vitctl.engine.journal import json_digest
+from vitctl.engine.run_files import RECIPE
 from vitctl.errors import CheckpointError
 from vitctl.recipe.neutral import deciding
 from vitctl.recipe.schema import TrainRecipe
@@ -55,7 +55,7 @@ class Identity:
         differing = differences(state[KEY], self.made_of)
         root = _root(self.folder)
         allowed = _read_allowed(root)
-        if not differing or _digest(self.made_of) in allowed["before"]:
+        if not differing or json_digest(self.made_of) in allowed["before"]:
             return ""
         words = "; ".join(text for _, text in differing)
         refused = dict.fromkeys(key for key, _ in differing if not _covers(allowed["now"], key))
@@ -66,7 +66,7 @@ class Identity:
                 f"all the same with: vitctl resume {typed(root)} {keys}"
             )
         said = [*allowed["said"], *(text for _, text in differing)]
-        write_json(root / ALLOWED, allowed | {"before": [*allowed["before"], _digest(self.made_of)], "said": said})
+        write_json(root / ALLOWED, allowed | {"before": [*allowed["before"], json_digest(self.made_of)], "said": said})
         return f"going on from {name} with something else on purpose: {words}"
 
 
@@ -136,17 +136,13 @@ def _told(source: Source) -> dict[str, Any]:
     return {
         "sha256": source.digest,
         "num_images": len(source),
-        "class_names": _digest(source.class_names),
+        "class_names": json_digest(source.class_names),
     }
-
-
-def _digest(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def _root(folder: Path) -> Path:
     """The run folder of a training, which may be one of many in it."""
-    return next((path for path in (folder, *folder.parents) if (path / "recipe.toml").is_file()), folder)
+    return next((path for path in (folder, *folder.parents) if (path / RECIPE).is_file()), folder)
 
 
 def _covers(allowed: Sequence[str], key: str) -> bool:

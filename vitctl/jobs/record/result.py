@@ -1,8 +1,6 @@
 """What a job leaves behind: RUN/result.json, with all that two numbers must share to be compared."""
 
-import hashlib
 import importlib.metadata
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -13,14 +11,14 @@ from pydantic import AfterValidator, BaseModel, TypeAdapter, ValidationError
 
 from vitctl.data.source.provenance import source_text
 from vitctl.data.source.read import Source
-from vitctl.engine.journal import with_infinities, write_json
+from vitctl.engine.journal import json_digest, with_infinities, write_json
+from vitctl.engine.run_files import RESULT
 from vitctl.errors import CheckpointError
 from vitctl.recipe.neutral import deciding, result_neutral
 from vitctl.recipe.schema import Recipe
 from vitctl.system.files import read_bytes
 from vitctl.system.text import one_line
 
-FILE = "result.json"
 _MOST_BYTES = 256 * 2**20
 # What the digests of data cover; those of earlier releases were of index.json alone.
 DATA_DIGEST = {"data_digest": "index, tables, views"}
@@ -103,13 +101,12 @@ def with_recipe(result: RunResult, recipe: Recipe) -> RunResult:
 
 def recipe_digest(recipe: Recipe, free: tuple[str, ...], resolved: Mapping[str, Any]) -> str:
     """SHA-256 of a recipe's values, but for those whose keys begin as one of `free`; `resolved` replaces some of them."""
-    values = deciding(recipe, free) | dict(resolved)
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+    return json_digest(deciding(recipe, free) | dict(resolved))
 
 
 def write_result(folder: Path, result: RunResult) -> RunResult:
     """Write RUN/result.json whole, and hand the result on."""
-    write_json(folder / FILE, asdict(result))
+    write_json(folder / RESULT, asdict(result))
     return result
 
 
@@ -119,7 +116,7 @@ def read_result(folder: Path) -> RunResult | None:
     Raises:
         CheckpointError: the file is not a result.
     """
-    path = folder / FILE
+    path = folder / RESULT
     if not path.exists():
         return None
     try:

@@ -6,20 +6,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vitctl.engine.checkpoint.files import (
-    AVERAGE,
-    MODEL,
-    STATE,
-    newest_checkpoint,
-    read_checkpoint,
-    step_folder,
-    step_of,
-)
+from vitctl.engine.checkpoint.files import newest_checkpoint, read_checkpoint
 from vitctl.engine.evaluation import Score
 from vitctl.engine.journal import LOG, read_lines
-from vitctl.engine.training import CHECKPOINTS
+from vitctl.engine.run_files import (
+    AVERAGE,
+    CHECKPOINTS,
+    MODEL,
+    RECIPE,
+    RESULT,
+    STATE,
+    step_folder,
+    step_of,
+    tensors_file,
+)
 from vitctl.errors import CheckpointError, RecipeError
-from vitctl.jobs.record.result import FILE, RunResult, read_result
+from vitctl.jobs.record.result import RunResult, read_result
 from vitctl.recipe.write import written_name
 from vitctl.system.files import read_toml
 
@@ -77,7 +79,7 @@ class Chosen:
         return "; ".join([*said, *(f"passed over: {problem}" for problem in self.damaged)])
 
 
-def choose_weights(place: Path, which: str = "") -> tuple[Path, Chosen]:
+def choose_weights(place: Path, which: str = "", *, by_size: bool = False) -> tuple[Path, Chosen]:
     """The weights file that a run folder, a checkpoint folder, a folder of another program or a file stands for.
 
     Args:
@@ -86,23 +88,24 @@ def choose_weights(place: Path, which: str = "") -> tuple[Path, Chosen]:
             step; "ema" or "model": the Polyak average, or the weights themselves, of the checkpoint that stands for the run.
             "": that one, which is the best of a run with early stopping, and the last of any other. The Polyak average is
             taken where the run kept one and "model" does not ask for the weights themselves.
+        by_size: as `read_checkpoint` takes it.
 
     Raises:
         CheckpointError: there are no such weights.
 
     Paper: Section 4.1 (averaging), Section 4.3 (early stopping)
     """
-    if (place / "recipe.toml").is_file() and not (place / CHECKPOINTS).is_dir():
+    if (place / RECIPE).is_file() and not (place / CHECKPOINTS).is_dir():
         raise CheckpointError(f"{place}: a run without checkpoints; give one that has been trained with --from")
     if (place / CHECKPOINTS).is_dir():
-        folder, chosen = _checkpoint(place, "" if which in (AVERAGE, MODEL) else which)
+        folder, chosen = _checkpoint(place, "" if which in (AVERAGE, MODEL) else which, by_size)
     else:
         folder, chosen = place, Chosen()
         if which not in ("", AVERAGE, MODEL):
             raise CheckpointError(
                 f"{place}: --weights {which} chooses among the checkpoints of a run; give a run folder"
             )
-    is_ours = folder.is_dir() and ((folder / STATE).exists() or (folder / f"{AVERAGE}.safetensors").exists())
+    is_ours = folder.is_dir() and ((folder / STATE).exists() or (folder / tensors_file(AVERAGE)).exists())
     if not is_ours:
         if which:
             raise CheckpointError(f"{place}: --weights {which}: this is one set of weights; leave --weights out")
@@ -110,10 +113,10 @@ def choose_weights(place: Path, which: str = "") -> tuple[Path, Chosen]:
             raise CheckpointError(
                 f"{folder}: no such weights; give a run folder, a checkpoint folder or a weights file with --from"
             )
-        return folder, Chosen(step=step_of(folder.parent), averaged=folder.name == f"{AVERAGE}.safetensors")
-    has_average = (folder / f"{AVERAGE}.safetensors").exists()
+        return folder, Chosen(step=step_of(folder.parent), averaged=folder.name == tensors_file(AVERAGE))
+    has_average = (folder / tensors_file(AVERAGE)).exists()
     name = which if which in (AVERAGE, MODEL) else AVERAGE if has_average else MODEL
-    path = folder / f"{name}.safetensors"
+    path = folder / tensors_file(name)
     if chosen.how != _GIVEN:
         result = read_result(place)
         chosen = replace(chosen, unfinished=result is None or result.status != "done")
@@ -122,7 +125,7 @@ def choose_weights(place: Path, which: str = "") -> tuple[Path, Chosen]:
     return path, replace(chosen, step=step_of(folder), averaged=name == AVERAGE)
 
 
-def _checkpoint(run: Path, which: str) -> tuple[Path, Chosen]:
+def _checkpoint(run: Path, which: str, by_size: bool) -> tuple[Path, Chosen]:
     """The folder of the checkpoint that is asked of a run, whole."""
     root, scores = run / CHECKPOINTS, {step: score.accuracy for step, score in logged_scores(run).items()}
     kept = sorted(step for path in root.iterdir() if (step := step_of(path)) is not None)
@@ -130,13 +133,13 @@ def _checkpoint(run: Path, which: str) -> tuple[Path, Chosen]:
     best = max(scored, key=lambda step: (scores[step], step), default=None)
     how = which or ("best" if stops_early(run) else "last")
     if how == "last":
-        saved, problems = newest_checkpoint(root)
+        saved, problems = newest_checkpoint(root, by_size=by_size)
         if saved is None:
             raise CheckpointError(f"{run}: holds no whole checkpoint{': ' + problems[0] if problems else ''}")
         _check_recorded(run, how, saved.step, problems)
         own = scores.get(saved.step)
         better = (best, scores[best]) if best is not None and own is not None and scores[best] > own else None
-        if better and not _is_whole(step_folder(root, better[0])):
+        if better and not _is_whole(step_folder(root, better[0]), by_size):
             better = None
         return saved.folder, Chosen("last", accuracy=own, better=better, damaged=tuple(problems))
     if how == "best" and best is None:
@@ -148,7 +151,7 @@ def _checkpoint(run: Path, which: str) -> tuple[Path, Chosen]:
         raise CheckpointError(f"{run}: has no checkpoint of step {how}; kept are {', '.join(map(str, kept)) or 'none'}")
     if how == "best":
         _check_recorded(run, how, step, [])
-    folder = read_checkpoint(step_folder(root, step)).folder
+    folder = read_checkpoint(step_folder(root, step), by_size=by_size).folder
     return folder, Chosen("best" if how == "best" else "step", accuracy=scores.get(step))
 
 
@@ -169,9 +172,9 @@ def _check_recorded(run: Path, how: str, step: int, problems: Sequence[str]) -> 
     )
 
 
-def _is_whole(folder: Path) -> bool:
+def _is_whole(folder: Path, by_size: bool) -> bool:
     try:
-        read_checkpoint(folder)
+        read_checkpoint(folder, by_size=by_size)
     except (CheckpointError, OSError):
         return False
     return True
@@ -180,7 +183,7 @@ def _is_whole(folder: Path) -> bool:
 def stops_early(run: Path) -> bool:
     """Whether a run's recipe says that its best checkpoint stands for it."""
     try:
-        evaluation = read_toml(run / "recipe.toml", error=RecipeError)[0].get("evaluation")
+        evaluation = read_toml(run / RECIPE, error=RecipeError)[0].get("evaluation")
     except RecipeError:
         return False
     return isinstance(evaluation, dict) and bool(evaluation.get("early_stopping", False))
@@ -216,7 +219,7 @@ def newest_run(job: str, runs: Path = RUNS) -> Newest:
         CheckpointError: there is none.
     """
     jobs = TRAINING if job in _TAKES_ANY else PRETRAINING
-    found = [(file.stat().st_mtime, file.parent, read_result(file.parent)) for file in runs.glob(f"*/{FILE}")]
+    found = [(file.stat().st_mtime, file.parent, read_result(file.parent)) for file in runs.glob(f"*/{RESULT}")]
     done = [
         (when, folder, result)
         for when, folder, result in found
@@ -237,7 +240,7 @@ def newest_run(job: str, runs: Path = RUNS) -> Newest:
 def _described(folder: Path, result: RunResult, when: float) -> str:
     accuracy = result.metrics.get("accuracy")
     return (
-        f"{result.job}, recipe {written_name(folder / 'recipe.toml') or 'unknown'}, "
+        f"{result.job}, recipe {written_name(folder / RECIPE) or 'unknown'}, "
         f"finished {time.strftime('%Y-%m-%d %H:%M', time.localtime(when))}, "
         + (f"accuracy {accuracy:.2%}" if accuracy is not None else "not scored")
     )
@@ -246,20 +249,20 @@ def _described(folder: Path, result: RunResult, when: float) -> str:
 def _passed_over(runs: Path, jobs: tuple[str, ...], since: float) -> list[str]:
     """Newer runs of the same jobs that do not count, each with the reason."""
     passed = []
-    for file in sorted(runs.glob("*/recipe.toml")):
+    for file in sorted(runs.glob(f"*/{RECIPE}")):
         folder = file.parent
         if _job_of(file) in jobs and _touched(folder) > since:
             result = read_result(folder)
             if result is None or result.status != "done":
                 passed.append(f"{folder} ({result.status if result else 'not finished'})")
-    for file in sorted(runs.glob(f"*/*/{FILE}")):
-        if _job_of(file.parent / "recipe.toml") in jobs and file.stat().st_mtime > since:
+    for file in sorted(runs.glob(f"*/*/{RESULT}")):
+        if _job_of(file.parent / RECIPE) in jobs and file.stat().st_mtime > since:
             passed.append(f"{file.parent} (deeper than {runs}/NAME)")
     return passed
 
 
 def _touched(folder: Path) -> float:
-    return max(path.stat().st_mtime for path in (folder / FILE, folder / LOG, folder / "recipe.toml") if path.exists())
+    return max(path.stat().st_mtime for path in (folder / RESULT, folder / LOG, folder / RECIPE) if path.exists())
 
 
 def _job_of(recipe: Path) -> str:

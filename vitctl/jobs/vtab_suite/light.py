@@ -10,7 +10,7 @@ from vitctl.data.source.read import Source
 from vitctl.engine.evaluation import Score
 from vitctl.engine.metrics import count_by_class, mean_per_class
 from vitctl.engine.ridge import fit_and_score
-from vitctl.jobs.features import FeaturePass
+from vitctl.jobs.features import ImagePass
 from vitctl.jobs.inputs.weights import loaded_model
 from vitctl.jobs.sweep import Scored, finished_or
 from vitctl.jobs.training import num_workers, on_device, open_journal
@@ -69,7 +69,7 @@ def _frozen(bench: Bench) -> Model:
 def _features(bench: Bench, model: Model, source: Source) -> Tensor:
     """Representations [N, R] of a split."""
     recipe, runtime, meta = bench.recipe, bench.runtime, bench.found.weights.meta
-    look = FeaturePass(
+    look = ImagePass(
         runtime,
         open_journal(runtime, bench.run_dir, bench.report),
         scored_as(bench),

@@ -9,12 +9,12 @@ from torch import Tensor, nn
 from vitctl.data.datasets.vtab_images import TaskData
 from vitctl.data.images.transforms import EvalTransform, TrainTransform
 from vitctl.data.source.read import Source
-from vitctl.engine.checkpoint.files import AVERAGE, newest_checkpoint
+from vitctl.engine.checkpoint.files import newest_checkpoint
 from vitctl.engine.distributed.runtime import Runtime
 from vitctl.engine.evaluation import Score
 from vitctl.engine.journal import Record, Report
 from vitctl.engine.preemption import StopFlag
-from vitctl.engine.training import CHECKPOINTS
+from vitctl.engine.run_files import AVERAGE, CHECKPOINTS
 from vitctl.jobs.inputs.network import rates_of
 from vitctl.jobs.inputs.weights import Found, transferred_model
 from vitctl.jobs.record.result import recipe_digest

@@ -14,7 +14,7 @@ from urllib.parse import unquote, urlsplit
 
 from vitctl.errors import CheckpointError
 from vitctl.system.bounds import WEIGHTS
-from vitctl.system.files import no_links, open_lock, write_text
+from vitctl.system.files import cache_folder, no_links, open_lock, write_text
 from vitctl.system.http import ATTEMPTS, Client, PassingError, Response, pieces, split_address, told_bytes, told_span
 from vitctl.system.text import has_control, one_line
 
@@ -78,11 +78,6 @@ def cached(url: str) -> Path:
     if not path.exists():
         raise NotOnServerError(f"{url}: not in {cache_folder()} yet")
     return path
-
-
-def cache_folder() -> Path:
-    """Return where downloads are kept."""
-    return Path(os.environ.get("VITCTL_CACHE") or Path.home() / ".cache" / "vitctl")
 
 
 def _place(cache: Path, url: str) -> Path:

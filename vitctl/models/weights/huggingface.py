@@ -8,6 +8,7 @@ from vitctl.errors import CheckpointError
 from vitctl.models.configs import Config, ViTConfig
 from vitctl.models.weights.formats import Beside, Described, Format, Numerics, View, vit_misfits, vit_shape
 from vitctl.models.weights.rules import Table, Tensors, entry, pair
+from vitctl.models.weights.sources import CONFIG, PREPROCESSOR
 
 NUMERICS = Numerics(gelu="erf", norm_eps=1e-12)
 # What we write comes first for each form.
@@ -155,7 +156,7 @@ def _sidecars(config: Config, meta: Mapping[str, Any]) -> dict[str, dict[str, An
         "image_mean": list(meta.get("mean", _IMAGE_PROCESSOR["image_mean"])),
         "image_std": list(meta.get("std", _IMAGE_PROCESSOR["image_std"])),
     }
-    return {"config.json": described, "preprocessor_config.json": processor}
+    return {CONFIG: described, PREPROCESSOR: processor}
 
 
 FORMAT = Format(

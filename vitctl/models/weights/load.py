@@ -27,10 +27,7 @@ from vitctl.models.weights.rules import Tensors, listed, rules_for, to_ours
 from vitctl.models.weights.sources import Fetch, locate
 from vitctl.system.text import one_line
 
-FILE_NAME = "model.safetensors"
 FORMAT = "vitctl/1"
-# One key, because safetensors stores several in no fixed order, and equal weights must give equal files.
-_METADATA_KEY = OWN_KEY
 # A file belongs to the first format that claims it; the hybrid's tensors include a ViT's.
 _FOREIGN: dict[str, Format] = {
     "google-hybrid": google.HYBRID,
@@ -40,10 +37,6 @@ _FOREIGN: dict[str, Format] = {
     "hf": huggingface.FORMAT,
     "torchvision": torchvision.FORMAT,
 }
-_CONVERT = (
-    "a pickle or zip archive, never opened because it can run code; "
-    "where you trust it, convert it with torch.load(..., weights_only=True) and safetensors.torch.save_file"
-)
 # The sizes that a model's name stands for.
 _NAMED_FIELDS = ("patch_size", "hidden_size", "depth", "mlp_size", "num_heads", "stage_depths", "width")
 
@@ -68,17 +61,17 @@ class Weights:
 
 
 def save_weights(
-    path: str | Path, model_or_state: nn.Module | Mapping[str, Tensor], config: Config, meta: Mapping[str, Any]
+    path: Path, model_or_state: nn.Module | Mapping[str, Tensor], config: Config, meta: Mapping[str, Any]
 ) -> Path:
-    """Write `path` whole or not at all, and return the file; a folder receives `model.safetensors`.
+    """Write `path` whole or not at all, and return it.
 
     `meta` is JSON-able. Equal weights, configuration and metadata give files equal byte by byte.
     """
-    path = _weights_file(path)
     state = model_or_state.state_dict() if isinstance(model_or_state, nn.Module) else model_or_state
     tensors = {name: state[name].detach().cpu().contiguous() for name in sorted(state)}
     header = {"format": FORMAT, "config": to_dict(config), "meta": dict(meta)}
-    metadata = {_METADATA_KEY: json.dumps(header, sort_keys=True, allow_nan=False)}
+    # One key, because safetensors stores several in no fixed order, and equal weights must give equal files.
+    metadata = {OWN_KEY: json.dumps(header, sort_keys=True, allow_nan=False)}
     return write_whole(path, lambda aside: save_tensors(tensors, aside, metadata))
 
 
@@ -102,8 +95,11 @@ def read_weights(
     """
     named = variant(model) if model else None
     path = locate(source, fetch)
-    ours = kind_of(path) == "safetensors" and _METADATA_KEY in _metadata(path)
-    weights = _read_ours(path) if ours else _read_foreign(path, getattr(named, "num_heads", num_heads))
+    metadata = _metadata(path) if kind_of(path) == "safetensors" else {}
+    ours = OWN_KEY in metadata
+    weights = (
+        _read_ours(path, metadata[OWN_KEY]) if ours else _read_foreign(path, getattr(named, "num_heads", num_heads))
+    )
     differing = [
         f"{name} {getattr(weights.config, name, 'none')} instead of {getattr(named, name)}"
         for name in _NAMED_FIELDS
@@ -140,19 +136,6 @@ def _is_finite(tensor: Tensor) -> bool:
     return all(bool(extreme.float().isfinite()) for extreme in tensor.aminmax())  # float32 is what it is computed in
 
 
-def load_weights(path: str | Path) -> Weights:
-    """Read a weights file, or the one inside a folder. Raises CheckpointError, saying what the file is instead."""
-    path = _weights_file(path)
-    if kind_of(path) != "safetensors":
-        raise CheckpointError(f"{path}: {_CONVERT}")
-    header = _header(path, _metadata(path))
-    state = read_tensors(path)
-    try:
-        return Weights(from_dict(header["config"]), state, header["meta"])
-    except CheckpointError as error:
-        raise CheckpointError(f"{path}: {error}") from error
-
-
 def weights_digest(state: Mapping[str, Tensor]) -> str:
     """Return the sha256 (hex) over the names, dtypes, shapes and bytes of all tensors, in the order of their names."""
     digest = hashlib.sha256()
@@ -163,10 +146,11 @@ def weights_digest(state: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def _read_ours(path: Path) -> Weights:
+def _read_ours(path: Path, text: str) -> Weights:
     """What the header claims is held against the tensors before anything of the claimed size is made."""
-    weights = load_weights(path)
+    header, state = _header(path, text), read_tensors(path)
     try:
+        weights = Weights(from_dict(header["config"]), state, header["meta"])
         if (depth := getattr(weights.config, "depth", 0)) > len(weights.state):
             raise CheckpointError(f"{len(weights.state)} tensors are no model of depth {depth}")
         check_state(weights.state, build(weights.config, device="meta").state_dict())
@@ -222,11 +206,6 @@ def _recognise(tensors: Tensors) -> tuple[str, Tensors]:
     raise CheckpointError(f"tensors of no model that is known ({known}); it holds {listed(list(tensors))}")
 
 
-def _weights_file(path: str | Path) -> Path:
-    path = Path(path)
-    return path / FILE_NAME if path.is_dir() else path
-
-
 def _metadata(path: Path) -> dict[str, str]:
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
@@ -237,12 +216,10 @@ def _metadata(path: Path) -> dict[str, str]:
         ) from error
 
 
-def _header(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
+def _header(path: Path, text: str) -> dict[str, Any]:
     """Return our JSON out of the safetensors metadata."""
-    if _METADATA_KEY not in metadata:
-        raise CheckpointError(f"{path}: a safetensors file without vitctl metadata, so the model it fits is not known")
     try:
-        header: Any = json.loads(metadata[_METADATA_KEY])
+        header: Any = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: its vitctl metadata is not JSON ({one_line(str(error))})") from error
     stored_format = header.get("format") if isinstance(header, dict) else None

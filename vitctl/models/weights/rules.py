@@ -109,19 +109,28 @@ def to_ours(tensors: Tensors, rules: Iterable[Rule], model: Mapping[str, Tensor]
     """
     rules = list(rules)
     wanted = to_theirs(model, rules)  # the same rules backwards tell every name and shape that the file must have
-    problems = {
+    refuse("the tensors do not make a whole model", mismatches(tensors, wanted, "expected"))
+    return {rule.ours: rule.read(tensors) for rule in rules}
+
+
+def mismatches(tensors: Mapping[str, Tensor], wanted: Mapping[str, Tensor], should: str) -> dict[str, list[str]]:
+    """Kind of problem -> names, of tensors that are held against others; `should` stands before a wanted shape."""
+    return {
         "missing": [name for name in wanted if name not in tensors],
         "unexpected": [name for name in tensors if name not in wanted],
         "wrong shape": [
-            f"{name} is {list(tensors[name].shape)}, expected {list(tensor.shape)}"
+            f"{name} is {list(tensors[name].shape)}, {should} {list(tensor.shape)}"
             for name, tensor in wanted.items()
             if name in tensors and tensors[name].shape != tensor.shape
         ],
     }
+
+
+def refuse(heading: str, problems: Mapping[str, list[str]]) -> None:
+    """Raise CheckpointError with one line for each kind of problem that occurs, showing the first few of each."""
     lines = [f"  {kind}: {listed(found)}" for kind, found in problems.items() if found]
     if lines:
-        raise CheckpointError("\n".join(["the tensors do not make a whole model", *lines]))
-    return {rule.ours: rule.read(tensors) for rule in rules}
+        raise CheckpointError("\n".join([heading, *lines]))
 
 
 def listed(names: list[str]) -> str:

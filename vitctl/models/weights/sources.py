@@ -12,7 +12,7 @@ Fetch = Callable[[str], Path]
 # In the order of preference; the second is a pickle, and read as one: tensors or nothing.
 FILE_NAMES = ("model.safetensors", "pytorch_model.bin")
 # What the formats of other programs keep beside their weights.
-BESIDE = ("config.json", "preprocessor_config.json")
+CONFIG, PREPROCESSOR = BESIDE = ("config.json", "preprocessor_config.json")
 
 
 def locate(source: str | Path, fetch: Fetch) -> Path:

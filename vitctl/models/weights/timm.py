@@ -8,6 +8,7 @@ from vitctl.errors import CheckpointError
 from vitctl.models.configs import Config, ViTConfig
 from vitctl.models.weights.formats import Beside, Described, Format, Numerics, View, vit_misfits, vit_shape
 from vitctl.models.weights.rules import Table, Tensors, entry, pair
+from vitctl.models.weights.sources import CONFIG
 
 NUMERICS = Numerics(gelu="erf", norm_eps=1e-6)
 _GELU: dict[str, Literal["tanh", "erf"]] = {"gelu": "erf", "gelu_erf": "erf", "gelu_tanh": "tanh"}
@@ -158,7 +159,7 @@ def _sidecars(config: Config, meta: Mapping[str, Any]) -> dict[str, dict[str, An
         # timm cannot be told, but the way back must not lose it.
         **({} if config.norm_eps == NUMERICS["norm_eps"] else {"norm_eps": config.norm_eps}),
     }
-    return {"config.json": described}
+    return {CONFIG: described}
 
 
 def _mlp_ratio(config: ViTConfig) -> float:

@@ -15,10 +15,11 @@ from vitctl.models.weights.files import save_tensors, write_json, write_whole
 from vitctl.models.weights.formats import Format
 from vitctl.models.weights.load import Weights, save_weights
 from vitctl.models.weights.rules import Tensors, rules_for, to_theirs
+from vitctl.models.weights.sources import FILE_NAMES
 
 Target = Literal["safetensors", "google", "timm", "hf", "torchvision"]
 _FORMATS = {"timm": timm.FORMAT, "hf": huggingface.FORMAT, "torchvision": torchvision.FORMAT}
-_FILE_NAMES = {"safetensors": "model.safetensors", "npz": "model.npz"}
+_FILE_NAMES = {"safetensors": FILE_NAMES[0], "npz": "model.npz"}
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from vitctl.data.writer.items import Originals
 from vitctl.errors import DataError
 
 ARCHIVE = "vtab-1k.zip, the layout with train800.txt, val200.txt, train800val200.txt and test.txt in a folder per task"
+LIST = "train800.txt"  # what a folder of a task is known by
 SIZES = {"train800": 800, "val200": 200, "train800val200": 1000}
 SOURCE = "VTAB-1k, community copy (JPEG again, not the original bytes)"
 # What `vitctl data export-vtab1k` adds: where its images came from, and their original names.

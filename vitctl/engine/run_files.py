@@ -1,0 +1,30 @@
+"""Names of what lies in a run folder and in its checkpoints, for all that look for them. Imports no torch."""
+
+import re
+from pathlib import Path
+
+RECIPE, RESULT, CHECKPOINTS = "recipe.toml", "result.json", "checkpoints"
+# A checkpoint's files of tensors, each NAME.safetensors; no average where there is none.
+MODEL, AVERAGE, OPTIMIZER = "model", "ema", "optimizer"
+STATE = "state.json"
+STEPS = "step_*"
+
+
+def tensors_file(name: str) -> str:
+    """Of a checkpoint: the file of its model, average or optimizer."""
+    return f"{name}.safetensors"
+
+
+def step_folder(root: Path, step: int) -> Path:
+    """Of the checkpoint of a step."""
+    return root / f"step_{step:08d}"
+
+
+def step_of(folder: Path) -> int | None:
+    """That a checkpoint's folder is named after; None for another folder."""
+    return int(folder.name[5:]) if re.fullmatch(r"step_[0-9]+", folder.name) else None
+
+
+def step_folders(root: Path) -> list[Path]:
+    """The checkpoint folders; a glob would find none where the folder may not be read."""
+    return [path for path in root.iterdir() if path.name.startswith("step_")] if root.is_dir() else []
