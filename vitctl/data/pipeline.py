@@ -15,7 +15,7 @@ from vitctl.data.images.decode import BadSample
 from vitctl.data.images.formats import image_extension
 from vitctl.data.loader.batches import share
 from vitctl.data.source.order import Order, SampleOrder
-from vitctl.data.source.read import Source, told_key
+from vitctl.data.source.read import Source, sample_key
 from vitctl.data.writer.plan import label_text
 from vitctl.errors import DataError
 
@@ -103,7 +103,7 @@ def _members(source: Source, sample: int, label: int | list[int], epoch: int) ->
     try:
         image = source.read(sample)
     except BadSample as error:
-        raise DataError(f"{source.place(sample)}: sample {told_key(source, sample)} cannot be read ({error})") from None
+        raise DataError(f"{source.place(sample)}: sample {sample_key(source, sample)} cannot be read ({error})") from None
     name, text = label_text(label if isinstance(label, int) else tuple(one for one in label if one >= 0))
     about = {"__key__": source.key(sample), "__url__": source.place(sample), "__epoch__": epoch}
     return {**about, image_extension(image) or "jpg": image, name: text}

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from vitctl.data.images.transforms import EvalTransform, TrainTransform
 from vitctl.data.loader.batches import Batch, train_batches
 from vitctl.data.source.order import Order, SampleOrder
-from vitctl.data.source.read import Source, told_key
+from vitctl.data.source.read import Source, sample_key
 from vitctl.engine.averaging import Average
 from vitctl.engine.checkpoint.saving import Saver
 from vitctl.engine.distributed.micro_batch import fits_everywhere, largest_micro_batch
@@ -186,7 +186,7 @@ def train(
         batches=lambda first_step: batches(first_step, micro_batch, workers),
         num_images=len(source),
         flops_per_image=training_flops(model.config, 1),
-        key=partial(told_key, source),
+        key=partial(sample_key, source),
         score=partial(look.through, evaluate, "scoring", source=scored) if scored is not None else None,
         probe=probe,
         identity=identity(recipe, folder, source, scored, started_from),

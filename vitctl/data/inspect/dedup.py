@@ -12,7 +12,7 @@ from vitctl.data.inspect.contact_sheet import Cell, cell, draw_sheet, save
 from vitctl.data.inspect.hamming import Match, find_matches
 from vitctl.data.inspect.perceptual_hash import Fingerprints, fingerprints
 from vitctl.data.shards.index import read_index
-from vitctl.data.source.read import ShardSource, Source, told_key
+from vitctl.data.source.read import ShardSource, Source, sample_key
 from vitctl.system.pool import Done
 from vitctl.system.tables import write_csv
 
@@ -82,7 +82,7 @@ def write_report(own: Source, found: list[Found], folder: Path) -> list[Path]:
     for one in found:
         for match in one.matches:
             kind = "exact" if match.is_exact else "near"
-            keys = told_key(own, match.sample), one.name, told_key(one.source, match.other)
+            keys = sample_key(own, match.sample), one.name, sample_key(one.source, match.other)
             rows.append((*keys, kind, match.bits, Path(own.place(match.sample)).name))
     table = folder / MATCHES  # last: a folder without it holds no whole report, and is written again
     write_csv(table, rows)

@@ -19,7 +19,7 @@ from vitctl.data.loader.prefetch import ReadAhead, reads_whole_shards
 from vitctl.data.loader.shared_memory import SharedMemory
 from vitctl.data.loader.workers import start_workers, worker_start
 from vitctl.data.source.order import SampleOrder
-from vitctl.data.source.read import Source, has_label, told_key
+from vitctl.data.source.read import Source, has_label, sample_key
 from vitctl.errors import DataError
 from vitctl.system import bounds
 from vitctl.system.bounds import HELD
@@ -292,7 +292,7 @@ def _batch(
     for row in bad:
         labels[row] = np.clip(labels[row], 0, len(source.class_names) - 1)
     told = tuple(
-        (int(samples[row]), told_key(source, int(samples[row])), reason) for row, reason in sorted(bad.items())
+        (int(samples[row]), sample_key(source, int(samples[row])), reason) for row, reason in sorted(bad.items())
     )
     return Batch(
         images, torch.from_numpy(labels), torch.from_numpy(weights), torch.from_numpy(samples), told, memory=memory

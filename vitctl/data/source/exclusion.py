@@ -12,7 +12,7 @@ import numpy as np
 
 from vitctl.data.shards.index import Index, read_index
 from vitctl.data.source.image_digest import image_digest
-from vitctl.data.source.read import ShardSource, Source, View, told_key
+from vitctl.data.source.read import ShardSource, Source, View, sample_key
 from vitctl.errors import DataError
 from vitctl.system.bounds import INDEX
 from vitctl.system.files import read_json, write_json
@@ -138,7 +138,7 @@ def write_exclusion(index: Index, samples: Sequence[int], *, reason: str) -> int
         "rows": _rows_digest(index, together),
         "reason": reason,
         "images": [
-            {"sample": sample, "key": told_key(source, sample), "digest": image_digest(source, sample).hex()}
+            {"sample": sample, "key": sample_key(source, sample), "digest": image_digest(source, sample).hex()}
             for sample in together.tolist()
         ],
     }
@@ -173,7 +173,7 @@ def _read_by_key(path: Path, fields: dict[str, Any], index: Index) -> np.ndarray
 def _num_named(index: Index, keys: frozenset[str]) -> int:
     """How many samples of a split have one of these keys."""
     source = ShardSource(index)
-    return sum(told_key(source, sample) in keys for sample in range(len(source)))
+    return sum(sample_key(source, sample) in keys for sample in range(len(source)))
 
 
 def _shards_digest(index: Index) -> str:

@@ -373,7 +373,7 @@ class SyntheticSource:
         return file.getvalue()
 
 
-def told_key(source: Source, sample: int) -> str:
+def sample_key(source: Source, sample: int) -> str:
     """The key of a sample, or its number where its shard can no longer tell the key."""
     try:
         return source.key(sample)
