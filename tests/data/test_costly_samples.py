@@ -30,7 +30,7 @@ from vitctl.data.writer.items import Item
 from vitctl.data.writer.write import write_split
 from vitctl.errors import DataError, LaunchError, explained
 from vitctl.system import memory_lock
-from vitctl.system.descriptors import have_files
+from vitctl.system.descriptors import ensure_descriptors
 
 END = bytes(1024)
 TARS = {
@@ -169,24 +169,24 @@ def test_batches__pictures_in_flight_are_bounded(tmp_path: Path, monkeypatch: py
 def test_turns__one_worker_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_lock, "_OWN", [])
     monkeypatch.setattr(memory_lock, "_TAKEN_PART_IN", [])
-    shared = memory_lock.shared()
+    shared = memory_lock.shared_lock()
     reader, writer = os.pipe()
     if not (child := os.fork()):
-        memory_lock.take_part(shared)
-        memory_lock.wait_for_turn(2**30)
+        memory_lock.use_lock(shared)
+        memory_lock.acquire(2**30)
         os.write(writer, b"x")
         time.sleep(0.3)
         os._exit(0)
     os.read(reader, 1)
     began = time.monotonic()
-    memory_lock.wait_for_turn(2**30)  # not a worker: never waits
+    memory_lock.acquire(2**30)  # not a worker: never waits
     assert time.monotonic() - began < 0.2
-    memory_lock.take_part(shared)
-    memory_lock.wait_for_turn(10)  # not large
+    memory_lock.use_lock(shared)
+    memory_lock.acquire(10)  # not large
     assert time.monotonic() - began < 0.2
-    memory_lock.wait_for_turn(2**30)
+    memory_lock.acquire(2**30)
     assert os.waitpid(child, 0)[1] == 0 and time.monotonic() - began > 0.05
-    memory_lock.end_turn()
+    memory_lock.release()
 
 
 def rows_of(folder: Path) -> np.ndarray:
@@ -238,14 +238,14 @@ def test_workers__descriptors_are_counted_before_they_begin(monkeypatch: pytest.
     limits = [40, 4096]
     monkeypatch.setattr(resource, "getrlimit", lambda _: tuple(limits))
     monkeypatch.setattr(resource, "setrlimit", lambda _, both: set_to.append(both))
-    have_files(8)
+    ensure_descriptors(8)
     assert set_to and set_to[0][0] > 60
     limits[1] = 40
     with pytest.raises(
         LaunchError, match=r"8 loader workers need \d+ open files, the limit is 40; raise it \(ulimit -n"
     ):
-        have_files(8)
-    have_files(0)
+        ensure_descriptors(8)
+    ensure_descriptors(0)
 
 
 def test_workers__a_full_dev_shm_is_named() -> None:

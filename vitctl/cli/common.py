@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vitctl.cli import completion
-from vitctl.system.screen import outlive_screen
+from vitctl.system.screen import ignore_output_errors
 from vitctl.system.text import typed
 
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ def run_job(
     check_flags({flag: value for flag, (_, value) in flags.items()})
     member = begin()
     if not (dry_run or slurm):
-        outlive_screen()
+        ignore_output_errors()
     config = launch_config(member, nodes, restarts, out, slurm)
     overrides = [parse_override(text) for text in sets or ()]
     overrides += [Override(key, value, flag) for flag, (key, value) in flags.items() if value is not None]

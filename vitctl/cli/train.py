@@ -38,7 +38,7 @@ from vitctl.cli.common import (
     started_with,
     weights_flags,
 )
-from vitctl.system.screen import outlive_screen
+from vitctl.system.screen import ignore_output_errors
 from vitctl.system.text import typed
 
 Synthetic = Annotated[
@@ -193,7 +193,7 @@ def resume(
 
     member = begin()
     if not slurm:
-        outlive_screen()
+        ignore_output_errors()
     config = launch_config(member, nodes, restarts, run, slurm)
     if not (run / "recipe.toml").is_file():
         raise CheckpointError(

@@ -88,7 +88,7 @@ def test_stream__waits_as_long_as_it_is_told_but_not_for_ever(monkeypatch: pytes
     slept: list[float] = []
 
     def ask(*_: object) -> remote._Answer:
-        raise http.PassingError("busy", 7.0 if len(slept) == 0 else 10**9)
+        raise http.TransientError("busy", 7.0 if len(slept) == 0 else 10**9)
 
     monkeypatch.setattr(remote, "_from_http", ask)
     monkeypatch.setattr(http, "ATTEMPTS", 3)
@@ -102,7 +102,7 @@ def test_stream__pauses_double_up_to_a_bound_and_differ(monkeypatch: pytest.Monk
     slept: list[float] = []
 
     def ask(*_: object) -> remote._Answer:
-        raise http.PassingError("busy")
+        raise http.TransientError("busy")
 
     monkeypatch.setattr(remote, "_from_http", ask)
     monkeypatch.setattr(http, "ATTEMPTS", 10)

@@ -170,7 +170,7 @@ def test_read_exclusion__a_list_of_an_earlier_release(
     assert write_exclusion(index, [4], reason="") == 3
     assert json.loads((index.folder / FILE).read_text())["format"] == "vitctl-excluded/2"
     by_key(index, [3])
-    monkeypatch.setattr("vitctl.data.source.exclusion._MOST_KEYS", 19)
+    monkeypatch.setattr("vitctl.data.source.exclusion._MAX_KEYS", 19)
     with pytest.raises(DataError, match="made by an earlier release, which kept one image of each key"):
         read_exclusion(index)
     monkeypatch.undo()

@@ -68,7 +68,7 @@ def test_shard_source__works_in_other_processes(make_split: MakeSplit, method: s
 
 
 def test_shard_source__keeps_few_files_open(make_split: MakeSplit, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vitctl.data.source.read.open_files", lambda _: 3)
+    monkeypatch.setattr("vitctl.data.source.read.max_open_shards", lambda _: 3)
     gc.collect()
     before = len(os.listdir("/proc/self/fd"))
     source = ShardSource(make_split(20, max_samples=1))

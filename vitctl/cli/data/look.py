@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vitctl.cli.data.shards import bar
-from vitctl.system.screen import outlive_screen
+from vitctl.system.screen import ignore_output_errors
 
 if TYPE_CHECKING:
     from vitctl.data.inspect.stats import Stats
@@ -152,7 +152,7 @@ def dedup(
     from vitctl.errors import DataError, writing
 
     if apply:
-        outlive_screen()
+        ignore_output_errors()
     splits = _splits(folder)
     if len(splits) > 1 and split not in splits:
         raise DataError(f"{folder}: has no split '{split}'; found: {', '.join(splits)}")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from vitctl.cli import completion
-from vitctl.system.screen import outlive_screen
+from vitctl.system.screen import ignore_output_errors
 
 if TYPE_CHECKING:
     from vitctl.data.datasets.inventory import Checked
@@ -77,7 +77,7 @@ def prepare(
     from vitctl.jobs.prepare import prepare as make
     from vitctl.jobs.prepare import prepare_real
 
-    outlive_screen()
+    ignore_output_errors()
     workers = default_workers() if workers < 0 else workers
     with writing(root), _bars() as progress:
         if name == REAL:
@@ -137,7 +137,7 @@ def export_vtab1k(
     from vitctl.data.datasets.vtab1k import export_shards, export_task
     from vitctl.errors import DataError, writing
 
-    outlive_screen()
+    ignore_output_errors()
     unknown = sorted(set(task or ()) - {row.name for row in TASKS})
     if unknown:
         raise DataError(f"--task {unknown[0]}: no task of VTAB; known: {', '.join(row.name for row in TASKS)}")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vitctl.system.screen import outlive_screen
+from vitctl.system.screen import ignore_output_errors
 
 if TYPE_CHECKING:
     from vitctl.data.shards.index import Index
@@ -66,7 +66,7 @@ def shards(
     from vitctl.data.images.reencode import Reencode
     from vitctl.data.writer.write import write_split
 
-    outlive_screen()
+    ignore_output_errors()
     reencode = Reencode(max_side, quality) if max_side or quality else None
     workers = default_workers() if workers < 0 else workers
     found = open_originals(source, download=download, root=root)
@@ -153,7 +153,7 @@ def index(
     from vitctl.data.source.unindexed import INDEXED
     from vitctl.errors import DataError, writing
 
-    outlive_screen()
+    ignore_output_errors()
     given = [name for text in shards for name in ([text] if Path(text).exists() else expand(text))]
     folders = {name: sorted(map(str, Path(name).glob("*.tar"))) for name in given if Path(name).is_dir()}
     places = [path for name in given for path in folders.get(name, [name])]
@@ -189,7 +189,7 @@ def _names(classes: Path) -> list[str]:
     from vitctl.system.files import read_bytes
 
     try:
-        return read_bytes(classes, LIST_FILE.most, error=DataError).decode().splitlines()
+        return read_bytes(classes, LIST_FILE.limit, error=DataError).decode().splitlines()
     except UnicodeDecodeError:
         raise DataError(f"--classes {classes}: not UTF-8 text; give a text file with a class name per line") from None
 

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from vitctl.cli.show.console import PlainConsole
-from vitctl.system.screen import check_screen
+from vitctl.system.screen import raise_output_error
 
 CONSOLE = PlainConsole(highlight=False)
 
@@ -63,7 +63,7 @@ class Screen:
             OSError: the screen takes no more; once, what follows is dropped.
         """
         self._show(record)
-        check_screen()
+        raise_output_error()
 
     def _show(self, record: Mapping[str, Any]) -> None:
         if self.live is not None:

@@ -21,7 +21,7 @@ from vitctl.data.images.orientation import stored_box, turn_of, turned
 from vitctl.data.images.webp import is_webp, webp_size
 from vitctl.errors import DataError
 from vitctl.system.bounds import PICTURE, PIXELS, SCANNED, SCANS
-from vitctl.system.memory_lock import wait_for_turn
+from vitctl.system.memory_lock import acquire
 
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 _ORIENTATION = 0x0112
@@ -111,12 +111,12 @@ class Picture:
 
     def _stored(self, top: int, left: int, height: int, width: int, reduce: int, short_lived: bool) -> np.ndarray:
         if self._jpeg is not None:
-            wait_for_turn(_jpeg_bytes(self._jpeg, top + height))
+            acquire(_jpeg_bytes(self._jpeg, top + height))
             pixels = decode_rows(self._data, self._jpeg, top + height, reduce, short_lived=short_lived)
             if pixels is not None:
                 rows = slice(top // reduce, -(-(top + height) // reduce))
                 return pixels[rows, left // reduce : -(-(left + width) // reduce)]
-            self._pixels, self._jpeg = _decode_with_pillow(self._data, PIXELS.most, self._truncated)[0], None
+            self._pixels, self._jpeg = _decode_with_pillow(self._data, PIXELS.limit, self._truncated)[0], None
         assert self._pixels is not None
         return self._pixels[top : top + height, left : left + width]
 
@@ -129,7 +129,7 @@ def open_picture(
     Args and errors are those of `decode`.
     """
     data = ended(data)
-    max_pixels = PIXELS.most if max_pixels is None else max_pixels
+    max_pixels = PIXELS.limit if max_pixels is None else max_pixels
     jpeg = read_header(data)
     if jpeg is None:
         pixels, orientation = _decode_with_pillow(data, max_pixels, truncated)
@@ -206,18 +206,18 @@ def _check_size(kind: str, width: int, height: int, max_pixels: int) -> None:
         raise BadSample("too large", f"{width}x{height} pixels, should be at most {_told(max_pixels)}")
     needed = width * height * _BYTES_A_PIXEL.get(kind, _OTHER_BYTES_A_PIXEL)
     _check_memory(width, height, needed)
-    wait_for_turn(needed)
+    acquire(needed)
 
 
 def _told(max_pixels: int) -> str:
-    return str(PIXELS) if max_pixels == PIXELS.most else f"{max_pixels}"
+    return str(PIXELS) if max_pixels == PIXELS.limit else f"{max_pixels}"
 
 
 def _check_memory(width: int, height: int, needed: int) -> None:
-    if needed > PICTURE.most:
+    if needed > PICTURE.limit:
         raise BadSample(
             "too large",
-            f"{width}x{height} pixels need {needed >> 20} MiB to decode, should be at most {PICTURE.most >> 20} ({PICTURE.variable})",
+            f"{width}x{height} pixels need {needed >> 20} MiB to decode, should be at most {PICTURE.limit >> 20} ({PICTURE.variable})",
         )
 
 
@@ -231,7 +231,7 @@ def _jpeg_bytes(jpeg: Jpeg, num_rows: int) -> int:
 def _check_scans(data: bytes, num_pixels: int) -> None:
     """Each scan of a JPEG goes over all its pixels, however few bytes it has. Raises BadSample where that takes too long."""
     scans = num_scans(data)
-    if scans > SCANS.most or (scans > 1 and scans * num_pixels > SCANNED.most):
+    if scans > SCANS.limit or (scans > 1 and scans * num_pixels > SCANNED.limit):
         bounds = f"{SCANS.variable}, {SCANNED.variable}"
         raise BadSample(
             "too large", f"a JPEG that passes {scans} times over {num_pixels} pixels, more than is allowed ({bounds})"

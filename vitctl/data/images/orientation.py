@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 _TAG, _SHORT, _LONG = 0x0112, 3, 4
-_MOST_FIELDS = 4096
+_MAX_FIELDS = 4096
 _XMP = re.compile(rb'tiff:Orientation(?:="|>)([0-9])')
 
 
@@ -49,7 +49,7 @@ def exif_orientation(exif: bytes) -> int | None:
         return int.from_bytes(exif[at : at + size], "little" if order == "little" else "big")
 
     start = number(4, 4)
-    for at in range(start + 2, start + 2 + 12 * min(number(start, 2), _MOST_FIELDS), 12):
+    for at in range(start + 2, start + 2 + 12 * min(number(start, 2), _MAX_FIELDS), 12):
         if at + 12 > len(exif):
             return None
         if number(at, 2) == _TAG and number(at + 2, 2) in (_SHORT, _LONG):

@@ -178,7 +178,7 @@ class EvalTransform:
         height = width = self.resize or size
         if self.method == "shorter_side":
             height, width = self.scaled(picture.height, picture.width)
-            if height * width > PIXELS.most:
+            if height * width > PIXELS.limit:
                 raise BadSample("too large", f"{picture.width}x{picture.height} pixels would become {width}x{height}")
         pixels = _resized(picture, _whole(picture), (height, width), self.resample, self.decode)
         top, left = self.margin(height), self.margin(width)

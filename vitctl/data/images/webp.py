@@ -3,7 +3,7 @@
 Source: RFC 9649, WebP Image Format, sections 2.3 to 2.7
 """
 
-_MOST_CHUNKS = 64
+_MAX_CHUNKS = 64
 
 
 def is_webp(data: bytes) -> bool:
@@ -14,7 +14,7 @@ def is_webp(data: bytes) -> bool:
 def webp_size(data: bytes) -> tuple[int, int]:
     """The largest width and height that any of the first chunks claims; 0, 0 where none does, which the decoder will refuse."""
     at, width, height = 12, 0, 0
-    for _ in range(_MOST_CHUNKS):
+    for _ in range(_MAX_CHUNKS):
         name, size, body = data[at : at + 4], int.from_bytes(data[at + 4 : at + 8], "little"), data[at + 8 : at + 18]
         if len(body) < 10:
             break

@@ -10,7 +10,7 @@ from PIL import Image, ImageDraw, ImageFont
 from vitctl.data.images.decode import BadSample, decode
 from vitctl.data.images.transforms import TrainTransform, augmentation_rng
 from vitctl.data.source.read import Source
-from vitctl.system.files import replacing
+from vitctl.system.files import atomic_write
 from vitctl.system.text import one_line
 
 _CELL, _GAP, _MARGIN = 148, 14, 36
@@ -106,7 +106,7 @@ def choose(num_samples: int, num_images: int, seed: int) -> list[int]:
 
 def save(page: Image.Image, path: Path) -> None:
     """Write a page as PNG, whole or not at all."""
-    with replacing(path) as aside:
+    with atomic_write(path) as aside:
         page.save(aside, "PNG", optimize=True)
 
 

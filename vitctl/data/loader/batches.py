@@ -23,7 +23,7 @@ from vitctl.data.source.read import Source, has_label
 from vitctl.errors import DataError
 from vitctl.system import bounds
 from vitctl.system.bounds import HELD
-from vitctl.system.memory_lock import end_turn
+from vitctl.system.memory_lock import release
 
 PADDING = -1
 _PREFETCH = 2
@@ -281,12 +281,12 @@ def _batch(
             with _noted(bad, row):
                 images[row] = begun.pop(row).finish()
                 weights[row] = 1
-        end_turn()
+        release()
 
     for row in np.flatnonzero(samples != PADDING).tolist():
         with _noted(bad, row):
             begun[row] = begin(row, int(samples[row]))
-        if len(begun) == _AT_A_TIME or sum(one.num_bytes for one in begun.values()) > HELD.most:
+        if len(begun) == _AT_A_TIME or sum(one.num_bytes for one in begun.values()) > HELD.limit:
             finish()
     finish()
     for row in bad:

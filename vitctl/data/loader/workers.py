@@ -22,8 +22,8 @@ import torch
 
 from vitctl.errors import writing
 from vitctl.system import memory_lock
-from vitctl.system.descriptors import have_files
-from vitctl.system.signals import begin_child, blocked
+from vitctl.system.descriptors import ensure_descriptors
+from vitctl.system.signals import blocked_signals, ignore_signals
 
 _WORKERS: weakref.WeakSet[BaseProcess] = weakref.WeakSet()
 _SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
@@ -66,10 +66,10 @@ def start_workers(loader: Any) -> tuple[Iterator[Any], Workers]:
     Left in place it raises out of whatever line the training loop has reached; without it a dead worker is noticed
     where its batch is waited for.
     """
-    have_files(loader.num_workers)
+    ensure_descriptors(loader.num_workers)
     handler, others, kills = signal.getsignal(signal.SIGCHLD), set(multiprocessing.active_children()), oom_kills()
     # A process that is not ready to ignore a signal would count it a second time, in the pipe of this one's.
-    with blocked(), writing("/dev/shm"):  # the locks of queues lie there, and a full one does not say where
+    with blocked_signals(), writing("/dev/shm"):  # the locks of queues lie there, and a full one does not say where
         batches = iter(loader)
     workers = set(multiprocessing.active_children()) - others
     _WORKERS.update(workers)
@@ -87,12 +87,12 @@ def _lost_batch(error: BaseException, _: object) -> None:
 def worker_start() -> Callable[[int], None]:
     """What a worker of this thread does first. Its end is tied to that of the thread that forks it, if that is the main one."""
     tied = threading.current_thread() is threading.main_thread() and multiprocessing.get_start_method() != "forkserver"
-    return partial(_begin, os.getpid() if tied else None, memory_lock.shared())
+    return partial(_begin, os.getpid() if tied else None, memory_lock.shared_lock())
 
 
-def _begin(parent: int | None, own: memory_lock.Turns | None, _: int) -> None:
-    memory_lock.take_part(own)
-    begin_child()  # the parent decides when to stop, and stops its workers itself
+def _begin(parent: int | None, own: memory_lock.MemoryLock | None, _: int) -> None:
+    memory_lock.use_lock(own)
+    ignore_signals()  # the parent decides when to stop, and stops its workers itself
     Queue._on_queue_feeder_error = staticmethod(_lost_batch)  # type: ignore[attr-defined]
     torch.set_num_threads(1)
     gc.freeze()  # what is there stays: collections need not look at it, nor copy its pages by looking

@@ -27,10 +27,10 @@ class _Header(tarfile.TarInfo):
         header = super().frombuf(buf, encoding, errors)
         if header.size < 0:
             raise tarfile.SubsequentHeaderError("a member of negative size")  # type: ignore[attr-defined]
-        if header.type in _OF_A_MEMBER and header.size > MEMBER_HEADER.most:
-            raise _refused(f"a name or a header of {header.size:,} bytes", MEMBER_HEADER.most)
-        if header.type == tarfile.XGLTYPE and header.size > TAR_COMMENT.most:
-            raise _refused(f"a comment of {header.size:,} bytes", TAR_COMMENT.most)
+        if header.type in _OF_A_MEMBER and header.size > MEMBER_HEADER.limit:
+            raise _refused(f"a name or a header of {header.size:,} bytes", MEMBER_HEADER.limit)
+        if header.type == tarfile.XGLTYPE and header.size > TAR_COMMENT.limit:
+            raise _refused(f"a comment of {header.size:,} bytes", TAR_COMMENT.limit)
         if header.type == _SPARSE:
             raise tarfile.SubsequentHeaderError("a sparse member")  # type: ignore[attr-defined]
         return header
@@ -65,7 +65,7 @@ class BoundedTar(tarfile.TarFile):
             raise tarfile.ReadError(f"a header at byte {before} that cannot be read ({type(error).__name__})") from None
         if member is not None and (member.size < 0 or self.offset <= before):
             raise tarfile.ReadError(f"the member at byte {before} has a size that leads backwards")
-        if sum(len(key) + len(value) for key, value in self.pax_headers.items()) > TAR_COMMENT.most:
+        if sum(len(key) + len(value) for key, value in self.pax_headers.items()) > TAR_COMMENT.limit:
             raise tarfile.ReadError(f"comments of more than {TAR_COMMENT} bytes together")
         del self.members[:-1]
         return member

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from vitctl.data.shards.remote import stream
 from vitctl.errors import DataError
-from vitctl.system.files import open_lock, replacing
+from vitctl.system.files import atomic_write, open_lock
 
 _ABANDONED_SECONDS = 3600
 _TRIES = 3
@@ -73,7 +73,7 @@ class ShardCache:
         for left in self.folder.glob(f".{target.name}.*.partial"):  # of a process that was killed: we are alone here
             left.unlink(missing_ok=True)
         self._make_room(url, num_bytes)
-        with replacing(target) as aside:
+        with atomic_write(target) as aside:
             found, size = hashlib.sha256(), 0
             with aside.open("wb") as file:
                 for piece in stream(url):

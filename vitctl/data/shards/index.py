@@ -227,7 +227,7 @@ def _scan_remote(url: str, room: Path, members: Fields) -> tuple[Scan, int]:
         aside = Path(folder) / "shard.tar"
         try:
             with aside.open("xb") as file:
-                for piece in bounded(url, SHARD.most):
+                for piece in bounded(url, SHARD.limit):
                     file.write(piece)
             return read_shard(aside, members), aside.stat().st_size
         except DataError as error:
@@ -309,7 +309,7 @@ def find_splits(folder: Path) -> dict[str, Path]:
 
 def _class_names(folder: Path, labels: np.ndarray, names: Sequence[str] | None) -> list[str]:
     needed = max(int(labels.max()) + 1, 1)
-    if names is None and needed > CLASSES.most:
+    if names is None and needed > CLASSES.limit:
         raise DataError(f"{folder}: label {needed - 1} of classes without names, should be below {CLASSES}")
     names = [str(label) for label in range(needed)] if names is None else list(names)
     if needed > len(names):
@@ -321,7 +321,7 @@ def _class_names(folder: Path, labels: np.ndarray, names: Sequence[str] | None) 
 
 def _read_json(path: Path) -> tuple[dict[str, Any], str]:
     try:
-        text = read_bytes(path, INDEX.most, error=DataError)
+        text = read_bytes(path, INDEX.limit, error=DataError)
     except DataError as error:
         raise DataError(f"{error}; should be an index of shards") from None
     fields = parse_json(text, path, error=DataError)

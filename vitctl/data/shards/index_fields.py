@@ -6,16 +6,16 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from vitctl.data.shards.tables import LABELS, SAMPLES, are_noted
-from vitctl.system.text import ends_line
+from vitctl.system.text import breaks_line
 
-_MOST = 2**53  # what every JSON reader takes for a whole number
-_MOST_LABELS = 10**6
+_MAX_INT = 2**53  # what every JSON reader takes for a whole number
+_MAX_LABELS = 10**6
 # A half character stands only for a byte that is not UTF-8.
 _NO_FILE_NAME = re.compile(r"^\.{0,2}$|[\0/\ud800-\udc7f\udd00-\udfff]")
 
 
 def _file_name(name: str) -> str:
-    if _NO_FILE_NAME.search(name) or ends_line(name):
+    if _NO_FILE_NAME.search(name) or breaks_line(name):
         raise ValueError("no name of a file beside the index")
     return name
 
@@ -24,8 +24,8 @@ class _Shard(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
     name: Annotated[str, Field(max_length=255), AfterValidator(_file_name)]
-    num_samples: int = Field(ge=0, le=_MOST)
-    num_bytes: int = Field(ge=0, le=_MOST)
+    num_samples: int = Field(ge=0, le=_MAX_INT)
+    num_bytes: int = Field(ge=0, le=_MAX_INT)
     sha256: str = Field(max_length=64)
     url: str = Field("", max_length=4096)
 
@@ -42,10 +42,10 @@ class _Index(BaseModel):
 
     class_names: list[str] = Field(min_length=1)
     source: str
-    num_samples: int = Field(ge=1, le=_MOST)
+    num_samples: int = Field(ge=1, le=_MAX_INT)
     shards: list[_Shard] = Field(min_length=1)
     members: _Members = _Members()
-    max_labels: int = Field(1, ge=1, le=_MOST_LABELS)
+    max_labels: int = Field(1, ge=1, le=_MAX_LABELS)
 
 
 _SHOULD = {
@@ -54,7 +54,7 @@ _SHOULD = {
     "num_samples": "num_samples should be a whole number above 0",
     "shards": "shards should be a list of {name, num_samples, num_bytes, sha256}, each beside the index",
     "members": "members should name the extensions of image and label",
-    "max_labels": f"max_labels should be a whole number from 1 to {_MOST_LABELS:,}",
+    "max_labels": f"max_labels should be a whole number from 1 to {_MAX_LABELS:,}",
 }
 
 

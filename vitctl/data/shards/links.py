@@ -14,7 +14,7 @@ def check_own(out: Path, names: Sequence[str]) -> None:
     path = out / "index.json"
     if not path.exists():
         return
-    fields = read_json(path, INDEX.most, error=DataError)
+    fields = read_json(path, INDEX.limit, error=DataError)
     listed = fields.get("shards") if isinstance(fields, dict) else None
     others = {str(one.get("name")) for one in listed if isinstance(one, dict)} if isinstance(listed, list) else set()
     if others - set(names):

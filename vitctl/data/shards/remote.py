@@ -8,7 +8,16 @@ from urllib.parse import urlsplit
 
 from vitctl.errors import DataError
 from vitctl.system import http
-from vitctl.system.http import LOOPBACK, Client, PassingError, hub_address, pieces, split_address, told_bytes, told_span
+from vitctl.system.http import (
+    LOOPBACK,
+    Client,
+    TransientError,
+    content_range,
+    hub_address,
+    parse_num_bytes,
+    read_chunks,
+    split_address,
+)
 from vitctl.system.text import has_control
 
 _ATTEMPTS_TO_ASK = 3  # whether a file has changed; then what was kept is used
@@ -72,22 +81,22 @@ def read_range(url: str, start: int, stop: int) -> bytes:
     return b"".join(stream(url, start, stop))
 
 
-def read_file(url: str, most_bytes: int) -> bytes:
+def read_file(url: str, max_bytes: int) -> bytes:
     """A whole remote file.
 
     Raises:
         MissingError: there is no such file.
-        DataError: it is refused, larger than `most_bytes`, or kept failing.
+        DataError: it is refused, larger than `max_bytes`, or kept failing.
     """
-    return b"".join(bounded(url, most_bytes))
+    return b"".join(bounded(url, max_bytes))
 
 
-def read_changed(url: str, most_bytes: int, version: str) -> tuple[bytes, str] | None:
+def read_changed(url: str, max_bytes: int, version: str) -> tuple[bytes, str] | None:
     """A remote file with its version, the server's ETag ("": not told); None when it is still of the version that we know.
 
     Args:
         url: of the file.
-        most_bytes: that it may have.
+        max_bytes: that it may have.
         version: that we know; "" for none.
 
     Raises:
@@ -101,28 +110,28 @@ def read_changed(url: str, most_bytes: int, version: str) -> tuple[bytes, str] |
         time.sleep(http.PAUSE_SECONDS * attempt)
         try:
             answer = ask(url, 0, None, version)
-            content = b"".join(_bounded(url, answer.pieces, most_bytes))
+            content = b"".join(_bounded(url, answer.pieces, max_bytes))
             if answer.num_bytes in (None, len(content)):
                 return content, answer.version
             said = f"the answer ended at byte {len(content)} of {answer.num_bytes}"
         except _UnchangedError:
             return None
-        except PassingError as error:
+        except TransientError as error:
             said = str(error)
     raise UnreachableError(f"{url}: {said}")
 
 
-def bounded(url: str, most_bytes: int) -> Iterator[bytes]:
-    """A whole remote file in pieces. Raises as `stream`, and DataError where it is larger than `most_bytes`."""
-    return _bounded(url, stream(url), most_bytes)
+def bounded(url: str, max_bytes: int) -> Iterator[bytes]:
+    """A whole remote file in pieces. Raises as `stream`, and DataError where it is larger than `max_bytes`."""
+    return _bounded(url, stream(url), max_bytes)
 
 
-def _bounded(url: str, pieces: Iterator[bytes], most_bytes: int) -> Iterator[bytes]:
+def _bounded(url: str, pieces: Iterator[bytes], max_bytes: int) -> Iterator[bytes]:
     size = 0
     for piece in pieces:
         size += len(piece)
-        if size > most_bytes:
-            raise DataError(f"{url}: larger than the {most_bytes} bytes that it may have")
+        if size > max_bytes:
+            raise DataError(f"{url}: larger than the {max_bytes} bytes that it may have")
         yield piece
 
 
@@ -154,8 +163,8 @@ def stream(url: str, start: int = 0, stop: int | None = None) -> Iterator[bytes]
                 yield piece
             if end is None or done == end:
                 return
-            raise PassingError(f"the answer ended at byte {done} of {end}")
-        except PassingError as error:
+            raise TransientError(f"the answer ended at byte {done} of {end}")
+        except TransientError as error:
             failures += 1
             if failures == http.ATTEMPTS:
                 raise DataError(f"{url}: {error}; gave up after {failures} attempts, run again to go on") from None
@@ -173,16 +182,16 @@ def _from_http(url: str, start: int, stop: int | None, version: str = "") -> _An
     if response.status == 416:
         raise DataError(f"{url}: is shorter than its index says")
     if response.status == 206:
-        span = told_span(response)
+        span = content_range(response)
         if span is None or span[0] != start:
             response.close()
-            raise PassingError("the server answered with another range")
-        return _Answer(pieces(response), span[1])
+            raise TransientError("the server answered with another range")
+        return _Answer(read_chunks(response), span[1])
     if stop is not None and start:
         response.close()
         raise DataError(f"{url}: the server answers no byte ranges; read whole shards with data.cache_gib above 0")
     told, length = response.headers.get("ETag", ""), response.headers.get("Content-Length")
-    return _Answer(pieces(response, start), told_bytes(length), told if _VERSION.fullmatch(told) else "")
+    return _Answer(read_chunks(response, start), parse_num_bytes(length), told if _VERSION.fullmatch(told) else "")
 
 
 def _hub_address(url: str) -> str:
@@ -231,4 +240,4 @@ def _calling(url: str, call: Callable[[], Any]) -> Any:
             f"{url}: the server refuses ({error}); credentials are taken from the environment alone"
         ) from None
     except Exception as error:  # each file system has errors of its own, for dropped connections and all else
-        raise PassingError(f"{type(error).__name__}: {str(error)[:200]}") from None
+        raise TransientError(f"{type(error).__name__}: {str(error)[:200]}") from None

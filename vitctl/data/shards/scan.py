@@ -211,7 +211,7 @@ def _add(
 def _label(
     path: Path, tar: tarfile.TarFile, member: tarfile.TarInfo, extension: str, wanted: Fields
 ) -> int | tuple[int, ...] | None:
-    if member.size > LABEL_FILE.most:
+    if member.size > LABEL_FILE.limit:
         raise DataError(f"{path}: {member.name}: a label of {member.size:,} bytes, should be at most {LABEL_FILE}")
     file = tar.extractfile(member)
     text = file.read() if file is not None else b""
@@ -258,7 +258,7 @@ def _row(path: Path, sample: _Sample) -> tuple[int, int, int, int]:
     if wrong is not None:
         raise DataError(f"{path}: sample {sample.key} has label {wrong}, should be 0 or more, or -1 for none")
     header, data = sample.image.offset, sample.image.offset_data
-    if data - header > MEMBER_HEADER.most:
+    if data - header > MEMBER_HEADER.limit:
         raise DataError(f"{path}: {sample.image.name[:80]} has a header of {data - header} bytes")
     return header, data - header, sample.image.size, labels[0] if labels else -1
 
@@ -275,8 +275,8 @@ def _check_member(path: Path, member: tarfile.TarInfo) -> None:
         raise DataError(f"{path}: member {name!r} points outside the shard, should be a relative path without '..'")
     if not member.isreg() or member.issparse():
         raise DataError(f"{path}: member {name!r} is a link, a device or sparse, should be a plain file")
-    if member.size > IMAGE_FILE.most:
-        raise DataError(f"{path}: member {name!r} has {member.size} bytes, should have at most {IMAGE_FILE.most}")
+    if member.size > IMAGE_FILE.limit:
+        raise DataError(f"{path}: member {name!r} has {member.size} bytes, should have at most {IMAGE_FILE.limit}")
 
 
 def check_end(path: Path, tar: tarfile.TarFile) -> None:

@@ -12,8 +12,8 @@ import numpy as np
 
 from vitctl.data.shards.mapped import mapped
 from vitctl.errors import DataError
-from vitctl.system.files import replacing
-from vitctl.system.parsing import said_by
+from vitctl.system.files import atomic_write
+from vitctl.system.parsing import error_text
 
 SAMPLES, LABELS = "samples.npy", "labels.npy"
 # Bytes that are held against their digest whenever a split is opened; larger tables are read beside the run, like shards.
@@ -24,7 +24,7 @@ _KEPT = 64  # digests of this process
 
 def write_table(path: Path, rows: np.ndarray) -> dict[str, Any]:
     """Write a table whole or not at all; what an index notes of it: num_bytes and sha256."""
-    with replacing(path) as aside, aside.open("wb") as file:
+    with atomic_write(path) as aside, aside.open("wb") as file:
         np.save(file, rows, allow_pickle=False)
     return {"num_bytes": path.stat().st_size, "sha256": table_sha256(path)}
 
@@ -62,7 +62,7 @@ def table_problems(
     except DataError as error:
         return [f"{path.name} cannot be read ({error})"]
     except Exception as error:  # NumPy raises many types for a header that is something else
-        return [f"{path.name} cannot be read ({said_by(error)})"]
+        return [f"{path.name} cannot be read ({error_text(error)})"]
     if noted and found not in (None, noted["sha256"]):
         return [
             f"{path.name} changed since its index was written (sha256 {found[:12]}..., should be {noted['sha256'][:12]}...); "

@@ -20,7 +20,7 @@ from vitctl.system.files import read_json, write_json
 
 FILE = "excluded.json"
 _FORMAT, _BY_KEY = "vitctl-excluded/2", "vitctl-excluded/1"
-_MOST_KEYS = 2_000_000  # half a minute
+_MAX_KEYS = 2_000_000  # half a minute
 _OTHER_SHARDS = "made for other shards than these; make it again with `vitctl data dedup ... --apply`, or remove it"
 
 
@@ -90,7 +90,7 @@ def read_exclusion(index: Index) -> np.ndarray:
     path = index.folder / FILE
     if not path.exists():
         return np.zeros(0, np.int64)
-    fields = read_json(path, INDEX.most, error=DataError)
+    fields = read_json(path, INDEX.limit, error=DataError)
     if not isinstance(fields, dict):
         raise DataError(f"{path}: should hold a list of images with the digest of their shards")
     if fields.get("format") == _BY_KEY:
@@ -111,7 +111,7 @@ def changed_images(index: Index) -> list[str]:
     """The keys of images that are left out of a split and have other bytes than when they were."""
     if not len(read_exclusion(index)):
         return []
-    images = read_json(index.folder / FILE, INDEX.most, error=DataError)["images"]
+    images = read_json(index.folder / FILE, INDEX.limit, error=DataError)["images"]
     if isinstance(images, dict):
         return []  # by key, without digests
     source = ShardSource(index)
@@ -162,7 +162,7 @@ def _read_by_key(path: Path, fields: dict[str, Any], index: Index) -> np.ndarray
     images = fields.get("images")
     samples = _numbers(path, list(images.values()) if isinstance(images, dict) else [-1], index)
     assert isinstance(images, dict)
-    if index.is_remote or index.num_samples > _MOST_KEYS or _num_named(index, frozenset(images)) != len(images):
+    if index.is_remote or index.num_samples > _MAX_KEYS or _num_named(index, frozenset(images)) != len(images):
         raise DataError(
             f"{path}: made by an earlier release, which kept one image of each key, and keys repeat in this split or are too many "
             "to compare: more images may have been meant; remove it and make it again with `vitctl data dedup ... --apply`"

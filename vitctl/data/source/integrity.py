@@ -142,7 +142,7 @@ class Verification:
         wanted = {file.path: file for file in self._files}
         for path in sorted(self._folder.glob("*.jsonl")):
             try:
-                text = read_bytes(path, RUN_FILE.most, error=DataError).decode(errors="replace")
+                text = read_bytes(path, RUN_FILE.limit, error=DataError).decode(errors="replace")
             except DataError:  # it is something else: all is read again
                 continue
             for line in text.splitlines():

@@ -28,14 +28,14 @@ from vitctl.data.source.read import ShardSource, Source, Subset
 from vitctl.data.source.unindexed import index_folder, index_list
 from vitctl.errors import DataError
 from vitctl.system.bounds import INDEX, SHARD_LIST
-from vitctl.system.files import read_bytes, replacing, write_bytes, write_text
+from vitctl.system.files import atomic_write, read_bytes, write_bytes, write_text
 from vitctl.system.text import nearest, one_line
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _STRAY_BRACE = re.compile(r"\{[^}]*(\{|$)|(^|\})[^{]*\}")
 _RANGE = re.compile(r"([0-9]{1,18})\.\.([0-9]{1,18})(\.\.[0-9]{1,18})?")
-_MOST_NAMES = 10**6
-_ETAG, _MOST_ETAG_BYTES = "index.json.etag", 1000
+_MAX_NAMES = 10**6
+_ETAG, _MAX_ETAG_BYTES = "index.json.etag", 1000
 _LOOKED_FOR = ("train", "validation", "val", "test", "train800", "val200", "train800val200")
 
 
@@ -168,8 +168,8 @@ def expand(text: str) -> list[str]:
     for name in _parts(text):
         for expanded in _expand_braces(name):
             names.append(expanded)
-            if len(names) > _MOST_NAMES:
-                raise DataError(f"{text[:80]}: more than {_MOST_NAMES:,} names")
+            if len(names) > _MAX_NAMES:
+                raise DataError(f"{text[:80]}: more than {_MAX_NAMES:,} names")
     if not names:
         raise DataError(f"{text}: names nothing")
     return names
@@ -179,7 +179,7 @@ def _parts(text: str) -> Iterator[str]:
     if text.startswith("@"):
         path = Path(text[1:])
         try:
-            lines = read_bytes(path, SHARD_LIST.most, error=DataError).decode().splitlines()
+            lines = read_bytes(path, SHARD_LIST.limit, error=DataError).decode().splitlines()
         except UnicodeDecodeError as error:
             raise DataError(f"{path}: cannot be read ({error}); should be a text file with a shard per line") from None
         yield from (line.strip() for line in lines if line.strip() and not line.startswith("#"))
@@ -196,8 +196,8 @@ def _expand_braces(text: str) -> Iterator[str]:
             raise DataError(
                 f"{text[:80]}: '{{{inside[:80]}}}' should be a range as {{000..127}} or a choice as {{a,b}}"
             )
-        if len(choices) >= _MOST_NAMES.bit_length() or (span and abs(int(span[2]) - int(span[1])) >= _MOST_NAMES):
-            raise DataError(f"{text[:80]}: more than {_MOST_NAMES:,} names")
+        if len(choices) >= _MAX_NAMES.bit_length() or (span and abs(int(span[2]) - int(span[1])) >= _MAX_NAMES):
+            raise DataError(f"{text[:80]}: more than {_MAX_NAMES:,} names")
     if not choices:
         return iter((text,))
     if _STRAY_BRACE.search(text):
@@ -239,7 +239,7 @@ def _fetched_index(url: str) -> Path:
     kept = _whole(folder, url)
     try:
         if kept is None:
-            _fetch_index(url, folder, read_file(f"{url}/index.json", INDEX.most))
+            _fetch_index(url, folder, read_file(f"{url}/index.json", INDEX.limit))
         else:
             _renew(url, folder, kept)
     except UnreachableError as error:
@@ -256,14 +256,14 @@ def _whole(folder: Path, url: str) -> bytes | None:
     """The kept `index.json`, when it and its tables can be opened."""
     try:
         read_index(folder, url)
-        return read_bytes(folder / "index.json", INDEX.most, error=DataError)
+        return read_bytes(folder / "index.json", INDEX.limit, error=DataError)
     except DataError:
         return None
 
 
 def _renew(url: str, folder: Path, kept: bytes) -> None:
     """Fetch what has changed since it was kept."""
-    index = read_changed(f"{url}/index.json", INDEX.most, _version(folder))
+    index = read_changed(f"{url}/index.json", INDEX.limit, _version(folder))
     if index is not None and index[0] != kept:
         _fetch_index(url, folder, *index)
         return
@@ -275,7 +275,7 @@ def _renew(url: str, folder: Path, kept: bytes) -> None:
 def _fetch_index(url: str, folder: Path, text: bytes, version: str = "") -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name in table_names(text):
-        with replacing(folder / name) as aside, aside.open("wb") as file:
+        with atomic_write(folder / name) as aside, aside.open("wb") as file:
             for piece in bounded(f"{url}/{name}", table_bytes(text)):
                 file.write(piece)
     write_bytes(folder / "index.json", text)
@@ -284,6 +284,6 @@ def _fetch_index(url: str, folder: Path, text: bytes, version: str = "") -> None
 
 def _version(folder: Path) -> str:
     try:
-        return read_bytes(folder / _ETAG, _MOST_ETAG_BYTES, error=DataError).decode("ascii", "ignore").strip()
+        return read_bytes(folder / _ETAG, _MAX_ETAG_BYTES, error=DataError).decode("ascii", "ignore").strip()
     except DataError:
         return ""

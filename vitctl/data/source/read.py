@@ -22,7 +22,7 @@ from vitctl.data.shards.remote import is_remote, read_range
 from vitctl.data.shards.scan import member_name, split_name, unescape_key
 from vitctl.errors import DataError, explained
 from vitctl.system.bounds import IMAGE_FILE
-from vitctl.system.descriptors import open_files
+from vitctl.system.descriptors import max_open_shards
 
 _WANTS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
@@ -87,7 +87,7 @@ class ShardSource:
         self.index = index
         self.cache = cache
         self._ends = list(accumulate(shard.num_samples for shard in index.shards))
-        self._open = lru_cache(open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0]))(self._opened)
+        self._open = lru_cache(max_open_shards(resource.getrlimit(resource.RLIMIT_NOFILE)[0]))(self._opened)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _reopen, (self.index.folder, self.index.digest, self.index.base, self.cache)
@@ -138,7 +138,7 @@ class ShardSource:
     def _pread(self, sample: int, offset: int, size: int) -> bytes:
         number = self._shard(sample)
         address = self.index.address(number)
-        if size > IMAGE_FILE.most:
+        if size > IMAGE_FILE.limit:
             raise BadSample("too large", f"{address}: {size} bytes at byte {offset}")
         if offset + size > self.index.shards[number].num_bytes:
             raise BadSample("unreadable", f"{address} ends before byte {offset + size}")

@@ -143,7 +143,7 @@ def examine(data: bytes) -> str:
     """
     if not data:
         return "empty file"
-    if len(data) > IMAGE_FILE.most:
+    if len(data) > IMAGE_FILE.limit:
         return f"too large: {len(data):,} bytes, should have at most {IMAGE_FILE}"
     try:
         if is_heic(data[:HEAD_BYTES]):

@@ -23,9 +23,9 @@ from vitctl.data.writer.items import Item, read_item
 from vitctl.data.writer.plan import Plan, label_text, make_plan
 from vitctl.errors import DataError
 from vitctl.system.bounds import IMAGE_FILE
-from vitctl.system.files import no_links, replacing, write_text
+from vitctl.system.files import atomic_write, no_links, write_text
 from vitctl.system.pool import Done, Progress, run_tasks
-from vitctl.system.text import ends_line, one_line
+from vitctl.system.text import breaks_line, one_line
 
 MAX_BYTES = 256 * 2**20
 MAX_SAMPLES = 100_000
@@ -138,7 +138,7 @@ class _Job:
             if found is not None:
                 done(len(numbers))
                 return found
-        with replacing(path) as aside, aside.open("wb") as file:
+        with atomic_write(path) as aside, aside.open("wb") as file:
             return self._write(file, numbers.tolist(), done)
 
     def finished_before(self, out: Path, class_names: list[str], source: str, note: Callable[[str], None]) -> Index:
@@ -187,8 +187,8 @@ class _Job:
             raise DataError(
                 f"{item.key}: not a JPEG, PNG, WEBP, GIF, BMP or TIFF file (begins with {data[:8].hex(' ')})"
             )
-        if len(data) > IMAGE_FILE.most:
-            raise DataError(f"{item.key}: {len(data)} bytes, should have at most {IMAGE_FILE.most}")
+        if len(data) > IMAGE_FILE.limit:
+            raise DataError(f"{item.key}: {len(data)} bytes, should have at most {IMAGE_FILE.limit}")
         if self.reencode and extension == "jpg":
             try:
                 data = self.reencode(data)
@@ -213,9 +213,9 @@ def _as_table(labels: np.ndarray) -> np.ndarray:
 
 def _check(items: Sequence[Item], out: Path, class_names: Sequence[str]) -> None:
     num_classes = len(class_names)
-    if ends_line(str(out)):
+    if breaks_line(str(out)):
         raise DataError(f"{one_line(str(out))}: has a control character in its name; choose another")
-    for name in filter(ends_line, class_names):
+    for name in filter(breaks_line, class_names):
         raise DataError(f"{out}: the class {one_line(name)!r} has a control character in its name; rename it")
     if out.exists() and not (out / "index.json").exists() and (not out.is_dir() or any(out.iterdir())):
         raise DataError(f"{out}: exists already, should be a new folder; remove it or choose another name")
@@ -223,7 +223,7 @@ def _check(items: Sequence[Item], out: Path, class_names: Sequence[str]) -> None
         raise DataError(f"{out}: no images to write")
     seen: set[str] = set()
     for item in items:
-        if ends_line(item.key):
+        if breaks_line(item.key):
             raise DataError(f"{out}: the image {one_line(item.key)!r} has a control character in its name; rename it")
         if item.key in seen:
             raise DataError(f"{out}: two images have the key {item.key!r}, should be unique in a split")

@@ -15,7 +15,16 @@ from urllib.parse import unquote, urlsplit
 from vitctl.errors import CheckpointError
 from vitctl.system.bounds import WEIGHTS
 from vitctl.system.files import no_links, open_lock, write_text
-from vitctl.system.http import ATTEMPTS, Client, PassingError, Response, pieces, split_address, told_bytes, told_span
+from vitctl.system.http import (
+    ATTEMPTS,
+    Client,
+    Response,
+    TransientError,
+    content_range,
+    parse_num_bytes,
+    read_chunks,
+    split_address,
+)
 from vitctl.system.text import has_control, one_line
 
 # Bytes done, and bytes in all (0 when the server does not say).
@@ -63,7 +72,7 @@ def fetch(
                 break
             try:
                 os.replace(_transfer(url, target.with_name(target.name + ".part"), progress, client), target)
-            except PassingError as error:
+            except TransientError as error:
                 if attempt == attempts:
                     raise CheckpointError(
                         f"{url}: {error}; {attempts} attempts failed, run again to go on where it stopped"
@@ -114,7 +123,7 @@ def _alone(lock: Path) -> Iterator[None]:
 
 
 def _transfer(url: str, part: Path, progress: Progress, client: Client) -> Path:
-    """Bring `part` to its full size, check it, and return it. Raises PassingError when trying again may help."""
+    """Bring `part` to its full size, check it, and return it. Raises TransientError when trying again may help."""
     version, headers = part.with_name(part.name + ".etag"), {}
     if part.exists() and part.stat().st_size and version.exists():
         # The server sends everything again when the file has changed since.
@@ -122,19 +131,19 @@ def _transfer(url: str, part: Path, progress: Progress, client: Client) -> Path:
     response = client.open(url, headers)
     if response.status == 416:  # what we have does not fit what the server has
         part.unlink(missing_ok=True)
-        raise PassingError("the partial file did not fit")
+        raise TransientError("the partial file did not fit")
     with response:
         total = _receive(url, response, part, version, progress)
         digests = list(_told_digests(url, response.headers))
     size = part.stat().st_size
     if total and size != total:
-        raise PassingError(f"the connection ended after {size} of {total} bytes")
+        raise TransientError(f"the connection ended after {size} of {total} bytes")
     for algorithm, start in digests:
         with part.open("rb") as file:
             found = hashlib.file_digest(file, algorithm).hexdigest()
         if not found.startswith(start):
             part.unlink()
-            raise PassingError(f"its {algorithm} is {found[:16]}..., the server says {start[:16]}...")
+            raise TransientError(f"its {algorithm} is {found[:16]}..., the server says {start[:16]}...")
     version.unlink(missing_ok=True)
     with part.open("rb") as file:
         os.fsync(file.fileno())
@@ -146,21 +155,21 @@ def _receive(url: str, response: Response, part: Path, version: Path, progress: 
     headers: Message = response.headers
     if headers.get_content_type() == "text/html":
         raise CheckpointError(f"{url}: answered with a web page, not weights; the link is wrong or needs a login")
-    done, total = 0, told_bytes(headers.get("Content-Length")) or 0
+    done, total = 0, parse_num_bytes(headers.get("Content-Length")) or 0
     if response.status == 206:
         done = part.stat().st_size
-        span = told_span(response)
+        span = content_range(response)
         if span is None or span[0] != done or span[1] is None:
             part.unlink()
-            raise PassingError("the server went on at the wrong place")
+            raise TransientError("the server went on at the wrong place")
         total = span[1]
     _remember_version(version, headers)
     with open(part, "ab" if done else "wb", opener=no_links) as file:
-        for chunk in pieces(response):
+        for chunk in read_chunks(response):
             done += len(chunk)
-            if done > (total or WEIGHTS.most):
+            if done > (total or WEIGHTS.limit):
                 part.unlink()
-                raise CheckpointError(f"{url}: sends more than the {total or WEIGHTS.most} bytes that it may")
+                raise CheckpointError(f"{url}: sends more than the {total or WEIGHTS.limit} bytes that it may")
             file.write(chunk)
             progress(done, total)
     return total

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vitctl.errors import CheckpointError
 from vitctl.system import files
-from vitctl.system.files import replacing, write_text
+from vitctl.system.files import atomic_write, write_text
 from vitctl.system.text import escaped_json
 
 _JSON_BYTES = 16 * 2**20
@@ -18,7 +18,7 @@ _JSON_BYTES = 16 * 2**20
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> Path:
     """Let `write` fill a file beside `path`, flush it, and put it in place in one move; return `path`."""
-    with replacing(path) as aside:
+    with atomic_write(path) as aside:
         write(aside)
     return path
 

@@ -78,7 +78,7 @@ def _rows(path: Path) -> list[dict[str, str]]:
 
 
 def _text(path: Path) -> str:
-    return read_bytes(path, TABLE.most).decode("utf-8-sig")
+    return read_bytes(path, TABLE.limit).decode("utf-8-sig")
 
 
 def _labels(text: str) -> tuple[str, ...]:
@@ -88,7 +88,7 @@ def _labels(text: str) -> tuple[str, ...]:
 
 def numbered(num_classes: int) -> tuple[str, ...]:
     """Names of classes that have none but their numbers. Raises DataError where a label of a few digits claims millions of them."""
-    if num_classes > CLASSES.most:
+    if num_classes > CLASSES.limit:
         raise DataError(f"a label of {num_classes - 1}: {num_classes:,} classes, should be at most {CLASSES}")
     return tuple(str(label) for label in range(num_classes))
 
