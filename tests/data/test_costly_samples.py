@@ -144,7 +144,7 @@ def test_jpeg__scans_are_counted_before_they_are_gone_through() -> None:
     decode(data)
     last = data.rindex(b"\xff\xda")
     many = data[:last] + data[last:-2] * 400 + data[-2:]
-    with pytest.raises(BadSample, match=r"too large: a JPEG that passes 409 times over 4096 pixels"):
+    with pytest.raises(BadSample, match=r"too large: a JPEG with 409 scans of 4096 pixels"):
         decode(many)
 
 
@@ -224,7 +224,7 @@ def test_a_table_cut_while_it_is_mapped_is_one_line(make_split: MakeSplit) -> No
     source = ShardSource(read_index(folder))
     os.truncate(folder / "samples.npy", 200)
     for use in (lambda: source.labels(np.array([699])), lambda: source.read(699), source.labels):
-        with pytest.raises(DataError, match=r"samples.npy: was cut from \d+ to 200 bytes while it was in use"):
+        with pytest.raises(DataError, match=r"samples.npy: was truncated from \d+ to 200 bytes while in use"):
             use()
     assert not (folder / LABELS).exists()
 

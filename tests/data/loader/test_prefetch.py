@@ -39,7 +39,7 @@ def batches(source: Source, order: SampleOrder, num_workers: int) -> Iterator[Ba
 
 
 def shards(source: Source, order: SampleOrder, positions: range) -> set[str]:
-    return {source.place(sample).rpartition("/")[2] for sample in order.at(np.array(positions))[1].tolist()}
+    return {source.location(sample).rpartition("/")[2] for sample in order.at(np.array(positions))[1].tolist()}
 
 
 def fetched(faults: Faults) -> Counter[str]:
@@ -80,11 +80,11 @@ def test_loader__the_next_window_is_here_before_it_is_read(make_split: MakeSplit
 class Recorder(SyntheticSource):
     """Ten samples to a shard; every read is noted, and of shard 1 none succeeds."""
 
-    def place(self, sample: int) -> str:
+    def location(self, sample: int) -> str:
         return f"shard {sample // 10}"
 
     def read(self, sample: int) -> bytes:
-        READ[self.place(sample)] += 1
+        READ[self.location(sample)] += 1
         if sample // 10 == 1:
             raise DataError("cannot be fetched")
         return b""

@@ -48,7 +48,7 @@ def test_open_shards__a_list_beside_the_index_is_applied(make_split: MakeSplit) 
     kept = [sample for sample in range(20) if sample not in (3, 11)]
     assert [source.key(n) for n in range(18)] == [whole.key(sample) for sample in kept]
     assert [source.read(n) for n in range(18)] == [whole.read(sample) for sample in kept]
-    assert [source.place(n) for n in range(18)] == [whole.place(sample) for sample in kept]
+    assert [source.location(n) for n in range(18)] == [whole.location(sample) for sample in kept]
     assert source.digest != whole.digest
     assert pickle.loads(pickle.dumps(source)).digest == source.digest  # as loader workers get it
     after = {path.name: path.read_bytes() for path in index.folder.iterdir()}
@@ -184,7 +184,7 @@ def test_left_over__names_images_that_changed_since(make_split: MakeSplit) -> No
     index = make_split(20)
     write_exclusion(index, [3], reason="")
     assert left_over(index.folder)[0] == []
-    row, shard = index.rows[3], Path(ShardSource(index).place(3))
+    row, shard = index.rows[3], Path(ShardSource(index).location(3))
     with shard.open("r+b") as file:
         file.seek(int(row["header"] + row["data"]) + 20)
         file.write(b"!")

@@ -43,7 +43,7 @@ def test_remote_split__is_the_local_one_over_a_bad_line(make_split: MakeSplit, c
         source = open_split("train", path=url, cache_bytes=cache_bytes)
         assert contents(source) == contents(local)
         assert source.digest == local.digest
-        assert source.place(0).startswith(f"{url}/train/shard-")
+        assert source.location(0).startswith(f"{url}/train/shard-")
         itself = open_split("train", path=f"{url}/train/", cache_bytes=cache_bytes)
         assert contents(itself) == contents(local)
     assert sum(faults.done[name] for name in FAULTS) > 3

@@ -146,7 +146,7 @@ def index(
     """Index WebDataset shards that somebody else made: images jpg, png or webp, labels cls or json."""
     from vitctl.cli.show.render import CONSOLE
     from vitctl.data.shards.index import index_addresses, index_shards
-    from vitctl.data.shards.links import check_own, link_shards
+    from vitctl.data.shards.links import check_same_shards, link_shards
     from vitctl.data.source.locate import expand
     from vitctl.data.shards.remote import is_remote
     from vitctl.data.shards.scan import Fields
@@ -166,7 +166,7 @@ def index(
         )
     names = _names(classes) if classes else None
     if out is not None:
-        check_own(out, [place.rpartition("/")[2] for place in places])
+        check_same_shards(out, [place.rpartition("/")[2] for place in places])
     members = Fields(image_key, label_key)
     with writing(out or Path(places[0]).parent), bar("indexing shards") as progress:
         if remote and out is not None:

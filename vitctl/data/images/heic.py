@@ -1,4 +1,4 @@
-"""HEIC, as telephones write it: told by its first bytes, and made into JPEG, which everything else here can decode."""
+"""HEIC images, as phones write them: detected by their first bytes, and converted to JPEG."""
 
 import io
 
@@ -14,7 +14,7 @@ _MAX_BRANDS = 64
 
 
 def is_heic(data: bytes) -> bool:
-    """Whether the first bytes of a file, 300 are enough, are those of an HEIF file with HEVC inside."""
+    """Whether a file is HEIF with HEVC inside, by its first bytes; 300 are enough."""
     if data[4:8] != b"ftyp":
         return False
     end = min(int.from_bytes(data[:4]), len(data), 16 + 4 * _MAX_BRANDS)
@@ -23,10 +23,10 @@ def is_heic(data: bytes) -> bool:
 
 
 def heic_to_jpeg(data: bytes) -> bytes:
-    """The picture as JPEG: turned upright, with its colour profile, without its other metadata.
+    """Convert to JPEG: orientation applied, colour profile kept, other metadata dropped.
 
     Raises:
-        BadSample: `HEIC` where it cannot be read here, `too large`, or `damaged`.
+        BadSample: `HEIC` where pillow-heif is not installed, `too large`, or `damaged`.
     """
     try:
         import pillow_heif

@@ -84,7 +84,7 @@ def write_report(own: Source, found: list[Found], folder: Path) -> list[Path]:
         for match in one.matches:
             kind = "exact" if match.is_exact else "near"
             keys = _key(own, match.sample), one.name, _key(one.source, match.other)
-            rows.append((*keys, kind, match.bits, Path(own.place(match.sample)).name))
+            rows.append((*keys, kind, match.bits, Path(own.location(match.sample)).name))
     table = folder / MATCHES  # last: a folder without it holds no whole report, and is written again
     write_csv(table, rows)
     return [table, *pages]

@@ -199,7 +199,7 @@ def eval_batches(
             can_pad = reason in ("truncated", "damaged") and transform.truncated == "refuse"
             pad = "; of a JPEG data.truncated = 'pad' scores what is there" if can_pad else ""
             raise DataError(
-                f"{source.place(sample)}: sample {key} cannot be evaluated ({reason}); "
+                f"{source.location(sample)}: sample {key} cannot be evaluated ({reason}); "
                 f"a score needs every image, so mend it or write the split without it{pad}"
             )
         yield batch

@@ -53,7 +53,7 @@ class ReadAhead:
         while True:
             begin = self._pieces.get()
             positions = np.arange(begin, begin + self._piece, max(1, self._piece // _PROBES))
-            ours = {self._source.place(sample): sample for sample in self._order.at(positions)[1].tolist()}
+            ours = {self._source.location(sample): sample for sample in self._order.at(positions)[1].tolist()}
             ours = {
                 place: sample for place, sample in ours.items() if crc32(place.encode()) % self._num_parts == self._part
             }

@@ -171,7 +171,7 @@ def _files(sources: Sequence[Source]) -> tuple[list[_File], int]:
     unread: dict[str, int] = {}
     for source, shards in (found for one in sources for found in _touched(one, None)):
         for name, noted in source.index.tables.items():
-            if noted["num_bytes"] > tables.READ_AT_ONCE:
+            if noted["num_bytes"] > tables.VERIFIED_ON_OPEN:
                 path = os.path.abspath(source.index.folder / name)
                 files[path] = _File(path, noted["num_bytes"], noted["sha256"])
         for number in shards:
@@ -180,7 +180,7 @@ def _files(sources: Sequence[Source]) -> tuple[list[_File], int]:
             if is_far and source.cache is None:
                 unread[address] = shard.num_bytes
                 continue
-            path = os.path.abspath(source.cache.place(shard.sha256) if is_far and source.cache else address)
+            path = os.path.abspath(source.cache.path(shard.sha256) if is_far and source.cache else address)
             files[path] = _File(path, shard.num_bytes, shard.sha256, is_far)
     return list(files.values()), sum(unread.values())
 

@@ -49,14 +49,14 @@ def check_labels(source: Source, name: str, use: Use, *, single: bool = False) -
         label = source.labels(np.array([odd.first])).tolist()[0]
         raise DataError(
             f"'{name}': {odd.number:,} of {len(source):,} images have a label that is none of 0 to {num_classes - 1}, first "
-            f"number {odd.first} ({label}) of {source.place(odd.first)}: the index is damaged or was made for other classes; make it "
+            f"number {odd.first} ({label}) of {source.location(odd.first)}: the index is damaged or was made for other classes; make it "
             "again with `vitctl data index`"
         )
     is_refused = use == "training" or (use == "scoring" and not width)
     if lacking.number and (is_refused or (use == "scoring" and lacking.number == len(source))):
         raise DataError(
             f"'{name}': {lacking.number:,} of {len(source):,} images have no label and cannot be "
-            f"{'trained on' if use == 'training' else 'scored'}, first number {lacking.first} of {source.place(lacking.first)}; index "
+            f"{'trained on' if use == 'training' else 'scored'}, first number {lacking.first} of {source.location(lacking.first)}; index "
             "the split with its labels"
         )
 

@@ -58,7 +58,7 @@ class Source(Protocol):
         """The name of a sample, unique in its split."""
         ...
 
-    def place(self, sample: int) -> str:
+    def location(self, sample: int) -> str:
         """Where a sample lies, for messages."""
         ...
 
@@ -118,10 +118,10 @@ class ShardSource:
         header = self._pread(sample, int(row["header"]), int(row["data"]))
         name = member_name(header)
         if not name:
-            raise BadSample("damaged", f"{self.place(sample)} has no header at byte {row['header']}")
+            raise BadSample("damaged", f"{self.location(sample)} has no header at byte {row['header']}")
         return unescape_key(split_name(name)[0])
 
-    def place(self, sample: int) -> str:
+    def location(self, sample: int) -> str:
         """The path or the address of the shard that holds the sample."""
         return self.index.address(self._shard(sample))
 
@@ -193,9 +193,9 @@ class View:
         """The key of the sample in its source."""
         return self.source.key(self._one(sample))
 
-    def place(self, sample: int) -> str:
+    def location(self, sample: int) -> str:
         """Where the sample lies in its source."""
-        return self.source.place(self._one(sample))
+        return self.source.location(self._one(sample))
 
     def read(self, sample: int) -> bytes:
         """The encoded image."""
@@ -298,10 +298,10 @@ class Concat:
         part, row = self._locate(sample)
         return part.key(row)
 
-    def place(self, sample: int) -> str:
+    def location(self, sample: int) -> str:
         """Where the sample lies in its part."""
         part, row = self._locate(sample)
-        return part.place(row)
+        return part.location(row)
 
     def read(self, sample: int) -> bytes:
         """The encoded image."""
@@ -359,7 +359,7 @@ class SyntheticSource:
         """The number of the sample, as text."""
         return str(sample)
 
-    def place(self, sample: int) -> str:
+    def location(self, sample: int) -> str:
         """Says that the sample is synthetic."""
         return f"synthetic sample {sample}"
 

@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 
 from vitctl.data.images.decode import BadSample, open_picture
-from vitctl.data.images.formats import HEAD_BYTES, image_extension, what_it_is
+from vitctl.data.images.formats import HEAD_BYTES, content_type, image_extension
 from vitctl.data.images.heic import CONVERSION, heic_to_jpeg, is_heic
 from vitctl.data.source.subsets import no_class
 from vitctl.data.writer.items import Item, LeftOut, Originals, read_item
@@ -150,9 +150,9 @@ def examine(data: bytes) -> str:
             heic_to_jpeg(data)
             return _HEIC
         if image_extension(data) is None:
-            return f"not an image: {what_it_is(data)}"
+            return f"not an image: {content_type(data)}"
         picture = open_picture(data)
-        picture.region(0, 0, picture.height, picture.width, short_lived=True)
+        picture.region(0, 0, picture.height, picture.width, reuse_buffer=True)
     except BadSample as error:
         return str(error)
     return ""
