@@ -13,7 +13,7 @@ from torch.utils.data import get_worker_info
 from vitctl.data.datasets.catalog import open_split
 from vitctl.data.images.decode import BadSample
 from vitctl.data.images.formats import image_extension
-from vitctl.data.loader.batches import share, told_key
+from vitctl.data.loader.batches import sample_key, share
 from vitctl.data.source.order import Order, SampleOrder
 from vitctl.data.source.read import Source
 from vitctl.data.writer.plan import label_text
@@ -98,7 +98,7 @@ def _members(source: Source, sample: int, label: int | list[int], epoch: int) ->
         image = source.read(sample)
     except BadSample as error:
         raise DataError(
-            f"{source.location(sample)}: sample {told_key(source, sample)} cannot be read ({error})"
+            f"{source.location(sample)}: sample {sample_key(source, sample)} cannot be read ({error})"
         ) from None
     name, text = label_text(label if isinstance(label, int) else tuple(one for one in label if one >= 0))
     about = {"__key__": source.key(sample), "__url__": source.location(sample), "__epoch__": epoch}

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from vitctl.data.images.transforms import EvalTransform, TrainTransform
-from vitctl.data.loader.batches import Batch, eval_batches, told_key, train_batches
+from vitctl.data.loader.batches import Batch, eval_batches, sample_key, train_batches
 from vitctl.data.source.order import Order, SampleOrder
 from vitctl.data.source.read import Source
 from vitctl.engine.averaging import Average
@@ -182,7 +182,7 @@ def train(
         batches=lambda first_step: batches(first_step, micro_batch, workers),
         num_images=len(source),
         flops_per_image=training_flops(model.config, 1),
-        key=partial(told_key, source),
+        key=partial(sample_key, source),
         score=score if scored is not None else None,
         probe=probe,
         identity=identity(recipe, folder, source, scored, started_from),

@@ -167,7 +167,7 @@ def end_by(how: int) -> None:
 @pytest.mark.parametrize(
     ("how", "kills", "said"),
     [
-        (-signal.SIGKILL, 1, "killed by the kernel for want of memory (out-of-memory killer)"),
+        (-signal.SIGKILL, 1, "killed by the kernel because it was out of memory (OOM killer)"),
         (-signal.SIGKILL, 0, "killed (SIGKILL), most often out of memory"),
         (-signal.SIGTERM, 1, "killed by SIGTERM"),
         (3, 0, "ended by its exit code 3"),

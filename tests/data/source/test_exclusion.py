@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.data.old_index import forget_tables
 from vitctl.data.datasets.catalog import open_split
-from vitctl.data.inspect.completeness import left_over
+from vitctl.data.inspect.completeness import unused_files
 from vitctl.data.inspect.dedup import compare
 from vitctl.data.shards.index import Index, index_shards
 from vitctl.data.source.exclusion import FILE, Without, open_shards, read_exclusion, write_exclusion
@@ -183,10 +183,10 @@ def test_read_exclusion__a_list_of_an_earlier_release(
 def test_left_over__names_images_that_changed_since(make_split: MakeSplit) -> None:
     index = make_split(20)
     write_exclusion(index, [3], reason="")
-    assert left_over(index.folder)[0] == []
+    assert unused_files(index.folder)[0] == []
     row, shard = index.rows[3], Path(ShardSource(index).location(3))
     with shard.open("r+b") as file:
         file.seek(int(row["header"] + row["data"]) + 20)
         file.write(b"!")
-    (problem,) = left_over(index.folder)[0]
+    (problem,) = unused_files(index.folder)[0]
     assert "1 image(s) have other bytes than when they were left out" in problem

@@ -17,7 +17,7 @@ from vitctl.data.images.transforms import TrainTransform
 from vitctl.data.loader.batches import train_batches
 from vitctl.data.shards.index import Index, index_addresses
 from vitctl.data.source.exclusion import write_exclusion
-from vitctl.data.source.locate import expand, find_places
+from vitctl.data.source.locate import expand, locate_splits
 from vitctl.data.source.order import Order, SampleOrder, WindowedOrder
 from vitctl.data.source.read import ShardSource, Source
 from vitctl.errors import DataError
@@ -196,7 +196,7 @@ def test_find_places__some_shards_of_a_split(make_split: MakeSplit, tmp_path: Pa
 )
 def test_find_places__refuses(text: str, message: str) -> None:
     with pytest.raises(DataError, match=message):
-        find_places(text, "train")
+        locate_splits(text, "train")
 
 
 def test_find_places__a_shard_that_the_index_lacks(make_split: MakeSplit) -> None:
@@ -245,7 +245,7 @@ def test_find_places__images_left_out_stay_out_of_chosen_shards_too(make_split: 
     index = make_split(40, max_samples=10)
     write_exclusion(index, [3, 11, 12], reason="in the test set")
     names = [shard.name for shard in index.shards]
-    place = find_places(f"{index.folder}/{names[1]},{index.folder}/{names[0]}", "train")
+    place = locate_splits(f"{index.folder}/{names[1]},{index.folder}/{names[0]}", "train")
     chosen, whole = place[index.folder.name].open(0), ShardSource(index)
     kept = [sample for sample in (*range(10, 20), *range(10)) if sample not in (3, 11, 12)]
     assert [chosen.key(n) for n in range(len(chosen))] == [whole.key(sample) for sample in kept]
@@ -275,7 +275,7 @@ def test_remote_index__is_renewed_by_every_command(make_split: MakeSplit, capfd:
     with serving(folder.parent, Faults()) as url:
         open_split("train", path=url)
     assert len(open_split("train", path=url)) == 20  # a folder of splits too
-    assert "the index that was fetched before is used" in capfd.readouterr().err
+    assert "the cached index is used" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["index.json", "samples.npy"])
@@ -303,5 +303,5 @@ def test_remote_index__a_broken_copy_is_fetched_anew(make_split: MakeSplit, tmp_
 )
 def test_find_places__what_is_no_address_is_one_line(url: str) -> None:
     with pytest.raises(DataError) as caught:
-        find_places(url, "train")
+        locate_splits(url, "train")
     assert "\n" not in str(caught.value)

@@ -104,7 +104,7 @@ def _looked_at(
 ) -> "Mapping[str, Originals]":
     """The splits of a source without what cannot be used, all of which is said."""
     from vitctl.cli.show.intake import show_intake
-    from vitctl.data.writer.intake import take_in
+    from vitctl.data.writer.intake import check_originals
     from vitctl.errors import DataError
 
     if bad not in ("stop", "skip", "keep"):
@@ -118,7 +118,7 @@ def _looked_at(
             if progress and more:
                 progress(done, total)
 
-        intake = take_in(found, bad=bad, drop=drop, keep=keep, workers=workers, done=count)  # type: ignore[arg-type]
+        intake = check_originals(found, bad=bad, drop=drop, keep=keep, workers=workers, done=count)  # type: ignore[arg-type]
     show_intake(intake, source, out, stops=bad == "stop")
     return intake.splits
 

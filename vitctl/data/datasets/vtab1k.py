@@ -12,7 +12,7 @@ from vitctl.data.datasets.catalog import open_split
 from vitctl.data.datasets.readers.community import FORMAT, KEYS, NOTE
 from vitctl.data.datasets.vtab import VtabTask
 from vitctl.data.images.formats import image_extension
-from vitctl.data.source.provenance import origins, source_text
+from vitctl.data.source.provenance import source_text, source_texts
 from vitctl.data.source.read import Source
 from vitctl.data.writer.items import Item
 from vitctl.data.writer.write import write_split
@@ -51,7 +51,7 @@ def export_task(task: VtabTask, root: Path, out: Path, progress: Progress = lamb
     note = {
         "format": FORMAT,
         "task": task.name,
-        "source": "; ".join(dict.fromkeys(text for source in splits.values() for text in origins(source))),
+        "source": "; ".join(dict.fromkeys(text for source in splits.values() for text in source_texts(source))),
         "lists_sha256": {split: hashlib.sha256((aside / f"{split}.txt").read_bytes()).hexdigest() for split in lists},
     }
     write_text(aside / NOTE, escaped_json(json.dumps(note, indent=1, ensure_ascii=False)) + "\n")

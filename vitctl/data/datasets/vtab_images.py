@@ -10,7 +10,7 @@ from vitctl.data.datasets.vtab import VTAB, VtabTask, is_published_train800
 from vitctl.data.shards.index import find_splits
 from vitctl.data.source.exclusion import open_shards
 from vitctl.data.source.labels import check_labels
-from vitctl.data.source.provenance import origins, source_text
+from vitctl.data.source.provenance import source_text, source_texts
 from vitctl.data.source.read import Concat, Source
 from vitctl.data.source.splits import resolve
 from vitctl.data.writer.items import Originals
@@ -127,7 +127,7 @@ def _check(task: VtabTask, sources: Mapping[str, Source], root: Path, allow_part
 
 def _copy(task: VtabTask, opened: tuple[Source, ...], *, again: bool, proven: bool | None) -> str:
     """In which way the images of train800, val200 and test are not those of the benchmark."""
-    texts = dict.fromkeys(text for source in opened for text in origins(source))
+    texts = dict.fromkeys(text for source in opened for text in source_texts(source))
     again = again or any(text.startswith(community.SOURCE) for text in texts)
     said = ["the community's copy: JPEG again, not the original bytes"] if again else []
     said += [text for text in texts if "copy" in text and not text.startswith(community.SOURCE)]

@@ -17,7 +17,7 @@ _OWN = ("index.json", SAMPLES, EXCLUDED)
 _SHOWN = 3
 
 
-def left_over(folder: Path) -> tuple[list[str], list[str]]:
+def unused_files(folder: Path) -> tuple[list[str], list[str]]:
     """What lies in the folder of a set, or of one split, and is of no split.
 
     Args:
@@ -95,7 +95,7 @@ def _of_split(folder: Path) -> tuple[list[str], list[str]]:
     return problems, [f"{path}: left over, of no split" for path in others if path.suffix != ".tar"]
 
 
-def missing_of(name: str, indexes: Mapping[str, Index]) -> tuple[list[str], list[str]]:
+def missing_images(name: str, indexes: Mapping[str, Index]) -> tuple[list[str], list[str]]:
     """What the splits of a known data set lack by its table.
 
     Args:

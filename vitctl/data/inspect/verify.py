@@ -23,7 +23,7 @@ from vitctl.system.pool import Done, run_tasks
 
 _SAMPLED_IMAGES = 1000
 _SHOWN_PROBLEMS = 100
-_TOGETHER = 256  # images of a task, where the shard lies here
+_IMAGES_PER_TASK = 256  # images of a task, where the shard lies here
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ def _tasks(index: Index, sample: bool) -> Iterator[_Task]:
     every, first = max(1, index.num_samples // _SAMPLED_IMAGES) if sample else 1, 0
     for number, shard in enumerate(index.shards):
         chosen = range(-first % every, shard.num_samples, every)
-        together = len(chosen) if is_remote(index.address(number)) else _TOGETHER
+        together = len(chosen) if is_remote(index.address(number)) else _IMAGES_PER_TASK
         for begin in range(0, max(1, len(chosen)), max(1, together)):
             yield _Task(number, chosen[begin : begin + together], whole=not sample and not begin)
         first += shard.num_samples

@@ -1,4 +1,4 @@
-"""ImageNet ReaL: the validation images labelled anew, with all the classes that can be seen in them, or none."""
+"""ImageNet ReaL: new labels for the validation images, with every class that is visible in them, or none."""
 
 import re
 from collections.abc import Iterable
@@ -34,14 +34,14 @@ def read_real(path: Path) -> list[list[int]]:
 
 
 def label_sets(keys: Iterable[str], sets: list[list[int]]) -> list[list[int]]:
-    """The label set of each image, found by the number in its name, whatever the order of the images.
+    """The label set of each image, found by the number in its name, in any order of images.
 
     Args:
         keys: such as `ILSVRC2012_val_00000293.JPEG`, perhaps within a folder.
         sets: as `read_real` gives them.
 
     Raises:
-        DataError: a name has no such number, or two have the same.
+        DataError: a name has no such number, or two names have the same.
     """
     found: dict[int, str] = {}
     for key in keys:

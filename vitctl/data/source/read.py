@@ -1,4 +1,4 @@
-"""Samples by number: the one way in which loaders, evaluations and few-shot see a data set."""
+"""Access to samples by number: the interface through which loaders, evaluation and few-shot read a data set."""
 
 import bisect
 import errno
@@ -24,11 +24,11 @@ from vitctl.errors import DataError, explained
 from vitctl.system.bounds import IMAGE_FILE
 from vitctl.system.descriptors import max_open_shards
 
-_WANTS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+_RESOURCE_ERRORS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 class Source(Protocol):
-    """A data set whose samples are numbered from 0. It travels to other processes by pickling."""
+    """A data set whose samples are numbered from 0. It is passed to other processes by pickling."""
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -37,12 +37,12 @@ class Source(Protocol):
 
     @property
     def digest(self) -> str:
-        """Hex digest of what the samples are and how they are numbered."""
+        """Hex digest of the samples and their order."""
         ...
 
     @property
     def parts(self) -> "tuple[Source, ...]":
-        """The sources that a view takes its samples from; none for a source that holds them itself."""
+        """The sources behind a view; empty for a source that holds its samples itself."""
         ...
 
     def __len__(self) -> int: ...
@@ -59,7 +59,7 @@ class Source(Protocol):
         ...
 
     def location(self, sample: int) -> str:
-        """Where a sample lies, for messages."""
+        """The path or URL of a sample, for messages."""
         ...
 
     def read(self, sample: int) -> bytes:
@@ -75,12 +75,12 @@ def has_label(labels: np.ndarray) -> np.ndarray:
 class ShardSource:
     """The samples of an indexed split, read by offset, in storage order.
 
-    Files are opened when first needed, at most 64 at a time. Reads carry their own offset, so the source
-    may be shared between threads and survives a fork; pickling it sends the folder, never a descriptor.
+    Files are opened on first use, at most 64 at a time. Reads are positional (pread), so the source can be shared between
+    threads and used after a fork; pickling it sends the folder, never a descriptor.
 
     Args:
         index: of the split.
-        cache: keeps the remote shards that were touched, whole; None reads single images by their range of bytes.
+        cache: stores remote shards as whole files; None reads single images by byte range.
     """
 
     def __init__(self, index: Index, cache: ShardCache | None = None) -> None:
@@ -122,11 +122,11 @@ class ShardSource:
         return unescape_key(split_name(name)[0])
 
     def location(self, sample: int) -> str:
-        """The path or the address of the shard that holds the sample."""
+        """The path or URL of the shard that holds the sample."""
         return self.index.address(self._shard(sample))
 
     def read(self, sample: int) -> bytes:
-        """The encoded image, exactly as it was put into the shard."""
+        """The encoded image, exactly as stored in the shard."""
         row = self.index.rows[sample]
         return self._pread(sample, int(row["header"]) + int(row["data"]), int(row["size"]))
 
@@ -145,10 +145,12 @@ class ShardSource:
         if self.cache is None and is_remote(address):
             return read_range(address, offset, offset + size)
         try:
-            shard = self._open(number)  # held while it is read: another thread may push it out of those kept open
+            shard = self._open(
+                number
+            )  # a reference during the read: another thread may evict it from the cache of open files
             data = os.pread(shard.descriptor, size, offset)
         except OSError as error:
-            if error.errno in _WANTS:  # of the machine, not of the sample
+            if error.errno in _RESOURCE_ERRORS:  # a problem of the machine, not of the sample
                 raise DataError(str(explained(error))) from None
             raise BadSample("unreadable", f"{address}: {error.strerror}") from None
         if len(data) < size:
@@ -163,7 +165,7 @@ class ShardSource:
 
 
 class _OpenShard:
-    """A descriptor that closes when the last reader lets go of it."""
+    """A descriptor that is closed when the last reference is dropped."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
@@ -194,7 +196,7 @@ class View:
         return self.source.key(self._one(sample))
 
     def location(self, sample: int) -> str:
-        """Where the sample lies in its source."""
+        """The path or URL of the sample."""
         return self.source.location(self._one(sample))
 
     def read(self, sample: int) -> bytes:
@@ -207,7 +209,7 @@ class View:
 
 @dataclass(frozen=True, eq=False)
 class Subset(View):
-    """Some samples of a source, in an order of their own.
+    """Some samples of a source, in a given order.
 
     Args:
         source: where the samples come from.
@@ -238,7 +240,7 @@ class Subset(View):
 
 @dataclass(frozen=True)
 class Concat:
-    """Several sources with the same classes, one after the other."""
+    """The concatenation of several sources with the same classes."""
 
     parts: tuple[Source, ...]
 
@@ -299,7 +301,7 @@ class Concat:
         return part.key(row)
 
     def location(self, sample: int) -> str:
-        """Where the sample lies in its part."""
+        """The path or URL of the sample."""
         part, row = self._locate(sample)
         return part.location(row)
 
@@ -322,9 +324,9 @@ def _names(source: Source) -> str:
 
 @dataclass(frozen=True)
 class SyntheticSource:
-    """Coloured noise in place of photographs, for smoke runs and benchmarks: nothing is stored.
+    """Generated images of coloured noise, for smoke tests and benchmarks: nothing is stored.
 
-    The tint of a picture tells its class, so that a model can learn it. Labels go round the classes.
+    The tint of an image depends on its class, so that a model can learn it. Labels cycle through the classes.
 
     Args:
         num_samples: samples in the set.
@@ -364,7 +366,7 @@ class SyntheticSource:
         return f"synthetic sample {sample}"
 
     def read(self, sample: int) -> bytes:
-        """A JPEG that is a pure function of the sample's number."""
+        """A JPEG, computed from the sample number."""
         tint = np.random.default_rng((0, sample % self.num_classes)).uniform(64, 192, 3)
         noise = np.random.default_rng((1, sample)).normal(0, 40, (16, 16, 3))
         pixels = np.clip(tint + noise, 0, 255).astype(np.uint8)

@@ -26,7 +26,7 @@ from vitctl.system.tables import write_csv
 
 Bad = Literal["stop", "skip", "keep"]
 REPORT = "intake.csv"
-_TOGETHER = 64
+_IMAGES_PER_TASK = 64
 _HEIC = "heic"
 _HEIC_NAMES = (".heic", ".heif", ".hif")
 
@@ -80,7 +80,7 @@ class _Split:
         return [item.label if isinstance(item.label, tuple) else (item.label,) for item in self.originals.items]
 
 
-def take_in(
+def check_originals(
     splits: Mapping[str, Originals],
     *,
     bad: Bad = "stop",
@@ -103,7 +103,7 @@ def take_in(
     Raises:
         DataError: a class to drop or to keep does not exist, or images with several labels would lose one.
     """
-    if not any(originals.is_own for originals in splits.values()):
+    if not any(originals.is_user_data for originals in splits.values()):
         return Intake(splits, (), (), (), ())
     looked = {name: _Split(originals, _look(originals.items, bad, workers, done)) for name, originals in splits.items()}
     wrong = {
@@ -136,7 +136,7 @@ def take_in(
     )
 
 
-def examine(data: bytes) -> str:
+def check_image(data: bytes) -> str:
     """What a file called an image is: empty for one that training can read, `heic` for one that is converted, else what is wrong.
 
     The whole of it is decoded.
@@ -164,15 +164,15 @@ def _look(items: Sequence[Item], bad: Bad, workers: int, done: Done) -> list[str
 
     def block(task: int, done: Done) -> list[str]:
         found = []
-        for item in items[task * _TOGETHER : (task + 1) * _TOGETHER]:
+        for item in items[task * _IMAGES_PER_TASK : (task + 1) * _IMAGES_PER_TASK]:
             try:
-                found.append(examine(read_item(item)))
+                found.append(check_image(read_item(item)))
             except DataError as error:
                 found.append(f"unreadable: {error}")
             done(1)
         return found
 
-    blocks = run_tasks(block, -(-len(items) // _TOGETHER), workers=workers, done=done)
+    blocks = run_tasks(block, -(-len(items) // _IMAGES_PER_TASK), workers=workers, done=done)
     return [one for found in blocks for one in found]
 
 

@@ -20,7 +20,7 @@ from vitctl.data.shards.scan import ROW, Scan, escape_key, pad_labels, read_shar
 from vitctl.data.shards.tar import ShardWriter, names_header
 from vitctl.data.source.read import ShardSource
 from vitctl.data.writer.items import Item, read_item
-from vitctl.data.writer.plan import Plan, label_text, make_plan
+from vitctl.data.writer.plan import ShardPlan, label_text, plan_shards
 from vitctl.errors import DataError
 from vitctl.system.bounds import IMAGE_FILE
 from vitctl.system.files import atomic_write, no_links, write_text
@@ -31,7 +31,7 @@ MAX_BYTES = 256 * 2**20
 MAX_SAMPLES = 100_000
 _PLAN = "plan.sha256"
 _HELD_BYTES = 256 * 2**20
-_MEASURED_TOGETHER = 256
+_IMAGES_PER_TASK = 256
 _LOCK_SECONDS = 5
 
 
@@ -79,7 +79,7 @@ def write_split(
     with _own_folder(out) as aside:
         count = _Count(progress, len(items))
         sizes, held = _measure(items, workers, count)
-        plan = make_plan(
+        plan = plan_shards(
             [item.key for item in items],
             [item.label for item in items],
             sizes,
@@ -122,7 +122,7 @@ class _Job:
     items: Sequence[Item]
     sizes: np.ndarray
     held: dict[int, bytes]
-    plan: Plan
+    plan: ShardPlan
     folder: Path
     reencode: Reencode | None
     class_names: tuple[str, ...]
@@ -267,7 +267,7 @@ def _measure(items: Sequence[Item], workers: int, count: _Count) -> tuple[np.nda
     """The bytes of every image, int64 `[n]`. What has to be made for that is held, as far as there is room in this process."""
     sizes = np.array([-1 if item.size is None else item.size for item in items], np.int64)
     unknown, held, held_bytes = np.flatnonzero(sizes < 0), dict[int, bytes](), 0
-    blocks = [unknown[begin : begin + _MEASURED_TOGETHER] for begin in range(0, len(unknown), _MEASURED_TOGETHER)]
+    blocks = [unknown[begin : begin + _IMAGES_PER_TASK] for begin in range(0, len(unknown), _IMAGES_PER_TASK)]
     count.total += len(unknown)
 
     def measure(block: int, done: Done) -> list[int]:
@@ -287,7 +287,7 @@ def _measure(items: Sequence[Item], workers: int, count: _Count) -> tuple[np.nda
     return sizes, held
 
 
-def _go_on(aside: Path, plan: Plan, note: Callable[[str], None]) -> None:
+def _go_on(aside: Path, plan: ShardPlan, note: Callable[[str], None]) -> None:
     """Make the folder ready for a plan: with the shards that an earlier run of the same plan finished, or empty."""
     file, finished = aside / _PLAN, len(list(aside.glob("shard-*.tar")))
     if file.is_file() and file.read_text() == plan.digest:

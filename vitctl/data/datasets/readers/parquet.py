@@ -90,7 +90,7 @@ def _read_split(paths: list[Path]) -> Originals:
             raise DataError(
                 f"{paths[0].parent}: image {one_line(item.key)} has label {item.label}, should be -1 to {len(names) - 1}"
             )
-    return Originals(items, tuple(names), str(paths[0].parent), is_own=True)
+    return Originals(items, tuple(names), str(paths[0].parent), is_user_data=True)
 
 
 def _largest(item: Item) -> int:

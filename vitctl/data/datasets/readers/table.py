@@ -52,7 +52,7 @@ def read_rows(path: Path, rows: Sequence[Row]) -> dict[str, Originals]:
         labels = tuple(numbers[name] for name in names)
         item = Item(row["path"], labels if several else labels[0], partial(read_bytes, path.parent / row["path"]), size)
         splits.setdefault(SPLITS.get(split.lower(), split), []).append(item)
-    return {split: Originals(items, class_names, str(path), is_own=True) for split, items in splits.items()}
+    return {split: Originals(items, class_names, str(path), is_user_data=True) for split, items in splits.items()}
 
 
 def _rows(path: Path) -> list[dict[str, str]]:
