@@ -1,4 +1,4 @@
-"""What the networks are made of: one frozen configuration for each family. Imports no torch."""
+"""Model configurations: one frozen dataclass for each family. Imports no torch."""
 
 import math
 from collections.abc import Iterator

@@ -45,7 +45,7 @@ def test_near_pairs__worst_case_is_bits_spread_over_all_chunks(max_bits: int) ->
 
 
 def test_near_pairs__of_many_alike_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vitctl.data.inspect.hamming._TOGETHER", 7)
+    monkeypatch.setattr("vitctl.data.inspect.hamming._MAX_CANDIDATES", 7)
     a, b = np.full(10, 5, np.uint64), np.full(4, 5, np.uint64)
     rows, columns, bits = near_pairs(a, b, 2)
     assert sorted(zip(rows.tolist(), columns.tolist(), strict=True)) == [(i, j) for i in range(10) for j in range(4)]

@@ -78,7 +78,7 @@ class Damaged(SyntheticSource):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_fingerprints__of_good_and_bad_images_in_order(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vitctl.data.inspect.perceptual_hash._TOGETHER", 3)
+    monkeypatch.setattr("vitctl.data.inspect.perceptual_hash._IMAGES_PER_TASK", 3)
     counted: list[int] = []
     source = Damaged(10, 3, 32)
     found = hash_images(source, workers=workers, done=counted.append)

@@ -165,7 +165,7 @@ def test_read_index__refuses_addresses_that_point_outside(
         open_split("train", path=str(folder))
 
 
-def test_find_places__some_shards_of_a_split(make_split: MakeSplit, tmp_path: Path) -> None:
+def test_locate_splits__some_shards_of_a_split(make_split: MakeSplit, tmp_path: Path) -> None:
     local = ShardSource(make_split(20))
     folder, everything = local.index.folder, contents(local)
     (tmp_path / "list.txt").write_text(f"# two of them\n{folder}/shard-000002.tar\n\n{folder}/shard-000000.tar\n")
@@ -194,12 +194,12 @@ def test_find_places__some_shards_of_a_split(make_split: MakeSplit, tmp_path: Pa
         ("s4://bucket/x", "commands are never run"),
     ],
 )
-def test_find_places__refuses(text: str, message: str) -> None:
+def test_locate_splits__refuses(text: str, message: str) -> None:
     with pytest.raises(DataError, match=message):
         locate_splits(text, "train")
 
 
-def test_find_places__a_shard_that_the_index_lacks(make_split: MakeSplit) -> None:
+def test_locate_splits__a_shard_that_the_index_lacks(make_split: MakeSplit) -> None:
     folder = make_split(20).folder
     shutil.copy(folder / "shard-000001.tar", folder / "more.tar")
     with pytest.raises(DataError, match=r"more.tar is not in the index \(1 shards are not\)"):
@@ -241,7 +241,7 @@ def test_expand__braces_that_do_not_pair_up_are_refused(text: str) -> None:
         expand(text)
 
 
-def test_find_places__images_left_out_stay_out_of_chosen_shards_too(make_split: MakeSplit) -> None:
+def test_locate_splits__images_left_out_stay_out_of_chosen_shards_too(make_split: MakeSplit) -> None:
     index = make_split(40, max_samples=10)
     write_exclusion(index, [3, 11, 12], reason="in the test set")
     names = [shard.name for shard in index.shards]
@@ -301,7 +301,7 @@ def test_remote_index__a_broken_copy_is_fetched_anew(make_split: MakeSplit, tmp_
         "https:///x",
     ],
 )
-def test_find_places__what_is_no_address_is_one_line(url: str) -> None:
+def test_locate_splits__what_is_no_address_is_one_line(url: str) -> None:
     with pytest.raises(DataError) as caught:
         locate_splits(url, "train")
     assert "\n" not in str(caught.value)

@@ -15,7 +15,7 @@ from vitctl.data.source.provenance import source_text, source_texts, split_sourc
 from vitctl.data.source.read import Concat, ShardSource, Source, Subset, SyntheticSource
 from vitctl.data.source.subsets import Relabelled, of_classes, random_subset
 
-MEMBERS = {"digest", "labels", "key", "place", "read", "__len__"}
+MEMBERS = {"digest", "labels", "key", "location", "read", "__len__"}
 ROWS = np.arange(4)
 
 # One of every kind of source that vitctl has, over a stored split of the classes a, b, c.

@@ -1,4 +1,4 @@
-"""Known data sets by name, and where a split of anything that can be trained on is found."""
+"""The catalog of known data sets, and opening of splits by name or location."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -85,7 +85,7 @@ def find_data_set(name: str) -> DataSet:
 
 
 def known_size(dataset: str, split: str) -> tuple[int, int] | None:
-    """(images of a split expression, classes) by the table alone, for planning; None when the table cannot tell."""
+    """(images of a split expression, classes) from the catalog, for planning; None where they depend on the data."""
     row = find_data_set(dataset)
     try:
         return sum(part.stop - part.start for part in resolve(split, row.sizes)), row.num_classes

@@ -1,4 +1,4 @@
-"""What of the known data sets is there: for `data list`, and for the 19 rows of `data check vtab`."""
+"""The inventory of known data sets on disk: for `data list`, and for the 19 rows of `data check vtab`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ MATCH, COUNTS = "match", "counts match, no published digest"
 
 @dataclass(frozen=True)
 class InventoryEntry:
-    """A known set, and what of it is there.
+    """A known data set, and its state on disk.
 
     Args:
         name: of the set.
@@ -47,7 +47,7 @@ class InventoryEntry:
 
 
 def list_inventory(root: Path) -> list[InventoryEntry]:
-    """Every known data set and what of it lies under `root`."""
+    """Every known data set and its state under `root`."""
     return [_holding(row, root) for row in DATA_SETS.values()]
 
 
@@ -85,7 +85,7 @@ def uses_of(row: DataSet) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class TaskCheck:
-    """One task of VTAB-1k against what is known of it.
+    """The check of one task of VTAB-1k against published digests.
 
     Args:
         task: its name.
@@ -107,7 +107,7 @@ class TaskCheck:
 def check_task(
     task: VtabTask, root: Path, progress: Callable[[int, int], None] = lambda _done, _total: None
 ) -> TaskCheck:
-    """Hold the 800, 200 and test images of a task against their published digests, by their keys.
+    """Compare the keys of the 800, 200 and test images of a task with their published digests.
 
     Args:
         task: a row of `VTAB`.

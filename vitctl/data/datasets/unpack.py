@@ -1,4 +1,4 @@
-"""Archives that were fetched: held against their digests, and unpacked beside each other."""
+"""Verifies downloaded archives against their digests, and unpacks them safely."""
 
 import gzip
 import hashlib

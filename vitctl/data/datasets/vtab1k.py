@@ -1,4 +1,4 @@
-"""VTAB-1k as others keep it: a folder per task with four lists and the images, here byte for byte the original ones."""
+"""Export of VTAB-1k in the community's layout: a folder per task with four lists and the images, with their original bytes."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""The images of a VTAB task, wherever they lie: shards of the original files, or the community's copy."""
+"""The images of a VTAB task: from shards of the original files, or from the community's copy."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

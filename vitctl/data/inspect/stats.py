@@ -1,4 +1,4 @@
-"""What a split looks like in numbers: classes, sizes, formats, bytes, and the mean and deviation of its colours."""
+"""Statistics of a split: classes, sizes, formats, bytes, and mean and standard deviation of the channels."""
 
 from collections import Counter
 from dataclasses import asdict, dataclass

@@ -1,4 +1,4 @@
-"""A full check of a split: every byte against its digest, every member against the index, every image decoded, none twice."""
+"""A full check of a split: shards against their digests, members against the index, every image decoded, duplicates found."""
 
 import tempfile
 from collections.abc import Callable, Iterator
@@ -85,7 +85,7 @@ def verify_index(
     workers: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> Report:
-    """Check the shards of a split against its index. Remote shards are fetched for it, one for each process, and not kept.
+    """Check the shards of a split against its index. Remote shards are fetched temporarily, one per worker.
 
     Args:
         index: an opened split.
@@ -105,10 +105,10 @@ def verify_index(
         if progress and more:
             progress(done, num_steps)
 
-    def look(task: int, done: Done) -> tuple[list[_Problem], list[bytes]]:
-        return _look(index, tasks[task], decodes, done)
+    def check(task: int, done: Done) -> tuple[list[_Problem], list[bytes]]:
+        return _check_task(index, tasks[task], decodes, done)
 
-    found = run_tasks(look, len(tasks), workers=workers, done=count)
+    found = run_tasks(check, len(tasks), workers=workers, done=count)
     problems = [problem for own, _ in found for problem in own]
     problems += _label_problems(index)
     labels = ShardSource(index).labels()
@@ -137,7 +137,7 @@ def _tasks(index: Index, sample: bool) -> Iterator[_Task]:
         first += shard.num_samples
 
 
-def _look(index: Index, task: _Task, decodes: bool, done: Done) -> tuple[list[_Problem], list[bytes]]:
+def _check_task(index: Index, task: _Task, decodes: bool, done: Done) -> tuple[list[_Problem], list[bytes]]:
     """Problems and digests of the images of a task."""
     problems: list[_Problem] = []
     own = _only(index, task.shard)

@@ -1,6 +1,6 @@
-"""Originals looked at before they are written: every image decoded, every class held against the others.
+"""Validation of original images before they are written: every image is decoded, the classes of the splits are compared.
 
-Nothing of a source is lost in silence: what is not written is listed, with the reason.
+Files that are not written are listed, with the reason.
 """
 
 import shlex
@@ -89,7 +89,7 @@ def check_originals(
     workers: int = 0,
     done: Done = lambda _: None,
 ) -> Intake:
-    """Look at every image and every class of what a user brings; sets that are known by name pass as they are.
+    """Check every image and every class of a user's own data set; known data sets are not checked.
 
     Args:
         splits: as a reader found them.

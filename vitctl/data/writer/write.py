@@ -1,4 +1,4 @@
-"""Writing a split: images as they are, shuffled once, in shards that come out the same byte for byte."""
+"""Writes a split as shards: images unchanged, shuffled once; the shards are reproducible byte for byte."""
 
 import fcntl
 import os
@@ -49,7 +49,7 @@ def write_split(
     progress: Progress | None = None,
     note: Callable[[str], None] = lambda _: None,
 ) -> Index:
-    """Write items as WebDataset shards with an index. The folder appears whole, or not at all.
+    """Write items as WebDataset shards with an index. The folder is written atomically.
 
     Each shard tells its class names, see `ShardWriter`. The extension of a member follows the bytes of the image, not its
     old name, so that a PNG called `.jpg` is stored untouched as `.png`. The same items and seed give the same bytes, whatever

@@ -1,4 +1,4 @@
-"""Tensors out of a file, whatever program wrote it. Nothing that could run code is ever opened."""
+"""Reads tensors from a file of any program. Files that could run code are never opened."""
 
 import math
 import pickle

@@ -1,4 +1,4 @@
-"""Files from the web: https alone, resumed after an interruption, checked, and kept in a cache."""
+"""Downloads over https: resumed after an interruption, verified, and cached."""
 
 import base64
 import fcntl
@@ -52,9 +52,9 @@ def fetch(
 
     Args:
         url: an https address.
-        progress: told after every piece.
+        progress: called after every chunk.
         cache: folder of the cache; $VITCTL_CACHE or ~/.cache/vitctl when not given.
-        attempts: tries in all.
+        attempts: total number of attempts.
         loopback: let plain http to 127.0.0.1 pass as well.
 
     Raises CheckpointError: another scheme, no such file (NotOnServerError), a login is needed, a web page came instead
@@ -66,7 +66,7 @@ def fetch(
     if target.exists():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
-    with _alone(target.with_name(target.name + ".lock")):
+    with _locked(target.with_name(target.name + ".lock")):
         for attempt in range(1, attempts + 1):
             if target.exists():  # another process was faster
                 break
@@ -115,8 +115,8 @@ def _check_address(url: str, loopback: bool) -> None:
 
 
 @contextmanager
-def _alone(lock: Path) -> Iterator[None]:
-    """Wait until no other process is inside; the system lets go of the lock when a process dies."""
+def _locked(lock: Path) -> Iterator[None]:
+    """Hold a lock against other processes; the kernel releases it when the process dies."""
     with open_lock(lock) as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
@@ -134,7 +134,7 @@ def _transfer(url: str, part: Path, progress: Progress, client: Client) -> Path:
         raise TransientError("the partial file did not fit")
     with response:
         total = _receive(url, response, part, version, progress)
-        digests = list(_told_digests(url, response.headers))
+        digests = list(_stated_digests(url, response.headers))
     size = part.stat().st_size
     if total and size != total:
         raise TransientError(f"the connection ended after {size} of {total} bytes")
@@ -183,13 +183,13 @@ def _remember_version(version: Path, headers: Message) -> None:
         version.unlink(missing_ok=True)
 
 
-def _told_digests(url: str, headers: Message) -> Iterator[tuple[str, str]]:
-    """The digests that this server tells: algorithm and (the start of) its hexadecimal form."""
+def _stated_digests(url: str, headers: Message) -> Iterator[tuple[str, str]]:
+    """The digests stated by the server: algorithm and (the start of) the hexadecimal digest."""
     linked = headers.get("X-Linked-ETag", "").strip('"')
     if re.fullmatch(r"[0-9a-f]{64}", linked):  # Hugging Face's large files
         yield "sha256", linked
-    for told in re.findall(r"md5=([A-Za-z0-9+/]{22}==)", " ".join(headers.get_all("x-goog-hash") or [])):
-        yield "md5", base64.b64decode(told).hex()
+    for stated in re.findall(r"md5=([A-Za-z0-9+/]{22}==)", " ".join(headers.get_all("x-goog-hash") or [])):
+        yield "md5", base64.b64decode(stated).hex()
     address = urlsplit(url)
     named = re.search(r"-([0-9a-f]{8,64})\.\w+$", address.path)
     if named and address.hostname == _HASHED_NAME_HOST:

@@ -1,4 +1,4 @@
-"""Files on the disk: written whole or not at all, and read within bounds."""
+"""Files on disk: written atomically, and read within limits."""
 
 import json
 from collections.abc import Callable
@@ -17,7 +17,7 @@ _JSON_BYTES = 16 * 2**20
 
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> Path:
-    """Let `write` fill a file beside `path`, flush it, and put it in place in one move; return `path`."""
+    """Atomic write: `write` fills a temporary file, which is flushed and renamed to `path`; return `path`."""
     with atomic_write(path) as aside:
         write(aside)
     return path

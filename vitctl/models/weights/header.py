@@ -1,4 +1,4 @@
-"""What a weights file says of its model in its header; no tensor is read. Our own files need no torch."""
+"""Reads the model configuration from the header of a weights file, without tensors. Our own files need no torch."""
 
 import json
 import math
