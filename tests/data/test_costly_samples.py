@@ -167,8 +167,8 @@ def test_batches__pictures_in_flight_are_bounded(tmp_path: Path, monkeypatch: py
 
 
 def test_turns__one_worker_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory_lock, "_OWN", [])
-    monkeypatch.setattr(memory_lock, "_TAKEN_PART_IN", [])
+    monkeypatch.setattr(memory_lock, "_FOR_CHILDREN", [])
+    monkeypatch.setattr(memory_lock, "_IN_USE", [])
     shared = memory_lock.shared_lock()
     reader, writer = os.pipe()
     if not (child := os.fork()):

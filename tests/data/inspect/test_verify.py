@@ -39,7 +39,7 @@ def test_verify_index__decodes_every_image_by_itself_and_by_any_number_of_proces
     make_split: MakeSplit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("vitctl.data.inspect.verify._SAMPLED_IMAGES", 5)
-    monkeypatch.setattr("vitctl.data.inspect.verify._TOGETHER", 3)
+    monkeypatch.setattr("vitctl.data.inspect.verify._IMAGES_PER_TASK", 3)
     index = make_split(20, bad=(4, 9))
     path = index.folder / index.shards[2].name
     path.write_bytes(path.read_bytes()[:-1] + b"x")

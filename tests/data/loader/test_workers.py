@@ -52,7 +52,7 @@ SCRIPT = """
 import sys, threading, time
 from itertools import islice
 from multiprocessing import active_children
-from vitctl.data.loader import train_batches
+from vitctl.data.loader.batches import train_batches
 from vitctl.data.order import Order
 from vitctl.data.read import SyntheticSource
 from vitctl.data.transforms import TrainTransform
