@@ -53,9 +53,9 @@ import sys, threading, time
 from itertools import islice
 from multiprocessing import active_children
 from vitctl.data.loader.batches import train_batches
-from vitctl.data.order import Order
-from vitctl.data.read import SyntheticSource
-from vitctl.data.transforms import TrainTransform
+from vitctl.data.source.order import Order
+from vitctl.data.source.read import SyntheticSource
+from vitctl.data.images.transforms import TrainTransform
 {source}
 batches = train_batches(Chosen(99, 3, 64), Order(99, 0), TrainTransform(64), seed=0, batch_size=16,
                         micro_batch=16, rank=0, num_processes=1, first_step=0, num_workers=2)
@@ -67,13 +67,13 @@ print(*[child.pid for child in active_children()], flush=True)
 
 EAGER = """
 import os, signal
-from vitctl.data import workers
+from vitctl.data.loader import workers
 from vitctl.engine.preemption import stop_on_signals
-begin = workers._begin
+begin = workers._init_worker
 def hit(*given):
     os.kill(os.getpid(), signal.SIGINT)
     begin(*given)
-workers._begin = hit
+workers._init_worker = hit
 block = stop_on_signals()
 flag = block.__enter__()
 Chosen = SyntheticSource
