@@ -97,7 +97,7 @@ def simplejpeg_rows(data: bytes, jpeg: Jpeg, bottom: int) -> np.ndarray:
 
 def simplejpeg_rows_kept(data: bytes, jpeg: Jpeg, bottom: int) -> np.ndarray:
     """The same into memory that is used again and again, as our loader asks for it."""
-    pixels = decode_rows(data, jpeg, bottom, short_lived=True)
+    pixels = decode_rows(data, jpeg, bottom, reuse_buffer=True)
     assert pixels is not None
     return pixels
 

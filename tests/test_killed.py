@@ -186,9 +186,7 @@ def test_killed__nothing_is_left_behind(tiny_data: Path, tmp_path: Path, whom: s
     if whom == "loader worker":
         assert process.returncode == 2
         [line] = said.splitlines()
-        assert line.startswith(
-            "vitctl: a loader process was killed (SIGKILL), most often for want of memory; use fewer"
-        )
+        assert line.startswith("vitctl: a loader process was killed (SIGKILL), most often out of memory; use fewer")
         assert json.loads((folder / "result.json").read_text())["status"] == "failed"
     else:
         assert (process.returncode, said) == (-signal.SIGKILL, "")

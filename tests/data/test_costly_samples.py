@@ -30,7 +30,7 @@ from vitctl.data.writer.items import Item
 from vitctl.data.writer.write import write_split
 from vitctl.errors import DataError, LaunchError, explained
 from vitctl.system import memory_lock
-from vitctl.system.descriptors import have_files
+from vitctl.system.descriptors import ensure_descriptors
 
 END = bytes(1024)
 TARS = {
@@ -144,7 +144,7 @@ def test_jpeg__scans_are_counted_before_they_are_gone_through() -> None:
     decode(data)
     last = data.rindex(b"\xff\xda")
     many = data[:last] + data[last:-2] * 400 + data[-2:]
-    with pytest.raises(BadSample, match=r"too large: a JPEG that passes 409 times over 4096 pixels"):
+    with pytest.raises(BadSample, match=r"too large: a JPEG with 409 scans of 4096 pixels"):
         decode(many)
 
 
@@ -167,26 +167,26 @@ def test_batches__pictures_in_flight_are_bounded(tmp_path: Path, monkeypatch: py
 
 
 def test_turns__one_worker_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory_lock, "_OWN", [])
-    monkeypatch.setattr(memory_lock, "_TAKEN_PART_IN", [])
-    shared = memory_lock.shared()
+    monkeypatch.setattr(memory_lock, "_FOR_CHILDREN", [])
+    monkeypatch.setattr(memory_lock, "_IN_USE", [])
+    shared = memory_lock.shared_lock()
     reader, writer = os.pipe()
     if not (child := os.fork()):
-        memory_lock.take_part(shared)
-        memory_lock.wait_for_turn(2**30)
+        memory_lock.use_lock(shared)
+        memory_lock.acquire(2**30)
         os.write(writer, b"x")
         time.sleep(0.3)
         os._exit(0)
     os.read(reader, 1)
     began = time.monotonic()
-    memory_lock.wait_for_turn(2**30)  # not a worker: never waits
+    memory_lock.acquire(2**30)  # not a worker: never waits
     assert time.monotonic() - began < 0.2
-    memory_lock.take_part(shared)
-    memory_lock.wait_for_turn(10)  # not large
+    memory_lock.use_lock(shared)
+    memory_lock.acquire(10)  # not large
     assert time.monotonic() - began < 0.2
-    memory_lock.wait_for_turn(2**30)
+    memory_lock.acquire(2**30)
     assert os.waitpid(child, 0)[1] == 0 and time.monotonic() - began > 0.05
-    memory_lock.end_turn()
+    memory_lock.release()
 
 
 def rows_of(folder: Path) -> np.ndarray:
@@ -224,7 +224,7 @@ def test_a_table_cut_while_it_is_mapped_is_one_line(make_split: MakeSplit) -> No
     source = ShardSource(read_index(folder))
     os.truncate(folder / "samples.npy", 200)
     for use in (lambda: source.labels(np.array([699])), lambda: source.read(699), source.labels):
-        with pytest.raises(DataError, match=r"samples.npy: was cut from \d+ to 200 bytes while it was in use"):
+        with pytest.raises(DataError, match=r"samples.npy: was truncated from \d+ to 200 bytes while in use"):
             use()
     assert not (folder / LABELS).exists()
 
@@ -238,14 +238,14 @@ def test_workers__descriptors_are_counted_before_they_begin(monkeypatch: pytest.
     limits = [40, 4096]
     monkeypatch.setattr(resource, "getrlimit", lambda _: tuple(limits))
     monkeypatch.setattr(resource, "setrlimit", lambda _, both: set_to.append(both))
-    have_files(8)
+    ensure_descriptors(8)
     assert set_to and set_to[0][0] > 60
     limits[1] = 40
     with pytest.raises(
         LaunchError, match=r"8 loader workers need \d+ open files, the limit is 40; raise it \(ulimit -n"
     ):
-        have_files(8)
-    have_files(0)
+        ensure_descriptors(8)
+    ensure_descriptors(0)
 
 
 def test_workers__a_full_dev_shm_is_named() -> None:

@@ -73,7 +73,7 @@ def test_as_webdataset__samples_are_what_is_stored(make_split: MakeSplit) -> Non
     for sample, number, epoch in zip(endless, order.tolist(), epochs.tolist(), strict=False):
         assert sample == {
             "__key__": source.key(number),
-            "__url__": source.place(number),
+            "__url__": source.location(number),
             "__epoch__": epoch,
             "png": source.read(number),
             "cls": str(source.labels()[number]).encode(),

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from vitctl.engine.preemption import SIGNALS, StopFlag, stop_on_signals
-from vitctl.system.signals import hears
+from vitctl.system.signals import handles_signal
 
 # The main thread is in C and gives no Python a chance to run there.
 BLOCKED = """
@@ -133,10 +133,10 @@ def test_hears__a_process_that_has_only_begun_does_not() -> None:
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdin is not None and process.stdout is not None
-        assert [hears(process.pid, number) for number in (signal.SIGUSR1, signal.SIGUSR2)] == [False, False]
+        assert [handles_signal(process.pid, number) for number in (signal.SIGUSR1, signal.SIGUSR2)] == [False, False]
         process.stdin.write("\n")
         process.stdin.flush()
         assert process.stdout.readline() == "ready\n"
-        assert [hears(process.pid, number) for number in (signal.SIGUSR1, signal.SIGUSR2)] == [True, False]
+        assert [handles_signal(process.pid, number) for number in (signal.SIGUSR1, signal.SIGUSR2)] == [True, False]
         process.communicate("\n")
-    assert not hears(process.pid, signal.SIGUSR1)
+    assert not handles_signal(process.pid, signal.SIGUSR1)

@@ -21,7 +21,7 @@ from vitctl.cli.show.render import Screen
 from vitctl.engine.journal import append_line, read_lines, spared
 from vitctl.launch.follower import Follower
 from vitctl.launch.worker import work
-from vitctl.system.screen import Lenient, check_screen, outlive_screen, restore_screen
+from vitctl.system.screen import TolerantStream, ignore_output_errors, raise_output_error, restore_output
 
 SHOWN = "progress cannot be shown any more"
 
@@ -127,16 +127,16 @@ def test_run__a_report_that_fails_is_noted_once_and_ends_nothing(
 def test_screen__of_a_broken_terminal_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also the view that a thread of its own redraws, and the way out."""
     monkeypatch.setattr(sys, "stdout", Broken(OSError(5, "Input/output error")))
-    outlive_screen()
+    ignore_output_errors()
     try:
         with Screen(tmp_path, Console(force_terminal=True)) as screen:
             report = spared(screen.report, tmp_path / "log.jsonl")
             for step in (1, 2):
                 report({"kind": "warning", "step": step, "text": "said"})
             time.sleep(1.2)  # the view is redrawn every second
-        check_screen()  # it was told
+        raise_output_error()  # it was told
     finally:
-        restore_screen()
+        restore_output()
     assert [record["text"] for record in read_lines(tmp_path / "log.jsonl")] == [
         f"{SHOWN} (Input/output error); the run goes on"
     ]
@@ -152,9 +152,9 @@ def test_screen__of_a_broken_terminal_ends_nothing(tmp_path: Path, monkeypatch: 
     ],
 )
 def test_lenient__never_fails(act: Callable[[Any], object], error: Exception) -> None:
-    stream = Lenient(Broken(error))
+    stream = TolerantStream(Broken(error))
     act(stream)
-    assert stream.refused is (error if isinstance(error, OSError) else None)
+    assert stream.first_error is (error if isinstance(error, OSError) else None)
 
 
 def test_follower__a_log_of_foreign_lines_and_a_folder_in_its_place_end_nothing(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from tests.faults.conftest import ENVIRONMENT, assert_same, command, prepared, r
 from vitctl.data.source.hashing import IGNORED_SIGNALS
 from vitctl.engine import loop
 from vitctl.launch.worker import work
-from vitctl.system.signals import ASKED, SIGNALS
+from vitctl.system.signals import SIGNALS, STOP_SIGNALS
 
 NEW = (signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR2, signal.SIGXCPU, signal.SIGALRM, signal.SIGVTALRM)
 
@@ -100,4 +100,4 @@ def test_signal__to_the_whole_group_leaves_loader_workers_to_their_parent(
 
 def test_hashing__ignores_what_the_job_hears() -> None:
     """It imports nothing of ours, so that it names them again."""
-    assert set(IGNORED_SIGNALS) == set(SIGNALS) >= set(ASKED)
+    assert set(IGNORED_SIGNALS) == set(SIGNALS) >= set(STOP_SIGNALS)

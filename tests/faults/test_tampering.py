@@ -187,7 +187,7 @@ def test_large_tables__are_held_against_their_digest_beside_the_score(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(tables, "READ_AT_ONCE", 100)
+    monkeypatch.setattr(tables, "VERIFIED_ON_OPEN", 100)
     result = score("evaluate", speck, data, tmp_path / "one")
     assert result["provenance"]["data_verified"] is True
     labels_shifted(data / "test")

@@ -147,7 +147,7 @@ def test_corruptions__are_counted_one_by_one(tmp_path: Path, num_workers: int) -
     for number, sample in enumerate(chosen):
         row = index.rows[sample]
         data = corrupt(source.read(sample), number % 3, rng)
-        with Path(source.place(sample)).open("r+b") as file:
+        with Path(source.location(sample)).open("r+b") as file:
             file.seek(int(row["header"] + row["data"]))
             file.write(data)
     order, transform = Order(250, 0), TrainTransform(8)

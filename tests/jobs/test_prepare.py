@@ -14,11 +14,11 @@ from tests.data.datasets.conftest import plant
 from vitctl.data.datasets import downloads
 from vitctl.data.datasets.catalog import open_split
 from vitctl.data.datasets.downloads import Archive
-from vitctl.data.datasets.inventory import check_task, list_holdings
+from vitctl.data.datasets.inventory import check_task, list_inventory
 from vitctl.data.datasets.readers import eurosat, uc_merced
 from vitctl.data.datasets.vtab import VTAB
 from vitctl.data.shards.index import find_splits, read_index
-from vitctl.data.source.provenance import origins
+from vitctl.data.source.provenance import source_texts
 from vitctl.errors import CheckpointError, DataError
 from vitctl.jobs.prepare import is_present, prepare, prepare_real
 
@@ -49,7 +49,7 @@ def test_prepare__from_given_files_once(tmp_path: Path) -> None:
     files = merced(tmp_path / "files")
     assert prepare("UC_Merced", tmp_path, source=files, get=no_web) == {"train": 2100}
     source = open_split("train[:1000]", dataset="uc_merced", root=str(tmp_path))
-    assert (len(source), origins(source)) == (1000, ("UC Merced",))
+    assert (len(source), source_texts(source)) == (1000, ("UC Merced",))
     shutil.rmtree(files)
     assert prepare("uc_merced", tmp_path, source=files, get=no_web) == {"train": 2100}
 
@@ -67,9 +67,9 @@ def test_prepare__a_part_is_refused_or_labelled(tmp_path: Path, tiny_eurosat: Pa
     prepare("eurosat", tmp_path, source=tiny_eurosat, allow_partial=True)
     index = read_index(find_splits(tmp_path / "eurosat")["train"])
     assert index.source == "EuroSAT RGB (partial: 10 of 27,000 images)"
-    [held] = [holding for holding in list_holdings(tmp_path) if holding.name == "eurosat"]
+    [held] = [holding for holding in list_inventory(tmp_path) if holding.name == "eurosat"]
     assert held.state == index.source
-    assert origins(open_split("train", path=str(tmp_path / "eurosat"))) == (index.source,)
+    assert source_texts(open_split("train", path=str(tmp_path / "eurosat"))) == (index.source,)
     with pytest.raises(DataError, match="10 images of 10 classes, eurosat has 27,000 of 10"):
         open_split("train", dataset="eurosat", root=str(tmp_path))
 
@@ -151,10 +151,10 @@ def test_prepare__a_community_copy_serves_the_task_and_is_labelled(tmp_path: Pat
     assert sizes == {"train800": 800, "val200": 200, "test": 711}
     train = open_split(task.train, dataset="kitti-dist", root=str(tmp_path))
     assert len(train) == 1000
-    assert origins(train) == ("VTAB-1k, community copy (JPEG again, not the original bytes)",)
+    assert source_texts(train) == ("VTAB-1k, community copy (JPEG again, not the original bytes)",)
     found = check_task(task, tmp_path)
     assert not found.is_wrong
-    assert found.verdict == f"a copy without the original names: {origins(train)[0]}"
+    assert found.verdict == f"a copy without the original names: {source_texts(train)[0]}"
 
 
 def test_prepare__parquet_by_the_table(tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ def test_prepare__parquet_by_the_table(tmp_path: Path) -> None:
     ):
         prepare("eurosat", tmp_path, source=tmp_path / "hf")
     prepare("eurosat", tmp_path, source=tmp_path / "hf", allow_partial=True)
-    told = origins(open_split("train", path=str(tmp_path / "eurosat")))
+    told = source_texts(open_split("train", path=str(tmp_path / "eurosat")))
     assert told == ("eurosat, Hugging Face parquet copy (partial: 20 of 27,000 images)",)
     with pytest.raises(
         DataError, match="not pets in parquet: train has 20 images of 10 classes, should have 3,680 of 37"

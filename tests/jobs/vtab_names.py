@@ -68,7 +68,7 @@ class Names:
     def key(self, sample: int) -> str:
         return self.key_of(sample)
 
-    def place(self, sample: int) -> str:
+    def location(self, sample: int) -> str:
         return f"{self.name} {sample}"
 
     def read(self, sample: int) -> bytes:

@@ -21,13 +21,13 @@ def test_bounds__each_is_held_somewhere() -> None:
         re.findall(r'^([A-Z_]+) = _bound\(\s*"(\w+)"', (ROOT / "vitctl/system/bounds.py").read_text(), re.M)
     )
     assert sorted(constants.values()) == sorted(bound.name for bound in BOUNDS)
-    assert [name for name in constants if f"{name}.most" not in source] == []
+    assert [name for name in constants if f"{name}.limit" not in source] == []
 
 
 def test_bounds__are_set_in_the_unit_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert (IMAGE_FILE.most, PIXELS.most) == (64 * 2**20, 89_478_485)
+    assert (IMAGE_FILE.limit, PIXELS.limit) == (64 * 2**20, 89_478_485)
     monkeypatch.setenv("VITCTL_MAX_IMAGE_FILE", "3")
-    assert IMAGE_FILE.most == 3 * 2**20
+    assert IMAGE_FILE.limit == 3 * 2**20
     for wrong in ("0", "-1", "1.5", "many", "9" * 30, "\u0663"):
         monkeypatch.setenv("VITCTL_MAX_IMAGE_FILE", wrong)
         with pytest.raises(LaunchError, match=r"VITCTL_MAX_IMAGE_FILE=.*: should be a whole number above 0, in MiB"):

@@ -9,13 +9,13 @@ import pytest
 from safetensors.numpy import save_file
 
 from vitctl.errors import CheckpointError, DataError
-from vitctl.system.files import open_lock, open_regular, read_bytes, read_json, replacing, write_json, write_text
+from vitctl.system.files import atomic_write, open_lock, open_regular, read_bytes, read_json, write_json, write_text
 
 
 def test_the_old_file_stays_until_the_new_one_is_whole(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     write_text(path, "old")
-    with pytest.raises(OSError, match="disk"), replacing(path) as aside:
+    with pytest.raises(OSError, match="disk"), atomic_write(path) as aside:
         _fill_the_disk(aside)
     assert path.read_text() == "old" and os.listdir(tmp_path) == ["a.txt"]
     write_text(path, "new")
@@ -33,7 +33,7 @@ def test_rights_are_the_umasks_whatever_wrote_it(tmp_path: Path, umask: int) -> 
 
     before = os.umask(umask)
     try:
-        with replacing(tmp_path / "w.safetensors") as aside:
+        with atomic_write(tmp_path / "w.safetensors") as aside:
             save_file({"a": np.zeros(2, np.float32)}, aside)
         write_text(tmp_path / "t.txt", "t")
     finally:

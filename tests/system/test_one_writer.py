@@ -7,7 +7,7 @@ from pathlib import Path
 PACKAGE = Path(__file__).resolve().parents[2] / "vitctl"
 
 MOVES = {
-    "system/files.py:replacing": "the one writer",
+    "system/files.py:atomic_write": "the one writer",
     "data/writer/write.py:write_split": "a finished folder takes its place",
     "data/datasets/vtab1k.py:export_task": "a finished folder takes its place",
     "data/datasets/unpack.py:unpack": "an archive that is kept as it came",
@@ -17,7 +17,7 @@ MOVES = {
     "jobs/export.py:_write_weights": "a finished folder takes its place",
     "models/weights/download.py:fetch": "it goes on where an earlier download stopped, so that the unfinished file has one name",
 }
-# What opens a file for writing other than the file that `replacing` gave, called `aside`, or with `opener=no_links`.
+# What opens a file for writing other than the file that `atomic_write` gave, called `aside`, or with `opener=no_links`.
 WRITES = {
     "cli/app.py:_make_streams_safe": "/dev/null",
     "cli/app.py:_give_up_unwritten": "/dev/null",
@@ -27,7 +27,7 @@ WRITES = {
     "data/datasets/vtab1k.py:_write_images": "in a folder that was just made",
     "models/weights/write.py:_save_npz": "called with a file that `write_whole` gave",
     "system/files.py:no_links": "the opener itself",
-    "system/files.py:replacing": "the one writer",
+    "system/files.py:atomic_write": "the one writer",
     "system/files.py:open_lock": "O_NOFOLLOW",
     "data/source/hashing.py:_no_links": "the opener, in a file that runs alone",
 }
@@ -53,7 +53,7 @@ def is_move(call: ast.Call, name: str) -> bool:
 
 
 def is_write(call: ast.Call, name: str) -> bool:
-    """An open for writing, or a file written in one call, beside those that `replacing` and `no_links` guard."""
+    """An open for writing, or a file written in one call, beside those that `atomic_write` and `no_links` guard."""
     if name.startswith("aside.") or any(ast.unparse(k.value).endswith("no_links") for k in call.keywords):
         return False
     if name == "os.open":

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from vitctl.system.tables import AS_IT_IS, write_csv
+from vitctl.system.tables import RAW_CSV, write_csv
 
 ROWS = [
     ("class", "images"),
@@ -28,5 +28,5 @@ def test_write_csv__no_cell_is_a_formula_or_an_escape(tmp_path: Path) -> None:
 
 
 def test_write_csv__names_as_they_are_for_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(AS_IT_IS, "1")
+    monkeypatch.setenv(RAW_CSV, "1")
     assert [row[0] for row in read(write_csv(tmp_path / "a.csv", ROWS))] == [row[0] for row in ROWS]

@@ -14,7 +14,7 @@ from vitctl.cli.data import check, look, sets, shards
 from vitctl.cli.suggest import set_instead
 from vitctl.engine.preemption import interrupt_on_signals
 from vitctl.errors import explained
-from vitctl.system.screen import is_outlived, restore_screen
+from vitctl.system.screen import output_errors_ignored, restore_output
 from vitctl.system.text import PlainStream, printable
 
 EXIT_BUG, EXIT_USER, EXIT_STOPPED = 1, 2, 3
@@ -90,7 +90,7 @@ def main() -> None:
         code = EXIT_BUG
     except Exception as error:
         code = _said_why(error)
-    restore_screen()
+    restore_output()
     _give_up_unwritten()
     sys.exit(code if isinstance(code, int) else 0)
 
@@ -98,7 +98,7 @@ def main() -> None:
 def _said_why(error: Exception) -> int:
     """Say what ended the command: one line for what the user can mend, all that is known of a bug; its exit code."""
     unnamed = isinstance(error, OSError) and error.filename is None
-    mendable = explained(error, "standard output" if unnamed and not (is_outlived() or _can_print()) else "")
+    mendable = explained(error, "standard output" if unnamed and not (output_errors_ignored() or _can_print()) else "")
     if mendable is not None:
         _say(str(mendable))
         return EXIT_USER

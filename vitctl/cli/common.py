@@ -10,7 +10,7 @@ import typer
 
 from vitctl.cli import completion
 from vitctl.engine.run_files import RECIPE
-from vitctl.system.screen import outlive_screen
+from vitctl.system.screen import ignore_output_errors
 from vitctl.system.text import typed
 
 if TYPE_CHECKING:
@@ -183,7 +183,7 @@ def run_job(
     check_flags({flag: value for flag, (_, value) in flags.items()})
     member = begin()
     if not (dry_run or slurm):
-        outlive_screen()
+        ignore_output_errors()
     config = launch_config(member, nodes, restarts, out, slurm)
     overrides = [parse_override(text) for text in sets or ()]
     overrides += [Override(key, value, flag) for flag, (key, value) in flags.items() if value is not None]

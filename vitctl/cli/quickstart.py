@@ -10,7 +10,7 @@ import numpy as np
 from rich.markup import escape
 
 from vitctl.cli.show.render import CONSOLE, Screen, show_table
-from vitctl.data.datasets.catalog import find_data_set, make_set, open_split
+from vitctl.data.datasets.catalog import find_data_set, open_split, write_data_set
 from vitctl.errors import writing
 from vitctl.launch.launcher import launch
 from vitctl.launch.prepare import prepare
@@ -107,7 +107,7 @@ class _Steps:
         for name in SETS:
             row, folder = find_data_set(name), self.out / "data" / name
             with writing(folder):
-                make_set(row, folder)
+                write_data_set(row, folder)
             images += sum(row.sizes.values())
         return Row(
             "shards", f"{images:,} images in {len(SETS)} sets", None, None, None, time.perf_counter() - began, "data"

@@ -8,7 +8,7 @@ import typer
 
 from vitctl.cli import completion
 from vitctl.cli.common import Data, Dataset, DryRun, Out, Processes, Set, Slurm, asked_of, check_flags, hand_over
-from vitctl.system.screen import outlive_screen
+from vitctl.system.screen import ignore_output_errors
 
 What = Annotated[
     str,
@@ -54,7 +54,7 @@ def sweep(
     from vitctl.recipe.sweep import find_sweep, parse_axis, spread
 
     if not (print_ or dry_run or slurm):
-        outlive_screen()
+        ignore_output_errors()
     check_flags({"--data": data, "--dataset": dataset})
     found = find_sweep(what)
     flags = (

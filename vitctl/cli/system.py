@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from vitctl.system.screen import outlive_screen
+from vitctl.system.screen import ignore_output_errors
 
 
 def doctor() -> None:
@@ -30,5 +30,5 @@ def quickstart(
     """The whole way on data that comes with vitctl: shards, pretrain, fewshot, finetune, vtab, export. Under 4 minutes on 2 cores."""
     from vitctl.cli.quickstart import run
 
-    outlive_screen()
+    ignore_output_errors()
     run(out, seed)

@@ -39,7 +39,7 @@ from vitctl.cli.common import (
     weights_flags,
 )
 from vitctl.engine.run_files import RECIPE
-from vitctl.system.screen import outlive_screen
+from vitctl.system.screen import ignore_output_errors
 from vitctl.system.text import typed
 
 Synthetic = Annotated[
@@ -194,7 +194,7 @@ def resume(
 
     member = begin()
     if not slurm:
-        outlive_screen()
+        ignore_output_errors()
     config = launch_config(member, nodes, restarts, run, slurm)
     if not (run / RECIPE).is_file():
         raise CheckpointError(

@@ -103,7 +103,9 @@ def _members(source: Source, sample: int, label: int | list[int], epoch: int) ->
     try:
         image = source.read(sample)
     except BadSample as error:
-        raise DataError(f"{source.place(sample)}: sample {sample_key(source, sample)} cannot be read ({error})") from None
+        raise DataError(
+            f"{source.location(sample)}: sample {sample_key(source, sample)} cannot be read ({error})"
+        ) from None
     name, text = label_text(label if isinstance(label, int) else tuple(one for one in label if one >= 0))
-    about = {"__key__": source.key(sample), "__url__": source.place(sample), "__epoch__": epoch}
+    about = {"__key__": source.key(sample), "__url__": source.location(sample), "__epoch__": epoch}
     return {**about, image_extension(image) or "jpg": image, name: text}

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vitctl.engine.distributed.runtime import Runtime
 from vitctl.models.weights.files import save_tensors
-from vitctl.system.files import replacing
+from vitctl.system.files import atomic_write
 
 SUFFIX = ".safetensors"
 
@@ -89,7 +89,7 @@ def _sha256(features: Tensor) -> str:
 def _write(file: Path, text: str, features: Tensor) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     features = features.contiguous()
-    with replacing(file) as aside:
+    with atomic_write(file) as aside:
         save_tensors({"features": features}, aside, metadata={"key": text, "sha256": _sha256(features)})
 
 

@@ -108,7 +108,7 @@ def read_json(path: Path) -> Any:
     """What `write_json` wrote. Raises FileNotFoundError; LaunchError where it is no file; ValueError where it is not JSON."""
     os.stat(path)
     try:
-        return parse_json(read_bytes(path, RUN_FILE.most, error=LaunchError).decode())
+        return parse_json(read_bytes(path, RUN_FILE.limit, error=LaunchError).decode())
     except RecursionError:
         raise ValueError("too deep") from None
 
@@ -158,7 +158,7 @@ def parse_lines(text: str) -> list[Record]:
 
 
 def _short_lines(file: IO[bytes]) -> Iterator[str]:
-    most, inside = LOG_LINE.most, False
+    most, inside = LOG_LINE.limit, False
     while line := file.readline(most):
         ends = line.endswith(b"\n")
         if not inside and (ends or len(line) < most):

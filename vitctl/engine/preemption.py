@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
-from vitctl.system.signals import ASKED, SIGNALS, handled, heard, is_second
+from vitctl.system.signals import SIGNALS, STOP_SIGNALS, handled_signals, is_repeated, signal_handler
 from vitctl.system.text import one_line
 
 RESUMABLE = 3
@@ -62,7 +62,7 @@ def stop_on_signals(echo_seconds: float = 0.0, *, deaf_afterwards: bool = False)
     waker = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
     watcher.start()
     try:
-        with handled(flag.raise_, signal.SIG_IGN if deaf_afterwards else None):
+        with signal_handler(flag.raise_, signal.SIG_IGN if deaf_afterwards else None):
             yield flag
     finally:
         signal.set_wakeup_fd(waker)
@@ -75,7 +75,7 @@ def _leave_at_the_second(read: int, echo_seconds: float) -> None:
     """Count the signals, whose numbers the interpreter writes into a pipe the moment they come."""
     first = 0.0
     while (number := os.read(read, 1)) not in (_END, b""):
-        if number[0] not in ASKED:
+        if number[0] not in STOP_SIGNALS:
             continue
         if first and time.monotonic() - first >= echo_seconds:
             _leave_saying("left at once; what was saved before is whole")
@@ -95,7 +95,7 @@ def leave_on_signals(*, while_waiting: bool = False) -> None:
         os.set_blocking(write, False)
         signal.set_wakeup_fd(write, warn_on_full_buffer=False)
         threading.Thread(target=_leave_at_the_first, args=(read,), daemon=True).start()
-    for number in heard():
+    for number in handled_signals():
         signal.signal(number, _heard if while_waiting else _leave)
 
 
@@ -105,13 +105,13 @@ def interrupt_on_signals() -> Iterator[None]:
     came: list[int] = []
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        if is_second(number, came):
+        if is_repeated(number, came):
             _leave(number, frame)
         came.append(number)
         if len(came) == 1:
             raise KeyboardInterrupt
 
-    with handled(interrupt):
+    with signal_handler(interrupt):
         yield
 
 

@@ -24,7 +24,7 @@ from vitctl.models.weights.load import read_weights
 from vitctl.models.weights.sources import CONFIG
 from vitctl.models.weights.write import Target, write_weights
 from vitctl.recipe.schema import ExportRecipe
-from vitctl.system.files import replacing, write_text
+from vitctl.system.files import atomic_write, write_text
 
 TOLERANCE = 1e-4
 ONNX_OPSET = 20
@@ -97,7 +97,7 @@ def export(recipe: ExportRecipe, run_dir: Path, report: Report = silent, stop: S
 def _copied(path: Path, to: Path) -> Path:
     """A copy of a file at another place, or in another folder, that is whole or not there."""
     target = to / path.name if to.is_dir() else to
-    with replacing(target) as aside:
+    with atomic_write(target) as aside:
         shutil.copyfile(path, aside)
     return target
 
@@ -154,7 +154,7 @@ def _write_onnx(
     notes = {"class_names": json.dumps(found.weights.meta.get("class_names", [])), "preprocessing": json.dumps(meta)}
     notes |= {"resizing": resizing.note} if resizing else {}
     onnx.helper.set_model_props(proto, {**notes, "producer": "vitctl", "weights_sha256": found.weights.digest})
-    with replacing(path) as aside:
+    with atomic_write(path) as aside:
         onnx.save(proto, aside, format="protobuf")
         worst = _agree(path, raw, size, batch_sizes, _run_onnx(aside))
     return Exported(path, worst, (resizing.note,) if resizing else ())

@@ -13,7 +13,7 @@ import numpy as np
 
 from vitctl.data.datasets.catalog import find_data_set, known_size
 from vitctl.data.shards.remote import is_remote
-from vitctl.data.source.locate import find_places, nothing_indexed
+from vitctl.data.source.locate import locate_splits, no_index_message
 from vitctl.engine.schedule import total_steps
 from vitctl.errors import DataError, RecipeError
 from vitctl.jobs.inputs.length import TASK_IMAGES, fit, fitted, is_open, learning_rate
@@ -242,13 +242,13 @@ def _counted(data: TrainImages) -> _Size:
         classes = find_data_set(data.dataset).num_classes if data.dataset else ASSUMED_CLASSES
         return _Size(data.synthetic, classes, "synthetic images", [])
     place = data.path or (str(Path(data.root) / find_data_set(data.dataset).name) if data.dataset else "")
-    if data.mixture or (place and find_places(place, data.train_split, makes_index=bool(data.path))):
+    if data.mixture or (place and locate_splits(place, data.train_split, makes_index=bool(data.path))):
         source = open_train(data, None)
         shown = f"a mixture of {len(data.mixture)} sources" if data.mixture else place
         return _Size(len(source), len(source.class_names), shown, sampling_notes(data, source))
     known = known_size(data.dataset, data.train_split) if data.dataset and not (data.path or data.classes) else None
     if known is None and data.path:
-        raise DataError(nothing_indexed(data.path, data.train_split))
+        raise DataError(no_index_message(data.path, data.train_split))
     if known is None:
         raise RecipeError(
             f"the plan needs the number of images of {data.path or 'the data'}: no shards are there; "

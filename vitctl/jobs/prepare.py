@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from vitctl.data.datasets.catalog import find_data_set, make_set, read_originals
+from vitctl.data.datasets.catalog import find_data_set, read_originals, write_data_set
 from vitctl.data.datasets.downloads import DOWNLOADS, Archive, originals_folder
 from vitctl.data.datasets.originals import DataSet
 from vitctl.data.datasets.readers.community import LIST
@@ -63,7 +63,7 @@ def prepare(
     row = find_data_set(name)
     out = root / row.name
     if row.make is not None:
-        make_set(row, out)
+        write_data_set(row, out)
         return _sizes(out)
     folder = source or root / ORIGINALS / originals_folder(row.name)
     if source is None and download and not _is_complete(row, out):

@@ -42,7 +42,7 @@ from vitctl.launch.worker import LOCKED, NOW, work, work_as_member
 from vitctl.recipe.load import load_recipe
 from vitctl.recipe.schema import Recipe
 from vitctl.system.files import no_links
-from vitctl.system.signals import ASKED, SIGNALS, handled, hears, is_second
+from vitctl.system.signals import SIGNALS, STOP_SIGNALS, handles_signal, is_repeated, signal_handler
 
 POLL_SECONDS = 0.2
 GRACE_SECONDS = 15.0  # for the other processes, once one has failed for good: they meet its loss and leave
@@ -178,7 +178,7 @@ class _Machine:
     def watched(self) -> Iterator[None]:
         """Within the block signals are passed on; at its end no process is left. `_Over` ends it, too."""
         watcher = threading.Thread(target=self._watch, daemon=True)
-        with handled(self._hear):
+        with signal_handler(self._hear):
             try:
                 with suppress(_Over):
                     try:
@@ -200,7 +200,7 @@ class _Machine:
             return
         if self.over:
             self._leave()
-        second = is_second(number, self.signals)
+        second = is_repeated(number, self.signals)
         self.signals.append(number)
         if second:
             self._leave()
@@ -219,7 +219,7 @@ class _Machine:
             with suppress(OSError, psutil.Error):  # a disk that fails for a moment must not end the run
                 if self._is_over():
                     self.over = True
-                    signal.pthread_kill(threading.main_thread().ident or 0, ASKED[0])
+                    signal.pthread_kill(threading.main_thread().ident or 0, STOP_SIGNALS[0])
                     return
 
     def _is_over(self) -> bool:
@@ -246,7 +246,7 @@ class _Machine:
     def _pass_on(self, workers: list[psutil.Process]) -> None:
         """Each process is told to stop once: a second signal would end it before it has saved."""
         for worker in workers if self.stopping else ():
-            if worker.pid not in self.told and hears(worker.pid, signal.SIGUSR1):
+            if worker.pid not in self.told and handles_signal(worker.pid, signal.SIGUSR1):
                 self.told.add(worker.pid)
                 worker.send_signal(signal.SIGUSR1)
 

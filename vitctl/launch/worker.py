@@ -30,8 +30,8 @@ from vitctl.launch.errors import (
     write_failure,
 )
 from vitctl.launch.run_folder import owned
-from vitctl.system.files import no_links, replacing
-from vitctl.system.screen import outlive_screen
+from vitctl.system.files import atomic_write, no_links
+from vitctl.system.screen import ignore_output_errors
 from vitctl.system.text import PlainStream, typed
 
 if TYPE_CHECKING:
@@ -201,7 +201,7 @@ def main() -> None:
         sys.exit(f"vitctl: {error}")
     run_dir = Path(sys.argv[1])
     be_quiet(run_dir)
-    outlive_screen()  # which is a file on a disk that may be full
+    ignore_output_errors()  # which is a file on a disk that may be full
     report = partial(_pass_on, run_dir / LOGS / NOW) if _is_main() else silent
     try:
         work_as_member(run_dir, report, locked=LOCKED in sys.argv)
@@ -214,7 +214,7 @@ def main() -> None:
 def _pass_on(path: Path, record: Record) -> None:
     """For the process that has the screen: what is under way, which is in no log; a full disk is no reason to stop."""
     if record["kind"] == "now":
-        with suppress(OSError), replacing(path, flushed=False) as aside:
+        with suppress(OSError), atomic_write(path, flushed=False) as aside:
             aside.write_text(json.dumps(record), encoding="utf-8")
 
 

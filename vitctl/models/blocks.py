@@ -1,4 +1,4 @@
-"""The repeated layers of a network, as what activation checkpointing and compilation work on."""
+"""The repeated layers of a network: the units of activation checkpointing and compilation."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext

@@ -1,4 +1,4 @@
-"""What the networks are made of: one frozen configuration for each family. Imports no torch."""
+"""Model configurations: one frozen dataclass for each family. Imports no torch."""
 
 import math
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ _BOUNDS = {
     "image_size": (1, 2**14), "width": (1, 2**13), "num_groups": (1, 2**13), "num_classes": (0, 2**24),
     "representation_size": (0, 2**16),
 }  # fmt: skip
-_MOST_UNITS = 1000  # of a stage
+_MAX_UNITS = 1000  # of a stage
 _CHOICES = {
     "classifier": ("token", "gap"),
     "position_embedding": ("learned", "none", "2d", "relative"),
@@ -312,7 +312,7 @@ def _is_within(value: object, least: int, most: int) -> bool:
 
 
 def _is_stages(value: object) -> bool:
-    return isinstance(value, tuple) and len(value) <= 8 and all(_is_within(units, 1, _MOST_UNITS) for units in value)
+    return isinstance(value, tuple) and len(value) <= 8 and all(_is_within(units, 1, _MAX_UNITS) for units in value)
 
 
 def _shown(value: object) -> str:

@@ -1,4 +1,4 @@
-"""What one layer costs for one image, in closed form. Imports no torch."""
+"""Parameters, FLOPs and memory of one layer for one image, in closed form. Imports no torch."""
 
 from dataclasses import dataclass, fields
 

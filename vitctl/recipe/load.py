@@ -84,7 +84,7 @@ def parse_override(text: str) -> Override:
     key, found, value = text.partition("=")
     if not found or not key.strip():
         raise RecipeError(f"--set {text}: write it as section.key=value, e.g. --set optimizer.lr=0.001")
-    if len(text) > RECIPE_LINE.most:
+    if len(text) > RECIPE_LINE.limit:
         raise RecipeError(
             f"--set {one_line(text[:40])}...: {len(text):,} characters, should be at most {RECIPE_LINE}; write it into a recipe"
         )

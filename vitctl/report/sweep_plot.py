@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vitctl.report.sweep_table import Group, shared_words
-from vitctl.system.files import replacing
+from vitctl.system.files import atomic_write
 
 PLOT = "sweep.png"
 INK, BLUE, GREY = "#222222", "#2a6fbb", "#d9d9d9"
@@ -65,7 +65,7 @@ def plain(axes: Any) -> None:
 
 def save(figure: Any, path: Path) -> Path:
     """Write a figure as PNG, whole or not at all."""
-    with replacing(path) as aside:
+    with atomic_write(path) as aside:
         figure.savefig(aside, format="png", metadata={"Software": None})
     return path
 

@@ -1,4 +1,4 @@
-"""Open files: how many a process keeps, and that there is room for those of its loader processes."""
+"""File descriptors: how many a process keeps open for shards, and the limit that its loader workers need."""
 
 import os
 import resource
@@ -6,26 +6,26 @@ import sys
 
 from vitctl.errors import LaunchError
 
-# What may be opened beside, and the queues, the watch and the batches in flight of a worker.
-_FILES, _FILES_A_WORKER = 12, 6
+# Reserve of this process; then, for each worker, its queues, its sentinel and its batches in flight.
+_FILES, _FILES_PER_WORKER = 12, 6
 _OPEN_SHARDS = 64
 
 
-def open_files(limit: int) -> int:
-    """How many of `limit` descriptors a process may keep open for shards, so that batches can still be handed over."""
+def max_open_shards(limit: int) -> int:
+    """How many shards a process may keep open when it may have `limit` descriptors. The rest is left for passing batches."""
     return _OPEN_SHARDS if limit == resource.RLIM_INFINITY else max(4, min(_OPEN_SHARDS, limit // 8))
 
 
-def have_files(num_workers: int) -> None:
-    """See that there are descriptors for so many workers, whose batches travel as such; without one, a batch would be lost.
+def ensure_descriptors(num_workers: int) -> None:
+    """Raise the soft limit on descriptors where `num_workers` need it. Workers pass batches as descriptors of shared memory.
 
     Raises:
-        LaunchError: the limit cannot be raised so far.
+        LaunchError: the hard limit is too low.
     """
     if not num_workers or sys.platform != "linux":
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = len(os.listdir("/proc/self/fd")) + _FILES + _FILES_A_WORKER * num_workers + open_files(soft)
+    needed = len(os.listdir("/proc/self/fd")) + _FILES + _FILES_PER_WORKER * num_workers + max_open_shards(soft)
     if soft == resource.RLIM_INFINITY or soft >= needed:
         return
     if hard != resource.RLIM_INFINITY and hard < needed:

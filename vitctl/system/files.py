@@ -1,4 +1,4 @@
-"""Files: written whole or not at all, read within bounds, locked without following links of others."""
+"""Files: written atomically, read within limits, locked without following symbolic links."""
 
 import io
 import json
@@ -13,33 +13,33 @@ from typing import IO, Any
 
 from vitctl.errors import LaunchError, VitctlError
 from vitctl.system.bounds import DEPTH, RECIPE, RECIPE_LINE
-from vitctl.system.parsing import said_by
+from vitctl.system.parsing import error_text
 from vitctl.system.text import escaped_json
 
-_MADE = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+_CREATE = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 _LOCK = os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
-_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC  # a FIFO must not hang before it is known as one
-_RIGHTS = 0o666  # less the umask
+_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC  # non-blocking: opening a FIFO must not hang
+_PERMISSIONS = 0o666  # minus the umask
 
 
 @contextmanager
-def replacing(path: Path, *, flushed: bool = True) -> Iterator[Path]:
-    """A file beside `path` to write into. At the end of the block it is flushed and takes the place of `path` in one move.
+def atomic_write(path: Path, *, flushed: bool = True) -> Iterator[Path]:
+    """Atomic write: yields a temporary file in the same folder. At the end of the block it is flushed and renamed to `path`.
 
-    A reader sees the old file or the new one, whole; after an error the old one stays. The new one has the umask's rights,
-    whatever library wrote it, and a link that somebody put in its place is not followed.
+    A reader sees the complete old file or the complete new one; after an error the old one stays. The permissions of the new
+    file follow the umask, whichever library wrote it. Symbolic links are not followed.
 
     Args:
-        path: of the file to write; its folder exists.
-        flushed: whether it must survive a power cut.
+        path: the file to write; its folder exists.
+        flushed: whether the file must survive a power failure.
 
     Raises:
-        OSError: as the writing raises it, about `path`; nothing is left behind.
+        OSError: writing failed; the error names `path`, and the temporary file is removed.
     """
     aside = path.with_name(f".{path.name[:200]}.{os.getpid()}.partial")
     try:
         aside.unlink(missing_ok=True)
-        descriptor = os.open(aside, _MADE, _RIGHTS)
+        descriptor = os.open(aside, _CREATE, _PERMISSIONS)
         mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
         os.close(descriptor)
         yield aside
@@ -63,21 +63,21 @@ def replacing(path: Path, *, flushed: bool = True) -> Iterator[Path]:
 
 
 def write_bytes(path: Path, content: bytes) -> Path:
-    """Write a file whole or not at all."""
-    with replacing(path) as aside:
+    """Write a file atomically."""
+    with atomic_write(path) as aside:
         aside.write_bytes(content)
     return path
 
 
 def write_text(path: Path, text: str) -> Path:
-    """Write a text file whole or not at all, in UTF-8; half characters of file names survive as escapes."""
-    with replacing(path) as aside:
+    """Write a text file atomically, in UTF-8; surrogates, as in undecodable file names, are written as escapes."""
+    with atomic_write(path) as aside:
         aside.write_text(text, encoding="utf-8", errors="backslashreplace", newline="")
     return path
 
 
 def write_json(path: Path, value: Any) -> Path:
-    """Write a value as indented JSON, whole or not at all.
+    """Write a value as indented JSON, atomically.
 
     Raises:
         ValueError: the value holds NaN or an infinity, which are not JSON.
@@ -86,7 +86,7 @@ def write_json(path: Path, value: Any) -> Path:
 
 
 def flush(path: Path) -> None:
-    """Make what was written to a file or a folder survive a power cut."""
+    """Make what was written to a file or a folder survive a power failure (fsync)."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -95,10 +95,10 @@ def flush(path: Path) -> None:
 
 
 def open_regular(path: Path, *, error: type[VitctlError]) -> io.BufferedReader:
-    """Open a file of others for reading.
+    """Open a regular file for reading.
 
     Raises:
-        error: it is missing, may not be read, or is a folder, a FIFO, a device or a socket; one line.
+        error: it is missing or not readable, or is a folder, a FIFO, a device or a socket; one line.
     """
     try:
         descriptor = os.open(path, _READ)
@@ -111,71 +111,71 @@ def open_regular(path: Path, *, error: type[VitctlError]) -> io.BufferedReader:
     return open(descriptor, "rb")
 
 
-def read_bytes(path: Path, most_bytes: int, *, error: type[VitctlError]) -> bytes:
-    """The content of a file of others, when it is no larger than `most_bytes`.
+def read_bytes(path: Path, max_bytes: int, *, error: type[VitctlError]) -> bytes:
+    """The content of a file of at most `max_bytes`.
 
     Raises:
         error: as `open_regular`; or the file is larger, or cannot be read to its end.
     """
     with open_regular(path, error=error) as file:
         try:
-            content = file.read(most_bytes + 1)
+            content = file.read(max_bytes + 1)
         except OSError as problem:
             raise error(f"{path}: cannot be read ({problem.strerror})") from None
-    if len(content) > most_bytes:
-        raise error(f"{path}: larger than {most_bytes:,} bytes, which is the most that is read here")
+    if len(content) > max_bytes:
+        raise error(f"{path}: larger than {max_bytes:,} bytes, the limit for this file")
     return content
 
 
-def read_json(path: Path, most_bytes: int, *, error: type[VitctlError]) -> Any:
-    """The value in a JSON file of others; NaN and infinities, which are not JSON, are refused.
+def read_json(path: Path, max_bytes: int, *, error: type[VitctlError]) -> Any:
+    """The value in a JSON file; NaN and infinities, which are not JSON, are refused.
 
     Raises:
-        error: as `read_bytes`; or it is not JSON in UTF-8, too deep, or holds a number that is none.
+        error: as `read_bytes`; or it is not JSON in UTF-8, is nested too deep, or holds NaN or an infinity.
     """
-    return parse_json(read_bytes(path, most_bytes, error=error), path, error=error)
+    return parse_json(read_bytes(path, max_bytes, error=error), path, error=error)
 
 
-def parse_json(content: bytes, place: Path | str, *, error: type[VitctlError]) -> Any:
-    """The value that JSON text of others says, as `read_json`; `place` is named in the message."""
+def parse_json(content: bytes, name: Path | str, *, error: type[VitctlError]) -> Any:
+    """The value of JSON text, as `read_json`; `name` is the file to name in the error message."""
     try:
-        return json.loads(content.decode("utf-8-sig"), parse_constant=_no_number, parse_float=_finite)
+        return json.loads(content.decode("utf-8-sig"), parse_constant=_not_a_number, parse_float=_finite)
     except (ValueError, RecursionError) as problem:
-        raise error(f"{place}: not JSON ({said_by(problem)})") from None
+        raise error(f"{name}: not JSON ({error_text(problem)})") from None
 
 
 def no_links(path: str, flags: int) -> int:
-    """Opener, for `open`, of a file that is written where it stands: a link that somebody put there is not followed."""
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, _RIGHTS)
+    """Opener for `open` that does not follow symbolic links: for files that are written in place."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, _PERMISSIONS)
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """The values of TOML that others wrote: its lines are bounded, because reading takes the square of their length.
+    """The values of TOML text. The length of a line is limited, because parsing time grows with its square.
 
     Raises:
-        ValueError: it is not TOML, has a line that is too long, tables too deep, or numbers of thousands of digits.
+        ValueError: it is not TOML, has a line that is too long, is nested too deep, or holds numbers of thousands of digits.
     """
-    if long := next((n for n, line in enumerate(text.split("\n"), 1) if len(line) > RECIPE_LINE.most), None):
+    if long := next((n for n, line in enumerate(text.split("\n"), 1) if len(line) > RECIPE_LINE.limit), None):
         raise ValueError(f"line {long} is longer than {RECIPE_LINE} characters")
     try:
         values = tomllib.loads(text)
     except RecursionError:
         raise ValueError("too deep") from None
-    inside: list[Any] = [values]
-    for _ in range(DEPTH.most):
-        inside = [value for holder in inside if isinstance(holder, dict | list) for value in _held(holder)]
-    if any(isinstance(value, dict | list) for value in inside):
-        raise ValueError(f"more than {DEPTH.most} tables and lists inside each other")
+    nested: list[Any] = [values]
+    for _ in range(DEPTH.limit):
+        nested = [value for parent in nested if isinstance(parent, dict | list) for value in _children(parent)]
+    if any(isinstance(value, dict | list) for value in nested):
+        raise ValueError(f"more than {DEPTH.limit} tables and lists inside each other")
     return values
 
 
 def read_toml(path: Path, *, error: type[VitctlError]) -> tuple[dict[str, Any], str]:
-    """The values in a TOML file of others, and its text.
+    """The values in a TOML file, and its text.
 
     Raises:
-        error: as `read_bytes`; or it is not TOML in UTF-8, as `parse_toml` says.
+        error: as `read_bytes`; or it is not TOML in UTF-8, as in `parse_toml`.
     """
-    content = read_bytes(path, RECIPE.most, error=error)
+    content = read_bytes(path, RECIPE.limit, error=error)
     try:
         text = content.decode().replace("\r\n", "\n")
         return parse_toml(text), text
@@ -186,12 +186,12 @@ def read_toml(path: Path, *, error: type[VitctlError]) -> tuple[dict[str, Any], 
 
 
 def open_lock(path: Path) -> IO[bytes]:
-    """A lock file, made when missing. A link in its place is not followed, its content is never touched.
+    """Open a lock file, created when missing. Symbolic links are not followed, the content is never touched.
 
     Raises:
-        LaunchError: something that is no file stands there.
+        LaunchError: the path is not a regular file.
     """
-    descriptor = os.open(path, _LOCK | os.O_NONBLOCK, _RIGHTS)
+    descriptor = os.open(path, _LOCK | os.O_NONBLOCK, _PERMISSIONS)
     kind = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(kind):
         os.close(descriptor)
@@ -199,17 +199,17 @@ def open_lock(path: Path) -> IO[bytes]:
     return open(descriptor, "r+b")
 
 
-def _no_number(name: str) -> float:
-    raise ValueError(f"{name} is no number of JSON")
+def _not_a_number(name: str) -> float:
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _finite(text: str) -> float:
     number = float(text)
-    return number if math.isfinite(number) else _no_number(text)
+    return number if math.isfinite(number) else _not_a_number(text)
 
 
-def _held(holder: dict[str, Any] | list[Any]) -> list[Any]:
-    return list(holder.values()) if isinstance(holder, dict) else holder
+def _children(parent: dict[str, Any] | list[Any]) -> list[Any]:
+    return list(parent.values()) if isinstance(parent, dict) else parent
 
 
 def _in_words(kind: int) -> str:

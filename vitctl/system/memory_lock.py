@@ -1,6 +1,7 @@
-"""Large pictures are decoded one at a time, by whichever of a loader's processes comes to one first: together they take no more memory.
+"""A lock shared by the workers of a loader: a worker holds it while it decodes a large image, so that memory is needed for one
+large image at a time.
 
-The turn is a lock of the kernel's on a nameless file that all of them inherit; it ends with the process that holds it.
+It is a lock of the kernel (fcntl) on an anonymous file that the workers inherit. The kernel releases it when the holder dies.
 """
 
 import fcntl
@@ -12,8 +13,8 @@ from typing import Any
 from vitctl.system.bounds import LARGE
 
 
-class Turns:
-    """The turn of some processes. It travels to a process by pickling where that is not forked."""
+class MemoryLock:
+    """A lock between processes. Where processes are spawned, it is passed to them by pickling."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
@@ -23,37 +24,41 @@ class Turns:
         return _attached, (DupFd(self.descriptor),)
 
 
-_OWN: list[Turns] = []  # of the processes that this one starts
-_TAKEN_PART_IN: list[Turns] = []  # of this process, where it is a worker
+_FOR_CHILDREN: list[MemoryLock] = []  # the lock of the workers that this process starts
+_IN_USE: list[MemoryLock] = []  # the lock that this process uses, where it is a worker
 
 
-def shared() -> Turns | None:
-    """What the workers of this process share, made at the first call; None where there is no such file."""
-    if not _OWN and sys.platform == "linux":
-        _OWN.append(Turns(os.memfd_create("vitctl-turn")))
-    return _OWN[0] if _OWN else None
+def shared_lock() -> MemoryLock | None:
+    """The lock that the workers of this process share, created at the first call; None on systems other than Linux."""
+    if not _FOR_CHILDREN and sys.platform == "linux":
+        _FOR_CHILDREN.append(MemoryLock(os.memfd_create("vitctl-memory-lock")))
+    return _FOR_CHILDREN[0] if _FOR_CHILDREN else None
 
 
-def take_part(turns: Turns | None) -> None:
-    """From now on this process, a worker, waits for its turn. The process that waits for workers must never do so itself."""
-    _TAKEN_PART_IN[:] = [] if turns is None else [turns]
+def use_lock(lock: MemoryLock | None) -> None:
+    """Make `acquire` of this worker wait for the lock. The parent must not call this: it waits for workers that hold the lock."""
+    _IN_USE[:] = [] if lock is None else [lock]
 
 
-def wait_for_turn(num_bytes: int) -> None:
-    """Before so much memory is taken for a picture: wait where it is large, until no other worker holds a large one."""
-    for turns in _TAKEN_PART_IN:
-        if num_bytes > LARGE.most and not turns.is_held:
-            fcntl.lockf(turns.descriptor, fcntl.LOCK_EX)
-            turns.is_held = True
+def acquire(num_bytes: int) -> None:
+    """Acquire the lock before an image is decoded, where that needs more than `VITCTL_MAX_LARGE`. Small images never wait.
+
+    Args:
+        num_bytes: memory that decoding needs.
+    """
+    for lock in _IN_USE:
+        if num_bytes > LARGE.limit and not lock.is_held:
+            fcntl.lockf(lock.descriptor, fcntl.LOCK_EX)
+            lock.is_held = True
 
 
-def end_turn() -> None:
-    """After large pictures are done with and let go of."""
-    for turns in _TAKEN_PART_IN:
-        if turns.is_held:
-            turns.is_held = False
-            fcntl.lockf(turns.descriptor, fcntl.LOCK_UN)
+def release() -> None:
+    """Release the lock, where it is held, after the memory of large images is freed."""
+    for lock in _IN_USE:
+        if lock.is_held:
+            lock.is_held = False
+            fcntl.lockf(lock.descriptor, fcntl.LOCK_UN)
 
 
-def _attached(descriptor: Any) -> Turns:
-    return Turns(descriptor.detach())
+def _attached(descriptor: Any) -> MemoryLock:
+    return MemoryLock(descriptor.detach())

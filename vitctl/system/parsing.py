@@ -1,4 +1,4 @@
-"""Bytes of others while a library takes them apart: whatever it trips over is one line about the file."""
+"""Untrusted bytes while a library parses them: any exception becomes an error of one line that names the file."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,24 +7,24 @@ from pathlib import Path
 from vitctl.errors import VitctlError, explained
 from vitctl.system.text import one_line
 
-_MOST_LETTERS = 200
+_MAX_LETTERS = 200
 
 
 @contextmanager
 def parsing(
-    place: Path | str, error: type[VitctlError], what: str = "damaged, or not what its name says"
+    name: Path | str, error: type[VitctlError], what: str = "damaged, or not what its name says"
 ) -> Iterator[None]:
-    """Parsers of zips, arrays, tables and pictures raise some thirty types for bytes that are something else.
+    """Convert what a parser raises. Parsers of archives, arrays, tables and images raise some thirty types for malformed input.
 
     Args:
-        place: the file or the folder that is read, for the message.
-        error: raised in place of theirs.
-        what: is then said of the place.
+        name: the file or folder that is read, for the message.
+        error: type to raise instead.
+        what: what the message says about the file.
 
     Raises:
-        VitctlError: of ours, as it is.
-        OSError, MemoryError: the operating system refused something: the disk is full, there is no memory.
-        error: everything else, in one line, with the original as its cause.
+        VitctlError: unchanged.
+        OSError, MemoryError: unchanged, where the operating system refused something: disk full, out of memory.
+        error: for everything else, in one line, with the original as its cause.
     """
     try:
         yield
@@ -33,10 +33,10 @@ def parsing(
     except Exception as problem:
         if explained(problem) is not None:
             raise
-        raise error(f"{one_line(str(place))}: {what} ({said_by(problem)})") from problem
+        raise error(f"{one_line(str(name))}: {what} ({error_text(problem)})") from problem
 
 
-def said_by(problem: BaseException) -> str:
-    """What an error of a library says, in one short line with its type."""
-    text = " ".join(str(problem).split())[:_MOST_LETTERS]
+def error_text(problem: BaseException) -> str:
+    """Type and message of an exception of a library, in one short line."""
+    text = " ".join(str(problem).split())[:_MAX_LETTERS]
     return one_line(f"{type(problem).__name__}: {text}" if text else type(problem).__name__)

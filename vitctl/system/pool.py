@@ -1,4 +1,4 @@
-"""Work spread over forked processes, which inherit what they need, answer by a pipe, and never outlive their parent."""
+"""A pool of forked worker processes. They inherit their input, send results through a pipe, and end with their parent."""
 
 import os
 import time
@@ -13,75 +13,74 @@ from typing import Any, TypeVar
 
 from vitctl.errors import DataError, VitctlError
 from vitctl.system import memory_lock
-from vitctl.system.signals import begin_child, blocked
+from vitctl.system.signals import blocked_signals, ignore_signals
 
 Result = TypeVar("Result")
 Done = Callable[[int], None]
 Work = Callable[[int, Done], Result]
 Progress = Callable[[int, int], None]
 _REPORT_SECONDS = 0.1
-_MOST_WORKERS = 16
-_PROBLEM, _BUG, _DONE, _REFUSED = -1, -2, -3, -4  # in place of a task's number
+_MAX_WORKERS = 16
+_USER_ERROR, _BUG, _DONE, _OS_ERROR = -1, -2, -3, -4  # message kinds, sent in place of a task number
 
 
 def default_workers() -> int:
-    """One process per core that this one may use, at most 16."""
-    return min(_MOST_WORKERS, len(os.sched_getaffinity(0)))
+    """One worker per core that this process may use, at most 16."""
+    return min(_MAX_WORKERS, len(os.sched_getaffinity(0)))
 
 
 def run_tasks(work: Work[Result], num_tasks: int, *, workers: int, done: Done = lambda _: None) -> list[Result]:
-    """Do numbered tasks that do not depend on each other.
+    """Run independent tasks.
 
     Args:
-        work: called as `work(task, done)`; it calls `done(count)` as it gets on, which is also where a process notices
-            that its parent is gone. What it returns is sent back.
+        work: called as `work(task, done)`; it calls `done(count)` to report progress, where a worker also notices that its
+            parent has died. Its return value is sent back.
         num_tasks: numbered from 0.
-        workers: processes; task t is done by process t % workers. 0: all in this process.
-        done: called in this process with how much was done since the last call.
+        workers: worker processes; task t runs in worker t % workers. 0: all tasks run in this process.
+        done: called in this process with the progress since the last call.
 
     Returns:
-        the results in the order of the tasks.
+        the results, in the order of the tasks.
 
     Raises:
-        VitctlError: raised by a task; the other processes are stopped.
-        DataError: a process was killed.
-        OSError: the operating system refused a task something, as in this process.
+        VitctlError: raised by a task; the other workers are stopped.
+        DataError: a worker was killed.
+        OSError: raised by a task.
     """
     if not workers:
         return [work(task, done) for task in range(num_tasks)]
     results: dict[int, Result] = {}
-    with _started(work, num_tasks, min(workers, num_tasks)) as readers:
-        for task, answer in _answers(readers):
-            if task == _PROBLEM:
-                raise DataError(answer)
-            if task == _REFUSED:
-                raise answer
+    with _started_workers(work, num_tasks, min(workers, num_tasks)) as readers:
+        for task, message in _messages(readers):
+            if task == _USER_ERROR:
+                raise DataError(message)
+            if task == _OS_ERROR:
+                raise message
             if task == _BUG:
-                raise RuntimeError(answer)
+                raise RuntimeError(message)
             if task == _DONE:
-                done(answer)
+                done(message)
             else:
-                results[task] = answer
+                results[task] = message
     return [results[task] for task in range(num_tasks)]
 
 
 @contextmanager
-def _started(work: Work[Any], num_tasks: int, workers: int) -> Iterator[dict[Connection, ForkProcess]]:
-    """The processes by the pipes they answer through; whatever happens, none is left."""
+def _started_workers(work: Work[Any], num_tasks: int, workers: int) -> Iterator[dict[Connection, ForkProcess]]:
+    """The workers, by the pipe that each writes to; all are killed and joined at the end of the block."""
     fork, readers = get_context("fork"), {}
-    memory_lock.shared()
+    memory_lock.shared_lock()
     try:
         for number in range(workers):
             reader, writer = fork.Pipe(duplex=False)
             tasks = range(number, num_tasks, workers)
             process = fork.Process(target=_serve, args=(work, tasks, writer, os.getpid()), daemon=True)
             with warnings.catch_warnings():
-                warnings.simplefilter(
-                    "ignore", DeprecationWarning
-                )  # of forks beside threads; ours take no locks of theirs
-                with blocked():  # until it ignores them
+                # About fork in a process with threads: the workers take no lock that a thread may hold.
+                warnings.simplefilter("ignore", DeprecationWarning)
+                with blocked_signals():  # until the worker ignores them
                     process.start()
-            writer.close()  # so that the end of the process is the end of the pipe
+            writer.close()  # so that the pipe ends when the worker ends
             readers[reader] = process
         yield readers
     finally:
@@ -91,7 +90,7 @@ def _started(work: Work[Any], num_tasks: int, workers: int) -> Iterator[dict[Con
             reader.close()
 
 
-def _answers(readers: dict[Connection, ForkProcess]) -> Iterator[tuple[int, Any]]:
+def _messages(readers: dict[Connection, ForkProcess]) -> Iterator[tuple[int, Any]]:
     waiting = list(readers)
     while waiting:
         for reader in wait(waiting):
@@ -103,23 +102,23 @@ def _answers(readers: dict[Connection, ForkProcess]) -> Iterator[tuple[int, Any]
                 readers[reader].join()
                 if readers[reader].exitcode:
                     raise DataError(
-                        f"a worker process was killed (exit code {readers[reader].exitcode}), most often for want of "
-                        "memory; use fewer --workers"
+                        f"a worker process was killed (exit code {readers[reader].exitcode}), most often out of memory; "
+                        "use fewer --workers"
                     ) from None
 
 
 def _serve(work: Work[Any], tasks: Sequence[int], writer: Connection, parent: int) -> None:
-    """The body of a process. What is sent to the whole group reaches it too, but stopping it is the parent's business.
+    """The body of a worker. It ignores signals that are sent to the process group: the parent stops it.
 
-    It leaves without Python's farewells: they flush streams whose locks a thread of the parent may have held at the fork.
+    It ends by `os._exit`: Python's own exit flushes streams, whose locks a thread of the parent may have held at the fork.
     """
-    begin_child()
-    memory_lock.take_part(memory_lock.shared())
+    ignore_signals()
+    memory_lock.use_lock(memory_lock.shared_lock())
     count, reported = 0, time.monotonic()
 
     def done(more: int) -> None:
         nonlocal count, reported
-        memory_lock.end_turn()
+        memory_lock.release()
         if os.getppid() != parent:
             os._exit(1)
         count += more
@@ -132,9 +131,9 @@ def _serve(work: Work[Any], tasks: Sequence[int], writer: Connection, parent: in
             writer.send((task, work(task, done)))
         writer.send((_DONE, count))
     except VitctlError as error:
-        writer.send((_PROBLEM, str(error)))
+        writer.send((_USER_ERROR, str(error)))
     except OSError as error:
-        writer.send((_REFUSED, error))
+        writer.send((_OS_ERROR, error))
     except Exception:
         writer.send((_BUG, traceback.format_exc()))
     os._exit(0)

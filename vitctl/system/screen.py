@@ -1,4 +1,4 @@
-"""Standard output and error of a command whose work counts for more than its words: what they refuse is dropped."""
+"""Standard output and standard error of a job that must not fail because its terminal or pipe is gone."""
 
 import errno
 import os
@@ -8,24 +8,24 @@ from typing import Any
 
 from vitctl.system.text import PlainStream
 
-# What comes of a pipe that nobody reads and of a terminal that was closed: they take nothing any more.
-_FOR_GOOD = (errno.EPIPE, errno.EIO, errno.EBADF, errno.ENXIO)
+# A broken pipe and a closed terminal: every later write would fail too.
+_PERMANENT = (errno.EPIPE, errno.EIO, errno.EBADF, errno.ENXIO)
 
 
-class Lenient:
-    """A text stream that never fails: what the one beneath does not take is dropped, and the first reason is kept.
+class TolerantStream:
+    """A text stream whose writes never fail: text that the wrapped stream refuses is dropped, and the first error is recorded.
 
     Args:
-        stream: the one beneath; what is not about writing is asked of it.
+        stream: the wrapped stream; other attributes are those of it.
     """
 
     def __init__(self, stream: Any) -> None:
         self.stream = stream
-        self.refused: OSError | None = None
-        self.told = False
+        self.first_error: OSError | None = None
+        self.is_reported = False
 
     def write(self, text: str) -> int:
-        """Write it or drop it; how many characters were given."""
+        """Write the text, or drop it; returns its length."""
         try:
             self.stream.write(text)
         except (OSError, ValueError) as error:  # ValueError: it is closed
@@ -33,12 +33,12 @@ class Lenient:
         return len(text)
 
     def writelines(self, lines: Any) -> None:
-        """Write or drop each."""
+        """Write each line, or drop it."""
         for line in lines:
             self.write(line)
 
     def flush(self) -> None:
-        """Hand on what is held back, or drop it."""
+        """Flush the wrapped stream; errors are recorded."""
         try:
             self.stream.flush()
         except (OSError, ValueError) as error:
@@ -50,57 +50,59 @@ class Lenient:
     def _drop(self, error: OSError | ValueError) -> None:
         if not isinstance(error, OSError):
             return
-        self.refused = self.refused or error
-        if error.errno in _FOR_GOOD:  # also for what libraries of other languages print, and to be empty at the end
+        self.first_error = self.first_error or error
+        if (
+            error.errno in _PERMANENT
+        ):  # redirect the descriptor: C libraries write to it too, and Python flushes it at exit
             with suppress(OSError, ValueError):
-                silence = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
-                os.dup2(silence, self.stream.fileno())
-                os.close(silence)
+                null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+                os.dup2(null, self.stream.fileno())
+                os.close(null)
 
 
-_INSTALLED: dict[str, Lenient] = {}
+_INSTALLED: dict[str, TolerantStream] = {}
 
 
-def outlive_screen() -> None:
-    """From here on nothing that is printed ends this process, whoever reads it, or no longer does; see `restore_screen`."""
+def ignore_output_errors() -> None:
+    """From now on a failed write to stdout or stderr does not end this process; `restore_output` undoes this."""
     for name in {"stdout", "stderr"} - set(_INSTALLED):
         stream = getattr(sys, name)
         if stream is None:
             continue
-        # Beneath what escapes control characters: rich asks that one for the stream to write to.
-        _INSTALLED[name] = Lenient(stream.stream if isinstance(stream, PlainStream) else stream)
+        # Inside the `PlainStream`, because rich asks that one for the stream to write to.
+        _INSTALLED[name] = TolerantStream(stream.stream if isinstance(stream, PlainStream) else stream)
         _put(name, _INSTALLED[name])
 
 
-def restore_screen() -> None:
-    """The streams as they were before `outlive_screen`."""
+def restore_output() -> None:
+    """The streams as they were before `ignore_output_errors`."""
     while _INSTALLED:
-        name, lenient = _INSTALLED.popitem()
+        name, tolerant = _INSTALLED.popitem()
         stream = getattr(sys, name)
-        if lenient in (stream, getattr(stream, "stream", None)):
-            _put(name, lenient.stream)
+        if tolerant in (stream, getattr(stream, "stream", None)):
+            _put(name, tolerant.stream)
 
 
-def _put(name: str, beneath: Any) -> None:
+def _put(name: str, wrapped: Any) -> None:
     stream = getattr(sys, name)
     if isinstance(stream, PlainStream):
-        stream.stream = beneath
+        stream.stream = wrapped
     else:
-        setattr(sys, name, beneath)
+        setattr(sys, name, wrapped)
 
 
-def is_outlived() -> bool:
-    """Whether what the screen refuses is dropped."""
+def output_errors_ignored() -> bool:
+    """Whether failed writes to stdout and stderr are dropped."""
     return bool(_INSTALLED)
 
 
-def check_screen() -> None:
-    """Say once what the screen refused first.
+def raise_output_error() -> None:
+    """Raise the first error of a dropped write, once.
 
     Raises:
-        OSError: something was dropped since `outlive_screen`, and nobody was told.
+        OSError: output was dropped since `ignore_output_errors`, and that was not reported yet.
     """
-    for lenient in _INSTALLED.values():
-        if lenient.refused is not None and not lenient.told:
-            lenient.told = True
-            raise lenient.refused
+    for stream in _INSTALLED.values():
+        if stream.first_error is not None and not stream.is_reported:
+            stream.is_reported = True
+            raise stream.first_error

@@ -1,6 +1,6 @@
-"""The signals that end a process: which of them a job hears, and which of them somebody sends who does not want to wait.
+"""The signals that end a process: which of them a job handles, and which of them ask it to stop at once when sent twice.
 
-SIGXFSZ and SIGPIPE are none of these: Python ignores both, so that a file limit or a closed pipe is an error of the write alone.
+SIGXFSZ and SIGPIPE are not among them: Python ignores both, so that a file size limit or a broken pipe is an error of the write.
 """
 
 import signal
@@ -11,32 +11,32 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-# Those by which a person, a batch system or a launcher asks a job to end; a second one means "at once".
-ASKED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGUSR2, signal.SIGQUIT)
-# Those of the system alone: a closed terminal (which sends it twice, once by its shell), a limit of CPU time (which sends it
-# every second), a timer. They let a job save, and never cut that short.
-_OF_THE_SYSTEM = (signal.SIGHUP, signal.SIGXCPU, signal.SIGALRM, signal.SIGVTALRM)
-SIGNALS = (*ASKED, *_OF_THE_SYSTEM)
-# Heard also where they are ignored: a shell script ignores SIGINT for what it starts in the background.
+# Sent by a person, a batch system or a launcher to stop a job; a second one means "stop at once".
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGUSR2, signal.SIGQUIT)
+# Sent by the system: a closed terminal (which sends it twice, once through the shell), a limit on CPU time (which sends it every
+# second), a timer. The job saves a checkpoint and stops; a second one does not interrupt that.
+_SYSTEM_SIGNALS = (signal.SIGHUP, signal.SIGXCPU, signal.SIGALRM, signal.SIGVTALRM)
+SIGNALS = (*STOP_SIGNALS, *_SYSTEM_SIGNALS)
+# Handled even if ignored at start: a shell script ignores SIGINT for what it starts in the background.
 _ALWAYS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 Handler = Callable[[int, FrameType | None], Any]
 
 
-def heard() -> tuple[signal.Signals, ...]:
-    """The signals that this process hears: those that were ignored when it was started, as nohup does, stay ignored."""
+def handled_signals() -> tuple[signal.Signals, ...]:
+    """The signals that this process handles. Signals that were ignored at start, as nohup does with SIGHUP, stay ignored."""
     return tuple(one for one in SIGNALS if one in _ALWAYS or signal.getsignal(one) != signal.SIG_IGN)
 
 
 @contextmanager
-def handled(handler: Handler, afterwards: signal.Handlers | None = None) -> Iterator[None]:
-    """Within the block `handler` gets the signals that this process hears.
+def signal_handler(handler: Handler, afterwards: signal.Handlers | None = None) -> Iterator[None]:
+    """Install `handler` for all handled signals within the block.
 
     Args:
-        handler: called with the signal's number.
-        afterwards: what becomes of them after the block; None: what was before.
+        handler: called with the number of the signal and the frame.
+        afterwards: the handler to set after the block; None: the earlier one.
     """
-    before = {number: signal.signal(number, handler) for number in heard()}
+    before = {number: signal.signal(number, handler) for number in handled_signals()}
     try:
         yield
     finally:
@@ -44,16 +44,21 @@ def handled(handler: Handler, afterwards: signal.Handlers | None = None) -> Iter
             signal.signal(number, earlier if afterwards is None else afterwards)
 
 
-def is_second(number: int, before: Iterable[int]) -> bool:
-    """Whether a signal asks for the second time, after those `before` it: who sends it does not want to wait."""
-    return number in ASKED and any(other in ASKED for other in before)
-
-
-def hears(process: int, number: int) -> bool:
-    """Whether a process handles a signal by now: one that has only just begun, or is at its end, would be killed by it, or deaf.
+def is_repeated(number: int, before: Iterable[int]) -> bool:
+    """Whether a stop signal follows an earlier one: the job should stop at once, without saving.
 
     Args:
-        process: its id.
+        number: of the signal.
+        before: numbers of the signals that came earlier.
+    """
+    return number in STOP_SIGNALS and any(other in STOP_SIGNALS for other in before)
+
+
+def handles_signal(process: int, number: int) -> bool:
+    """Whether a process has a handler for a signal. One that is starting or ending may have none: the signal would kill it.
+
+    Args:
+        process: id of the process.
         number: of the signal.
     """
     if sys.platform != "linux":
@@ -66,16 +71,16 @@ def hears(process: int, number: int) -> bool:
     return bool(int(caught, 16) >> (number - 1) & 1)
 
 
-def begin_child(numbers: Sequence[int] = SIGNALS) -> None:
-    """In a process of ours that was forked with `numbers` blocked: what is sent to the whole group is its parent's business."""
+def ignore_signals(numbers: Sequence[int] = SIGNALS) -> None:
+    """Called in a worker that was forked with these signals blocked: it ignores them from now on, because the parent stops it."""
     for number in numbers:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
 
 
 @contextmanager
-def blocked(numbers: Sequence[int] = SIGNALS) -> Iterator[None]:
-    """Within the block signals wait: a process that is forked there is not hit before it ignores them."""
+def blocked_signals(numbers: Sequence[int] = SIGNALS) -> Iterator[None]:
+    """Block signals within the block, so that a worker forked there does not receive them before it ignores them."""
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:
         yield

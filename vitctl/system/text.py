@@ -1,4 +1,4 @@
-"""Text that others chose - file names, class names, answers of servers - as a person, a log or a table may safely show it."""
+"""Untrusted text - file names, class names, responses of servers - made safe to print, to log and to write to tables."""
 
 import difflib
 import shlex
@@ -6,18 +6,19 @@ import unicodedata
 from collections.abc import Iterable
 from typing import Any
 
-_KEPT = "\n\t"
+_ALLOWED = "\n\t"
 _SHORT = 3
-_NEAR, _NEAR_IF_SHORT = 0.7, 0.65  # of two words, from 0 to 1; of three letters one may be another
-# They turn the direction of what follows, so that a line reads as something that it is not.
+# Similarity from 0 to 1 from which a word is suggested; in a word of three letters one may differ.
+_CUTOFF, _CUTOFF_IF_SHORT = 0.7, 0.65
+# They change the direction of the text after them, so that a line reads as something else.
 _DIRECTION = set("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 _CONTROL = ("Cc", "Cs", "Zl", "Zp")
-# How a cell begins that a spreadsheet takes for a formula.
+# First characters of a cell that a spreadsheet reads as a formula.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def is_control(letter: str) -> bool:
-    """Whether a character moves the cursor, breaks a line, turns the direction, or is half of a character."""
+    """Whether a character moves the cursor, breaks a line, changes the direction of the text, or is a surrogate."""
     return unicodedata.category(letter) in _CONTROL or letter in _DIRECTION
 
 
@@ -25,7 +26,7 @@ def printable(text: str) -> str:
     r"""The text with every control character but newline and tab written as an escape, such as \x1b; other text is unchanged."""
     if text.isprintable():
         return text
-    return "".join(_escaped(letter) if is_control(letter) and letter not in _KEPT else letter for letter in text)
+    return "".join(_escaped(letter) if is_control(letter) and letter not in _ALLOWED else letter for letter in text)
 
 
 def one_line(text: str) -> str:
@@ -34,51 +35,52 @@ def one_line(text: str) -> str:
 
 
 def has_control(text: str) -> bool:
-    """Whether a name holds a character that no name needs: a control character, a newline, half a character."""
+    """Whether a name holds a control character, a newline or a surrogate."""
     return not text.isprintable() and any(map(is_control, text))
 
 
-def ends_line(text: str) -> bool:
-    """Whether a name holds a control character or a line break: what no file, class or image of ours may be called.
+def breaks_line(text: str) -> bool:
+    """Whether a name holds a control character or a line break, which are refused in names of files, classes and images.
 
-    Marks of direction and bytes that are not UTF-8 stand in names that people have, and are only shown as escapes.
+    Direction marks and bytes that are not UTF-8 occur in real names; they are allowed, and printed as escapes.
     """
     return not text.isprintable() and any(unicodedata.category(letter) in ("Cc", "Zl", "Zp") for letter in text)
 
 
 def escaped_json(text: str) -> str:
-    """JSON text that means the same, with every control character but newline as an escape: it may be shown as it is."""
+    """Equivalent JSON text with every control character except newline as an escape, so that it is safe to print."""
     if all(line.isprintable() for line in text.split("\n")):
         return text
     return "".join(f"\\u{ord(letter):04x}" if is_control(letter) and letter != "\n" else letter for letter in text)
 
 
 def typed(path: object) -> str:
-    """A path inside a command that may be pasted into a shell."""
+    """A path quoted for a shell, for commands that a user may paste."""
     return shlex.quote(str(path))
 
 
 def csv_cell(value: object) -> object:
-    """A cell for a table that may be opened in a spreadsheet: text that would be a formula there gets a quote before it."""
+    """A cell of a table for spreadsheets: text that would be a formula there gets a leading quote."""
     return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
 
 
-def nearest(word: str, known: Iterable[str], most: int = 3) -> list[str]:
-    """The words that somebody may have meant, the nearest first."""
-    return difflib.get_close_matches(word, list(known), n=most, cutoff=_NEAR if len(word) > _SHORT else _NEAR_IF_SHORT)
+def nearest(word: str, known: Iterable[str], max_words: int = 3) -> list[str]:
+    """The known words that are most similar to `word`, the closest first; none where all differ too much."""
+    cutoff = _CUTOFF if len(word) > _SHORT else _CUTOFF_IF_SHORT
+    return difflib.get_close_matches(word, list(known), n=max_words, cutoff=cutoff)
 
 
 def did_you_mean(words: Iterable[str]) -> str:
-    """The question, with some words that may have been meant; "" without any."""
+    """The question "did you mean ...?" for suggested words; "" for none."""
     text = " or ".join(words)
     return f"did you mean {text}?" if text else ""
 
 
 class PlainStream:
-    """A text stream that shows what is written as `printable`: for standard streams, which terminals and logs take.
+    """A text stream that writes text as `printable`: for stdout and stderr, which go to terminals and logs.
 
     Args:
-        stream: takes the text, and everything else that is asked of this one.
+        stream: the wrapped stream; other attributes are those of it.
     """
 
     def __init__(self, stream: Any) -> None:
@@ -86,11 +88,11 @@ class PlainStream:
 
     @property
     def rich_proxied_file(self) -> Any:
-        """Where rich writes: its own escapes are wanted."""
+        """The stream that rich writes to: its own escape sequences must pass unchanged."""
         return getattr(self.stream, "rich_proxied_file", self.stream)
 
     def write(self, text: str) -> int:
-        """Write the text with its control characters as escapes; returns the characters taken."""
+        """Write the text with its control characters as escapes; returns its length."""
         self.stream.write(printable(text))
         return len(text)
 

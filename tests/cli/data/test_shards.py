@@ -14,8 +14,8 @@ from PIL import Image
 
 from tests.cli.conftest import Vitctl
 from tests.data.server import Faults, serving
-from vitctl.data.writer import write
 from vitctl.data.source.exclusion import open_shards
+from vitctl.data.writer import write
 from vitctl.data.writer.items import Item
 from vitctl.data.writer.plan import label_text
 from vitctl.data.writer.write import write_split

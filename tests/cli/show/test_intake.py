@@ -64,7 +64,7 @@ def test_shards__every_file_is_used_or_named(vitctl: Vitctl, tmp_path: Path) -> 
     said = vitctl("data", "shards", "photos", "out")
     assert (said.code, said.err) == (0, "")
     assert "__MACOSX" not in said.out
-    assert "files left out: 9 (system file 5, not an image 3, raw file of a camera 1)" in said.out
+    assert "files left out: 9 (system file 5, not an image 3, camera raw file 1)" in said.out
     assert "cat/letter.pdf: not an image: PDF" in said.out
     assert "1 HEIC made into JPEG" in said.out
 

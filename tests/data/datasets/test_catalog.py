@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from tests.data.datasets.conftest import plant
-from vitctl.data.datasets.catalog import DATA_SETS, make_set, open_split, read_originals
+from vitctl.data.datasets.catalog import DATA_SETS, open_split, read_originals, write_data_set
 from vitctl.data.datasets.originals import KNOWN, DataSet
 from vitctl.data.datasets.readers import eurosat
 from vitctl.data.writer.write import write_split
@@ -51,7 +51,7 @@ def test_read__an_empty_folder_names_what_belongs_there(row: DataSet, tmp_path: 
 
 def test_make_set__goes_on_where_it_was_killed_between_two_splits(tmp_path: Path) -> None:
     """The one split that is there is no whole set."""
-    make_set(DATA_SETS["digits"], tmp_path / "digits")
+    write_data_set(DATA_SETS["digits"], tmp_path / "digits")
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "digits" / "train").iterdir()}
     shutil.rmtree(tmp_path / "digits" / "test")
     assert len(open_split("test", dataset="digits", root=str(tmp_path / "none"), scratch=tmp_path)) == 360

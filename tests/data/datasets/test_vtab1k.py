@@ -8,11 +8,11 @@ import pytest
 
 from tests.data.datasets.conftest import BY_NAME, SPLITS, TASK, keys_of, write
 from vitctl.data.datasets.catalog import find_data_set, open_split
-from vitctl.data.datasets.inventory import ABSENT, check_task, list_holdings
+from vitctl.data.datasets.inventory import ABSENT, check_task, list_inventory
 from vitctl.data.datasets.vtab import TRAIN800_DIGESTS, VAL200_AND_TEST_DIGESTS, VTAB, in_vtab1k, names_digest
 from vitctl.data.datasets.vtab1k import export_shards, export_task
 from vitctl.data.datasets.vtab_images import read_community
-from vitctl.data.source.provenance import origins
+from vitctl.data.source.provenance import source_texts
 from vitctl.data.source.read import Source
 from vitctl.errors import DataError
 
@@ -70,7 +70,7 @@ def test_check_task__a_split_that_lacks_images(tmp_path: Path) -> None:
 
 
 def test_list_holdings__says_what_is_here(root: Path) -> None:
-    held = {holding.name: holding for holding in list_holdings(root)}
+    held = {holding.name: holding for holding in list_inventory(root)}
     assert len(held) > 35
     assert (held["dtd"].state, held["dtd"].ready) == ("shards", True)
     assert held["dtd"].uses == ("VTAB natural", "few-shot")
@@ -113,7 +113,7 @@ def test_export_shards__stand_in_for_the_whole_set(root: Path, tmp_path: Path) -
     for expression in (TASK.train, TASK.train800, TASK.val200, TASK.test):
         copied = open_split(expression, dataset="dtd", root=str(tmp_path))
         assert by_key(copied) == by_key(open_split(expression, dataset="dtd", root=str(root)))
-        assert origins(copied) == ("DTD",)
+        assert source_texts(copied) == ("DTD",)
     assert check_task(TASK, tmp_path).verdict == PROVEN
     with pytest.raises(DataError, match=r"has the splits train800, val200 and test; 'train' needs the whole data set$"):
         open_split("train", dataset="dtd", root=str(tmp_path))

@@ -62,7 +62,7 @@ CUT = encoded(Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64,
     [
         (b"", "not an image", "not an image: begins with nothing"),
         (b"hello world", "not an image", "not an image: begins with 68 65 6c 6c"),
-        (CUT[: len(CUT) // 2], "truncated", "truncated: the code of the JPEG ends before its last row"),
+        (CUT[: len(CUT) // 2], "truncated", "truncated: the compressed data of the JPEG end before its last row"),
         (encoded(Image.new("F", (4, 4)), "TIFF"), "damaged", "damaged: floating-point pixels have no known range"),
         (encoded(Image.new("L", (64, 64)), "PPM"), "not an image", "not an image: begins with"),
     ],

@@ -56,12 +56,12 @@ def test_decode_rows__every_height_gives_the_rows_of_the_whole(kind: str) -> Non
     data = KINDS[kind]
     header = read_header(data)
     assert header is not None
-    assert (header.height, header.width, header.can_stop) == (HEIGHT, WIDTH, kind != "progressive")
+    assert (header.height, header.width, header.can_stop_early) == (HEIGHT, WIDTH, kind != "progressive")
     whole = by_pillow(data)
     for num_rows in range(1, HEIGHT + 1):
         rows = decode_rows(data, header, num_rows)
         assert rows is not None
-        assert len(rows) == (min(num_rows + 2, HEIGHT) if header.can_stop else HEIGHT)
+        assert len(rows) == (min(num_rows + 2, HEIGHT) if header.can_stop_early else HEIGHT)
         np.testing.assert_array_equal(rows[:num_rows], whole[:num_rows])
 
 
@@ -111,10 +111,10 @@ def test_open_picture__what_the_fast_way_cannot_read_pillow_does(monkeypatch: py
 def test_region__only_short_lived_pixels_are_overwritten() -> None:
     one, other = (encoded(photo(height=height)) for height in (60, 40))
     kept, fleeting = (
-        open_picture(one).region(0, 0, 60, WIDTH, short_lived=short_lived) for short_lived in (False, True)
+        open_picture(one).region(0, 0, 60, WIDTH, reuse_buffer=reuse_buffer) for reuse_buffer in (False, True)
     )
     assert np.array_equal(fleeting, by_pillow(one))
-    again = open_picture(other).region(0, 0, 40, WIDTH, short_lived=True)
+    again = open_picture(other).region(0, 0, 40, WIDTH, reuse_buffer=True)
     assert np.shares_memory(fleeting, again)
     assert np.array_equal(again, by_pillow(other))
     assert np.array_equal(kept, by_pillow(one))
@@ -132,7 +132,7 @@ def test_transforms__results_outlive_the_next_picture(size: int) -> None:
 
 
 def test_picture__has_pixels_or_a_header() -> None:
-    with pytest.raises(ValueError, match="either pixels or a JPEG's header"):
+    with pytest.raises(ValueError, match="either pixels or the header of a JPEG"):
         Picture()
 
 
@@ -200,7 +200,7 @@ def test_decode__zeros_in_place_of_code_are_a_bad_sample(kind: str, kept: float,
 def test_decode__code_cut_off_is_truncated(kind: str) -> None:
     cut = KINDS[kind][: -len(KINDS[kind]) // 4]
     for data in (cut, cut + END):
-        with pytest.raises(BadSample, match="truncated: the code of the JPEG ends before its last row"):
+        with pytest.raises(BadSample, match="truncated: the compressed data of the JPEG end before its last row"):
             decode(data)
         rows = HEIGHT // 4
         np.testing.assert_array_equal(decode(data, truncated="pad")[:rows], by_pillow(KINDS[kind])[:rows])

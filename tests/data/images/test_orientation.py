@@ -59,7 +59,7 @@ def test_region__equals_the_part_of_the_whole(orientation: int, options: dict[st
             int(rng.integers(1, picture.height - top + 1)),
             int(rng.integers(1, picture.width - left + 1)),
         )
-        part = picture.region(top, left, rows, columns, short_lived=True)
+        part = picture.region(top, left, rows, columns, reuse_buffer=True)
         assert np.array_equal(part, whole[top : top + rows, left : left + columns])
 
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vitctl.data.inspect.hamming import Match, find_matches, near_pairs, repeated
-from vitctl.data.inspect.perceptual_hash import Fingerprints
+from vitctl.data.inspect.perceptual_hash import ImageHashes
 from vitctl.data.source.image_digest import DIGEST
 
 WORDS = st.integers(0, 2**64 - 1)
@@ -45,7 +45,7 @@ def test_near_pairs__worst_case_is_bits_spread_over_all_chunks(max_bits: int) ->
 
 
 def test_near_pairs__of_many_alike_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vitctl.data.inspect.hamming._TOGETHER", 7)
+    monkeypatch.setattr("vitctl.data.inspect.hamming._MAX_CANDIDATES", 7)
     a, b = np.full(10, 5, np.uint64), np.full(4, 5, np.uint64)
     rows, columns, bits = near_pairs(a, b, 2)
     assert sorted(zip(rows.tolist(), columns.tolist(), strict=True)) == [(i, j) for i in range(10) for j in range(4)]
@@ -66,8 +66,8 @@ def test_near_pairs__ten_billion_pairs_take_seconds() -> None:
     assert (rows.tolist(), columns.tolist(), bits.tolist()) == ([99_999], [77], [3])
 
 
-def prints(digests: list[bytes], looks: list[int], seen: list[bool]) -> Fingerprints:
-    return Fingerprints(np.array(digests, DIGEST), np.array(looks, np.uint64), np.array(seen, bool))
+def prints(digests: list[bytes], looks: list[int], seen: list[bool]) -> ImageHashes:
+    return ImageHashes(np.array(digests, DIGEST), np.array(looks, np.uint64), np.array(seen, bool))
 
 
 def test_find_matches__the_nearest_and_exact_before_near() -> None:

@@ -8,7 +8,7 @@ from scipy.fft import dctn
 from tests.conftest import SHARED
 from vitctl.data.datasets.readers.archives import archive_items
 from vitctl.data.datasets.readers.png import encode_png
-from vitctl.data.inspect.perceptual_hash import fingerprints, perceptual_hash
+from vitctl.data.inspect.perceptual_hash import hash_images, perceptual_hash
 from vitctl.data.source.read import BadSample, SyntheticSource
 
 PHOTOS = SHARED / "imagenet-500.tar"
@@ -78,14 +78,14 @@ class Damaged(SyntheticSource):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_fingerprints__of_good_and_bad_images_in_order(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vitctl.data.inspect.perceptual_hash._TOGETHER", 3)
+    monkeypatch.setattr("vitctl.data.inspect.perceptual_hash._IMAGES_PER_TASK", 3)
     counted: list[int] = []
     source = Damaged(10, 3, 32)
-    found = fingerprints(source, workers=workers, done=counted.append)
-    assert found.has_look.tolist() == [True, False, False, *[True] * 7]
-    assert found.looks.tolist() == [perceptual_hash(source.read(n)) if n not in (1, 2) else 0 for n in range(10)]
+    found = hash_images(source, workers=workers, done=counted.append)
+    assert found.has_perceptual.tolist() == [True, False, False, *[True] * 7]
+    assert found.perceptual.tolist() == [perceptual_hash(source.read(n)) if n not in (1, 2) else 0 for n in range(10)]
     assert len(set(found.digests.tolist())) == 10
     if workers:
         assert sum(counted) == 10
-    bare = fingerprints(source, looks=False)
-    assert bare.digests.tolist() == found.digests.tolist() and not bare.has_look.any()
+    bare = hash_images(source, perceptual=False)
+    assert bare.digests.tolist() == found.digests.tolist() and not bare.has_perceptual.any()

@@ -39,7 +39,7 @@ def test_verify_index__decodes_every_image_by_itself_and_by_any_number_of_proces
     make_split: MakeSplit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("vitctl.data.inspect.verify._SAMPLED_IMAGES", 5)
-    monkeypatch.setattr("vitctl.data.inspect.verify._TOGETHER", 3)
+    monkeypatch.setattr("vitctl.data.inspect.verify._IMAGES_PER_TASK", 3)
     index = make_split(20, bad=(4, 9))
     path = index.folder / index.shards[2].name
     path.write_bytes(path.read_bytes()[:-1] + b"x")
@@ -90,7 +90,7 @@ def test_verify_index__one_changed_byte_is_found(make_split: MakeSplit) -> None:
 
 
 def test_verify_index__one_changed_label_is_found(make_split: MakeSplit, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables, "READ_AT_ONCE", 0)  # as of a table that opening leaves to others
+    monkeypatch.setattr(tables, "VERIFIED_ON_OPEN", 0)  # as of a table that opening leaves to others
     index = make_split(20)
     table = index.folder / "samples.npy"
     data = bytearray(table.read_bytes())
@@ -110,7 +110,7 @@ def test_verify_index__a_damaged_member_is_named(make_split: MakeSplit) -> None:
     path.write_bytes(data)
     report = verify_index(index, decode_images="none")
     assert len(report.problems) == 1
-    assert f"damaged or cut off at byte {start}" in report.problems[0]
+    assert f"damaged or truncated at byte {start}" in report.problems[0]
 
 
 def test_verify_index__lists_at_most_a_hundred(make_split: MakeSplit) -> None:
@@ -134,7 +134,7 @@ def test_verify_index__kinds_of_problems_per_file_and_the_first_of_each(make_spl
     number = {source.key(sample): sample for sample in range(20)}
     wanted: dict[str, list[str]] = {}
     for key in sorted(("k4", "k9", "k14"), key=number.__getitem__):
-        wanted.setdefault(Path(source.place(number[key])).name, []).append(key)
+        wanted.setdefault(Path(source.location(number[key])).name, []).append(key)
     report = verify_index(index, decode_images="all")
     assert report.kinds == tuple(Kind(file, "truncated", len(keys), keys[0]) for file, keys in wanted.items())
     (index.folder / index.shards[1].name).write_bytes(b"text" * 200)
@@ -156,7 +156,7 @@ def test_verify_index__names_images_that_are_there_twice(tmp_path: Path, tiny_pn
 def test_verify_index__one_changed_label_of_several_is_found(
     tmp_path: Path, tiny_png: Callable[[int], bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tables, "READ_AT_ONCE", 0)
+    monkeypatch.setattr(tables, "VERIFIED_ON_OPEN", 0)
     items = [Item(f"k{n}", (n % 3, (n + 1) % 3)[: 1 + n % 2], partial(tiny_png, n)) for n in range(6)]
     index = write_split(items, tmp_path / "train", tuple("abc"), seed=0, source_text="", max_samples=4)
     assert verify_index(index).problems == ()

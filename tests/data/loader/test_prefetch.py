@@ -14,7 +14,7 @@ from tests.data.server import Faults, serving
 from vitctl.data.datasets.catalog import open_split
 from vitctl.data.images.transforms import TrainTransform
 from vitctl.data.loader.batches import Batch, train_batches
-from vitctl.data.loader.prefetch import ReadAhead, reads_whole_shards
+from vitctl.data.loader.prefetch import Prefetcher, reads_whole_shards
 from vitctl.data.shards.index import Index
 from vitctl.data.source.mixture import MixtureOrder
 from vitctl.data.source.order import Order, SampleOrder, WindowedOrder
@@ -39,7 +39,7 @@ def batches(source: Source, order: SampleOrder, num_workers: int) -> Iterator[Ba
 
 
 def shards(source: Source, order: SampleOrder, positions: range) -> set[str]:
-    return {source.place(sample).rpartition("/")[2] for sample in order.at(np.array(positions))[1].tolist()}
+    return {source.location(sample).rpartition("/")[2] for sample in order.at(np.array(positions))[1].tolist()}
 
 
 def fetched(faults: Faults) -> Counter[str]:
@@ -64,7 +64,7 @@ def test_loader__the_next_window_is_here_before_it_is_read(make_split: MakeSplit
         first = next(reading)
         given = range(4 * (1 + 2 * num_workers))  # positions of the first batch, and of two for each worker
         coming = range(
-            4 * (1 + num_workers) + ORDER.stretch
+            4 * (1 + num_workers) + ORDER.window_size
         )  # seen from the last batch of the worker that has got least far
         assert soon(lambda: set(fetched(faults)) >= shards(local, ORDER, coming))
         if num_workers == 1:
@@ -80,11 +80,11 @@ def test_loader__the_next_window_is_here_before_it_is_read(make_split: MakeSplit
 class Recorder(SyntheticSource):
     """Ten samples to a shard; every read is noted, and of shard 1 none succeeds."""
 
-    def place(self, sample: int) -> str:
+    def location(self, sample: int) -> str:
         return f"shard {sample // 10}"
 
     def read(self, sample: int) -> bytes:
-        READ[self.place(sample)] += 1
+        READ[self.location(sample)] += 1
         if sample // 10 == 1:
             raise DataError("cannot be fetched")
         return b""
@@ -97,7 +97,7 @@ def test_read_ahead__parts_share_the_shards_and_go_on_after_one_that_cannot_be_f
     source, order, shares = Recorder(100, 3, 8), WindowedOrder(100, 0, 10, 5), []
     for part in range(2):
         READ.clear()
-        ahead = ReadAhead(source, order, part, 2)
+        ahead = Prefetcher(source, order, part, 2)
         for position in range(0, 60, 5):
             ahead.reach(position)
         expected = {f"shard {n}" for n in range(10) if crc32(f"shard {n}".encode()) % 2 == part}
@@ -108,9 +108,9 @@ def test_read_ahead__parts_share_the_shards_and_go_on_after_one_that_cannot_be_f
 
 
 def test_stretch__of_every_order() -> None:
-    assert (Order(40, 1).stretch, ORDER.stretch) == (0, 14)
-    assert MixtureOrder((Order(9, 1), Order(9, 2)), (1, 1), 0).stretch == 0
-    assert MixtureOrder((ORDER, Order(9, 2), WindowedOrder(40, 1, 5, 1)), (2, 1, 1), 0).stretch == 20
+    assert (Order(40, 1).window_size, ORDER.window_size) == (0, 14)
+    assert MixtureOrder((Order(9, 1), Order(9, 2)), (1, 1), 0).window_size == 0
+    assert MixtureOrder((ORDER, Order(9, 2), WindowedOrder(40, 1, 5, 1)), (2, 1, 1), 0).window_size == 20
 
 
 def test_reads_whole_shards__not_of_local_files_and_not_without_a_cache(make_split: MakeSplit) -> None:

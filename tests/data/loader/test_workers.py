@@ -41,7 +41,7 @@ def test_workers__ignore_signals_and_a_dead_one_is_reported() -> None:
     list(islice(batches, 8))
     assert all(worker.is_alive() for worker in workers)
     workers[0].kill()
-    said = r"a loader process was killed \(SIGKILL\), most often for want of memory; use fewer loader workers \("
+    said = r"a loader process was killed \(SIGKILL\), most often out of memory; use fewer loader workers \("
     with pytest.raises(DataError, match=said):
         list(islice(batches, 200))
     del batches
@@ -69,11 +69,11 @@ EAGER = """
 import os, signal
 from vitctl.data.loader import workers
 from vitctl.engine.preemption import stop_on_signals
-begin = workers._begin
+begin = workers._init_worker
 def hit(*given):
     os.kill(os.getpid(), signal.SIGINT)
     begin(*given)
-workers._begin = hit
+workers._init_worker = hit
 block = stop_on_signals()
 flag = block.__enter__()
 Chosen = SyntheticSource
@@ -167,8 +167,8 @@ def end_by(how: int) -> None:
 @pytest.mark.parametrize(
     ("how", "kills", "said"),
     [
-        (-signal.SIGKILL, 1, "killed by the kernel for want of memory (out-of-memory killer)"),
-        (-signal.SIGKILL, 0, "killed (SIGKILL), most often for want of memory"),
+        (-signal.SIGKILL, 1, "killed by the kernel because it was out of memory (OOM killer)"),
+        (-signal.SIGKILL, 0, "killed (SIGKILL), most often out of memory"),
         (-signal.SIGTERM, 1, "killed by SIGTERM"),
         (3, 0, "ended by its exit code 3"),
     ],

@@ -102,10 +102,10 @@ def test_read_index__reports_every_problem_at_once(make_split: MakeSplit) -> Non
         ({"class_names": []}, "class_names should be a list of names"),
         ({"num_samples": "20"}, "num_samples should be a whole number above 0"),
         ({"num_samples": 21}, "num_samples is 21, the shards sum to 20"),
-        ({"source": None}, "source should be a text"),
+        ({"source": None}, "source should be a string"),
         ({"shards": []}, "shards should be a list"),
-        ({"tables": {}}, "tables should tell num_bytes and sha256 of samples.npy"),
-        ({"tables": {"samples.npy": {"num_bytes": 1, "sha256": "x"}}}, "tables should tell num_bytes and sha256"),
+        ({"tables": {}}, "tables should hold num_bytes and sha256 of samples.npy"),
+        ({"tables": {"samples.npy": {"num_bytes": 1, "sha256": "x"}}}, "tables should hold num_bytes and sha256"),
         (
             {"shards": [{"name": "../x.tar", "num_samples": 20, "num_bytes": 1, "sha256": ""}]},
             "shards should be a list",
@@ -167,7 +167,7 @@ def test_index_shards__refuses(tmp_path: Path, make_split: MakeSplit) -> None:
     paths = write_foreign(tmp_path, [0, 3])
     with pytest.raises(DataError, match="label 3 has no name, 2 class names were given"):
         index_shards(paths, class_names=["a", "b"])
-    with pytest.raises(DataError, match="class name 'a' stands twice"):
+    with pytest.raises(DataError, match="class name 'a' occurs twice"):
         index_shards(paths, class_names=["a", "b", "a", "c"])
     with pytest.raises(DataError, match="0 shards in 0 folders, should be in one"):
         index_shards([])

@@ -154,7 +154,7 @@ def test_scan__a_damaged_header_is_not_the_end(tmp_path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[2048] ^= 0xFF  # first byte of the name b.jpg
     path.write_bytes(data)
-    with pytest.raises(DataError, match="damaged or cut off at byte 2048"):
+    with pytest.raises(DataError, match="damaged or truncated at byte 2048"):
         read_shard(path)
 
 

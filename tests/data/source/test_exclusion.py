@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.data.old_index import forget_tables
 from vitctl.data.datasets.catalog import open_split
-from vitctl.data.inspect.completeness import left_over
+from vitctl.data.inspect.completeness import unused_files
 from vitctl.data.inspect.dedup import compare
 from vitctl.data.shards.index import Index, index_shards
 from vitctl.data.source.exclusion import FILE, Without, open_shards, read_exclusion, write_exclusion
@@ -48,7 +48,7 @@ def test_open_shards__a_list_beside_the_index_is_applied(make_split: MakeSplit) 
     kept = [sample for sample in range(20) if sample not in (3, 11)]
     assert [source.key(n) for n in range(18)] == [whole.key(sample) for sample in kept]
     assert [source.read(n) for n in range(18)] == [whole.read(sample) for sample in kept]
-    assert [source.place(n) for n in range(18)] == [whole.place(sample) for sample in kept]
+    assert [source.location(n) for n in range(18)] == [whole.location(sample) for sample in kept]
     assert source.digest != whole.digest
     assert pickle.loads(pickle.dumps(source)).digest == source.digest  # as loader workers get it
     after = {path.name: path.read_bytes() for path in index.folder.iterdir()}
@@ -170,7 +170,7 @@ def test_read_exclusion__a_list_of_an_earlier_release(
     assert write_exclusion(index, [4], reason="") == 3
     assert json.loads((index.folder / FILE).read_text())["format"] == "vitctl-excluded/2"
     by_key(index, [3])
-    monkeypatch.setattr("vitctl.data.source.exclusion._MOST_KEYS", 19)
+    monkeypatch.setattr("vitctl.data.source.exclusion._MAX_KEYS", 19)
     with pytest.raises(DataError, match="made by an earlier release, which kept one image of each key"):
         read_exclusion(index)
     monkeypatch.undo()
@@ -183,10 +183,10 @@ def test_read_exclusion__a_list_of_an_earlier_release(
 def test_left_over__names_images_that_changed_since(make_split: MakeSplit) -> None:
     index = make_split(20)
     write_exclusion(index, [3], reason="")
-    assert left_over(index.folder)[0] == []
-    row, shard = index.rows[3], Path(ShardSource(index).place(3))
+    assert unused_files(index.folder)[0] == []
+    row, shard = index.rows[3], Path(ShardSource(index).location(3))
     with shard.open("r+b") as file:
         file.seek(int(row["header"] + row["data"]) + 20)
         file.write(b"!")
-    (problem,) = left_over(index.folder)[0]
+    (problem,) = unused_files(index.folder)[0]
     assert "1 image(s) have other bytes than when they were left out" in problem

@@ -92,7 +92,7 @@ def test_verification__only_of_the_shards_that_hold_the_samples(make_split: Make
         assert {Path(one["path"]).name for one in records(tmp_path / name)} == {
             source.index.shards[n].name for n in shards
         }
-    assert Verification([SyntheticSource(4, 2, 8)], tmp_path / "none").is_of_nothing
+    assert Verification([SyntheticSource(4, 2, 8)], tmp_path / "none").is_empty
 
 
 @pytest.mark.parametrize(("is_cached", "share"), [(False, 0.0), (True, 1.0)])

@@ -17,7 +17,7 @@ from vitctl.data.images.transforms import TrainTransform
 from vitctl.data.loader.batches import train_batches
 from vitctl.data.shards.index import Index, index_addresses
 from vitctl.data.source.exclusion import write_exclusion
-from vitctl.data.source.locate import expand, find_places
+from vitctl.data.source.locate import expand, locate_splits
 from vitctl.data.source.order import Order, SampleOrder, WindowedOrder
 from vitctl.data.source.read import ShardSource, Source
 from vitctl.errors import DataError
@@ -43,7 +43,7 @@ def test_remote_split__is_the_local_one_over_a_bad_line(make_split: MakeSplit, c
         source = open_split("train", path=url, cache_bytes=cache_bytes)
         assert contents(source) == contents(local)
         assert source.digest == local.digest
-        assert source.place(0).startswith(f"{url}/train/shard-")
+        assert source.location(0).startswith(f"{url}/train/shard-")
         itself = open_split("train", path=f"{url}/train/", cache_bytes=cache_bytes)
         assert contents(itself) == contents(local)
     assert sum(faults.done[name] for name in FAULTS) > 3
@@ -165,7 +165,7 @@ def test_read_index__refuses_addresses_that_point_outside(
         open_split("train", path=str(folder))
 
 
-def test_find_places__some_shards_of_a_split(make_split: MakeSplit, tmp_path: Path) -> None:
+def test_locate_splits__some_shards_of_a_split(make_split: MakeSplit, tmp_path: Path) -> None:
     local = ShardSource(make_split(20))
     folder, everything = local.index.folder, contents(local)
     (tmp_path / "list.txt").write_text(f"# two of them\n{folder}/shard-000002.tar\n\n{folder}/shard-000000.tar\n")
@@ -194,12 +194,12 @@ def test_find_places__some_shards_of_a_split(make_split: MakeSplit, tmp_path: Pa
         ("s4://bucket/x", "commands are never run"),
     ],
 )
-def test_find_places__refuses(text: str, message: str) -> None:
+def test_locate_splits__refuses(text: str, message: str) -> None:
     with pytest.raises(DataError, match=message):
-        find_places(text, "train")
+        locate_splits(text, "train")
 
 
-def test_find_places__a_shard_that_the_index_lacks(make_split: MakeSplit) -> None:
+def test_locate_splits__a_shard_that_the_index_lacks(make_split: MakeSplit) -> None:
     folder = make_split(20).folder
     shutil.copy(folder / "shard-000001.tar", folder / "more.tar")
     with pytest.raises(DataError, match=r"more.tar is not in the index \(1 shards are not\)"):
@@ -241,11 +241,11 @@ def test_expand__braces_that_do_not_pair_up_are_refused(text: str) -> None:
         expand(text)
 
 
-def test_find_places__images_left_out_stay_out_of_chosen_shards_too(make_split: MakeSplit) -> None:
+def test_locate_splits__images_left_out_stay_out_of_chosen_shards_too(make_split: MakeSplit) -> None:
     index = make_split(40, max_samples=10)
     write_exclusion(index, [3, 11, 12], reason="in the test set")
     names = [shard.name for shard in index.shards]
-    place = find_places(f"{index.folder}/{names[1]},{index.folder}/{names[0]}", "train")
+    place = locate_splits(f"{index.folder}/{names[1]},{index.folder}/{names[0]}", "train")
     chosen, whole = place[index.folder.name].open(0), ShardSource(index)
     kept = [sample for sample in (*range(10, 20), *range(10)) if sample not in (3, 11, 12)]
     assert [chosen.key(n) for n in range(len(chosen))] == [whole.key(sample) for sample in kept]
@@ -275,7 +275,7 @@ def test_remote_index__is_renewed_by_every_command(make_split: MakeSplit, capfd:
     with serving(folder.parent, Faults()) as url:
         open_split("train", path=url)
     assert len(open_split("train", path=url)) == 20  # a folder of splits too
-    assert "the index that was fetched before is used" in capfd.readouterr().err
+    assert "the cached index is used" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["index.json", "samples.npy"])
@@ -301,7 +301,7 @@ def test_remote_index__a_broken_copy_is_fetched_anew(make_split: MakeSplit, tmp_
         "https:///x",
     ],
 )
-def test_find_places__what_is_no_address_is_one_line(url: str) -> None:
+def test_locate_splits__what_is_no_address_is_one_line(url: str) -> None:
     with pytest.raises(DataError) as caught:
-        find_places(url, "train")
+        locate_splits(url, "train")
     assert "\n" not in str(caught.value)

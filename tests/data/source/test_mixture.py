@@ -31,7 +31,7 @@ def test_quotas__the_largest_remainders_are_rounded_up() -> None:
 
 @pytest.mark.parametrize("counts", [(3, 1), (3, 1, 0)])
 def test_mixture_order__refuses_other_counts(counts: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match="for 3 walks"):
+    with pytest.raises(ValueError, match="for 3 orders"):
         MixtureOrder(WALKS, counts, 0)
 
 

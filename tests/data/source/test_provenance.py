@@ -11,11 +11,11 @@ import pytest
 import vitctl.data
 from tests.data.conftest import MakeSplit
 from vitctl.data.source.exclusion import Without
-from vitctl.data.source.provenance import origins, source_text, split_sources
+from vitctl.data.source.provenance import source_text, source_texts, split_sources
 from vitctl.data.source.read import Concat, ShardSource, Source, Subset, SyntheticSource
 from vitctl.data.source.subsets import Relabelled, of_classes, random_subset
 
-MEMBERS = {"digest", "labels", "key", "place", "read", "__len__"}
+MEMBERS = {"digest", "labels", "key", "location", "read", "__len__"}
 ROWS = np.arange(4)
 
 # One of every kind of source that vitctl has, over a stored split of the classes a, b, c.
@@ -49,13 +49,13 @@ def test_origins__are_heard_through_every_view(make_split: MakeSplit, kind: type
     view = VIEWS[kind](split)
     assert set(view.parts) == {split}
     assert set(split_sources(view)) == {split}
-    assert origins(view) == origins(split) == ("noise",)
+    assert source_texts(view) == source_texts(split) == ("noise",)
 
 
 @pytest.mark.parametrize("outer", VIEWS, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("inner", VIEWS, ids=lambda kind: kind.__name__)
 def test_origins__are_heard_through_views_of_views(make_split: MakeSplit, outer: type, inner: type) -> None:
-    assert origins(VIEWS[outer](VIEWS[inner](ShardSource(make_split(20))))) == ("noise",)
+    assert source_texts(VIEWS[outer](VIEWS[inner](ShardSource(make_split(20))))) == ("noise",)
 
 
 def test_split_sources__are_found_below_views(make_split: MakeSplit) -> None:

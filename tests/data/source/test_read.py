@@ -34,7 +34,7 @@ def test_shard_source__labels_of_some_samples(make_split: MakeSplit) -> None:
 @pytest.mark.parametrize("sample", [-1, 20])
 def test_shard_source__knows_its_bounds(make_split: MakeSplit, sample: int) -> None:
     with pytest.raises(IndexError):
-        ShardSource(make_split(20)).place(sample)
+        ShardSource(make_split(20)).location(sample)
 
 
 def test_shard_source__pickles_small_and_notices_a_new_index(make_split: MakeSplit) -> None:
@@ -68,7 +68,7 @@ def test_shard_source__works_in_other_processes(make_split: MakeSplit, method: s
 
 
 def test_shard_source__keeps_few_files_open(make_split: MakeSplit, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vitctl.data.source.read.open_files", lambda _: 3)
+    monkeypatch.setattr("vitctl.data.source.read.max_open_shards", lambda _: 3)
     gc.collect()
     before = len(os.listdir("/proc/self/fd"))
     source = ShardSource(make_split(20, max_samples=1))
@@ -105,7 +105,7 @@ def test_subset__is_a_view_with_a_digest_of_its_own(make_split: MakeSplit) -> No
     everything = contents(source)
     assert contents(subset) == [everything[3], everything[19], everything[3]]
     assert subset.labels(np.array([1])).tolist() == [everything[19][1]]
-    assert subset.place(1) == source.place(19)
+    assert subset.location(1) == source.location(19)
     assert subset.class_names == source.class_names
     digests = {source.digest, subset.digest, Subset(source, rows[1:]).digest, Subset(source, rows[:2]).digest}
     assert len(digests) == 4
@@ -116,7 +116,7 @@ def test_concat__goes_from_part_to_part(make_split: MakeSplit) -> None:
     both = Concat((one, other))
     assert contents(both) == contents(one) + contents(other)
     assert both.labels(np.array([13, 0])).tolist() == [int(other.labels()[8]), int(one.labels()[0])]
-    assert both.place(5) == other.place(0)
+    assert both.location(5) == other.location(0)
     assert both.digest != Concat((other, one)).digest
     for sample in (-1, 14):
         with pytest.raises(IndexError):
@@ -144,5 +144,5 @@ def test_synthetic_source__is_pure_and_learnable() -> None:
 
 def test_synthetic_source__fits_in_the_protocol() -> None:
     source: Source = SyntheticSource(3, 2, 8)
-    assert (source.key(2), source.place(2)) == ("2", "synthetic sample 2")
+    assert (source.key(2), source.location(2)) == ("2", "synthetic sample 2")
     assert source.digest != SyntheticSource(4, 2, 8).digest

@@ -51,7 +51,7 @@ def test_of_classes__keeps_and_renumbers(make_split: MakeSplit) -> None:
     new = {2: 0, 0: 1}
     assert contents(chosen) == [(key, new[label], data) for key, label, data in everything if label in new]
     assert chosen.labels(np.array([0])).tolist() == [chosen.labels()[0]]
-    assert chosen.place(0).startswith(str(source.index.folder))
+    assert chosen.location(0).startswith(str(source.index.folder))
     names = [("c", "a"), ("a", "c"), ("a",), ("a", "b", "c")]
     assert len({of_classes(source, name).digest for name in names} | {source.digest}) == 5
 

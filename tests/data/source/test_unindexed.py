@@ -141,7 +141,7 @@ def test_data__a_damaged_shard_is_one_line_and_nothing_is_left(
     shard = folder / "shard-000001.tar"
     shard.write_bytes(shard.read_bytes()[:3000])
     with pytest.raises(
-        DataError, match=r"shard-000001.tar: .*; if these are no shards, make some: `vitctl data shards"
+        DataError, match=r"shard-000001.tar: .*; if these are not shards, make some: `vitctl data shards"
     ) as caught:
         open_split("train", path=str(folder))
     assert "\n" not in str(caught.value)

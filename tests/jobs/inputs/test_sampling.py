@@ -102,7 +102,7 @@ def test_mixture__by_recipe(tmp_path: Path) -> None:
     source = open_train(data, None)
     order = training_order(data, source, 0)
     assert isinstance(order, MixtureOrder) and order.counts == (3072, 1024)
-    assert order.walks == (Order(60, 0), Order(20, 1))
+    assert order.orders == (Order(60, 0), Order(20, 1))
     first = sampling_notes(data, source)[0]
     assert first.startswith("mixture: 75.00% of the images from ") and "(60 images, 1 times as often" in first
     assert "mixture: 25.00%" in " ".join(make_plan(recipe(**values)).notes)

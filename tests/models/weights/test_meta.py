@@ -87,7 +87,7 @@ def test_read_weights__the_files_of_other_programs_too(tmp_path: Path, config: V
     place = fields["pretrained_cfg"] if to == "timm" else fields
     place[broken if to == "timm" else f"image_{broken}"] = [0.5, 0.5, float("nan") if broken == "mean" else 0]
     (tmp_path / to / name).write_text(json.dumps(fields))
-    expected = "NaN is no number of JSON" if broken == "mean" else r"makes no sense: std\.2: input should be"
+    expected = "NaN is not a JSON number" if broken == "mean" else r"makes no sense: std\.2: input should be"
     with pytest.raises(CheckpointError, match=expected):
         read_weights(tmp_path / to)
 

@@ -9,8 +9,8 @@ import typer
 from vitctl.cli.data.shards import bar
 
 if TYPE_CHECKING:
-    from vitctl.data.shards.index import Index
     from vitctl.data.inspect.verify import Report
+    from vitctl.data.shards.index import Index
 
 _SHOWN_CLASSES = 12
 
@@ -30,21 +30,21 @@ def check(
     """Check shards: every byte, every member, every image decoded; what is missing or left over; the same image twice."""
     from vitctl.cli.data.sets import check_known
     from vitctl.cli.show.render import CONSOLE
-    from vitctl.data.inspect.completeness import left_over, missing_of
-    from vitctl.data.shards.index import find_splits, read_index
-    from vitctl.data.source.locate import every_place
-    from vitctl.system.pool import default_workers
-    from vitctl.data.shards.remote import is_remote
+    from vitctl.data.inspect.completeness import missing_images, unused_files
     from vitctl.data.inspect.verify import verify_index
+    from vitctl.data.shards.index import find_splits, read_index
+    from vitctl.data.shards.remote import is_remote
+    from vitctl.data.source.locate import locate_all_splits
     from vitctl.errors import DataError
+    from vitctl.system.pool import default_workers
 
     is_name = not is_remote(folder) and not Path(folder).exists()
     text = str(check_known(folder, root)) if is_name else folder
-    problems, notes = left_over(Path(text)) if not is_remote(text) else ([], [])
+    problems, notes = unused_files(Path(text)) if not is_remote(text) else ([], [])
     if problems and not is_remote(text) and not find_splits(Path(text)):
         raise DataError("; ".join(problems))
     reports: dict[str, tuple[Report, Index]] = {}
-    for split, place in every_place(text).items():
+    for split, place in locate_all_splits(text).items():
         if place.shards:
             raise DataError(
                 f"{folder}: names some shards of a split; check takes the folder of a split, or its address"
@@ -65,7 +65,7 @@ def check(
         problems += report.problems
         reports[split] = report, opened
     if is_name:
-        missing, partial = missing_of(folder, {split: index for split, (_, index) in reports.items()})
+        missing, partial = missing_images(folder, {split: index for split, (_, index) in reports.items()})
         problems, notes = problems + missing, notes + partial
     notes += _same_images(reports)
     for line in (*problems, *notes):

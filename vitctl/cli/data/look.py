@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vitctl.cli.data.shards import bar
-from vitctl.system.screen import outlive_screen
+from vitctl.system.screen import ignore_output_errors
 
 if TYPE_CHECKING:
     from vitctl.data.inspect.stats import Stats
@@ -31,13 +31,13 @@ def stats(
     workers: Workers = -1,
 ) -> None:
     """Images per class, sizes, formats, bytes, mean and deviation of the colours. For example: vitctl data stats shards/"""
-    from vitctl.data.source.locate import every_place
-    from vitctl.system.pool import default_workers
     from vitctl.data.inspect.stats import measure
+    from vitctl.data.source.locate import locate_all_splits
     from vitctl.engine.journal import json_text
+    from vitctl.system.pool import default_workers
 
     found: dict[str, Stats] = {}
-    for split, place in every_place(folder).items():
+    for split, place in locate_all_splits(folder).items():
         source = place.open(0)
         with bar(f"measuring {split}") as progress:
             total = min(images or len(source), len(source))
@@ -97,13 +97,13 @@ def show(
 ) -> None:
     """Draw some images with their classes on one page. For example: vitctl data show shards/ sheet.png"""
     from vitctl.cli.show.render import CONSOLE
-    from vitctl.data.inspect.contact_sheet import choose, save, show_augmented, show_images
-    from vitctl.data.source.locate import every_place
-    from vitctl.data.shards.remote import is_remote
     from vitctl.data.images.transforms import TrainTransform
+    from vitctl.data.inspect.contact_sheet import choose, save, show_augmented, show_images
+    from vitctl.data.shards.remote import is_remote
+    from vitctl.data.source.locate import locate_all_splits
     from vitctl.errors import DataError, writing
 
-    splits = every_place(folder)
+    splits = locate_all_splits(folder)
     name = split or next(iter(splits))
     if name not in splits:
         raise DataError(f"{folder}: has no split '{name}'; found: {', '.join(splits)}")
@@ -145,14 +145,14 @@ def dedup(
     """Find the images of test sets in training data. For example: vitctl data dedup shards/ --against pets/test --apply"""
     from vitctl.cli.show.render import CONSOLE, show_table
     from vitctl.data.inspect.dedup import compare, free_folder, write_report
-    from vitctl.data.source.exclusion import FILE, write_exclusion
     from vitctl.data.shards.index import read_index
-    from vitctl.system.pool import default_workers
+    from vitctl.data.source.exclusion import FILE, write_exclusion
     from vitctl.data.source.read import ShardSource
     from vitctl.errors import DataError, writing
+    from vitctl.system.pool import default_workers
 
     if apply:
-        outlive_screen()
+        ignore_output_errors()
     splits = _splits(folder)
     if len(splits) > 1 and split not in splits:
         raise DataError(f"{folder}: has no split '{split}'; found: {', '.join(splits)}")
@@ -199,7 +199,7 @@ def _test_sets(against: list[Path], place: Path) -> dict[str, Path]:
 
 def _splits(folder: Path) -> dict[str, Path]:
     from vitctl.data.shards.index import find_splits
-    from vitctl.data.source.locate import nothing_indexed
+    from vitctl.data.source.locate import no_index_message
     from vitctl.errors import DataError
 
     if _SCHEME.match(str(folder)):
@@ -208,7 +208,7 @@ def _splits(folder: Path) -> dict[str, Path]:
         )
     splits = find_splits(folder)
     if not splits:
-        raise DataError(nothing_indexed(str(folder)))
+        raise DataError(no_index_message(str(folder)))
     return splits
 
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from vitctl.cli import completion
-from vitctl.system.screen import outlive_screen
+from vitctl.system.screen import ignore_output_errors
 
 if TYPE_CHECKING:
-    from vitctl.data.datasets.inventory import Checked
+    from vitctl.data.datasets.inventory import TaskCheck
     from vitctl.data.datasets.vtab import VtabTask
 
 Root = Annotated[Path, typer.Option("--root", help="Folder of known data sets, one folder each.")]
@@ -29,9 +29,9 @@ def list_sets(
     from dataclasses import asdict
 
     from vitctl.cli.show.render import show_table
-    from vitctl.data.datasets.inventory import list_holdings
+    from vitctl.data.datasets.inventory import list_inventory
 
-    held = list_holdings(root)
+    held = list_inventory(root)
     if as_json:
         typer.echo(json.dumps([asdict(holding) for holding in held], indent=1))
         return
@@ -72,12 +72,12 @@ def prepare(
 ) -> None:
     """Fetch a known data set where that is allowed, and write its shards. For example: vitctl data prepare pets"""
     from vitctl.cli.show.render import CONSOLE
-    from vitctl.system.pool import default_workers
     from vitctl.errors import writing
     from vitctl.jobs.prepare import prepare as make
     from vitctl.jobs.prepare import prepare_real
+    from vitctl.system.pool import default_workers
 
-    outlive_screen()
+    ignore_output_errors()
     workers = default_workers() if workers < 0 else workers
     with writing(root), _bars() as progress:
         if name == REAL:
@@ -132,16 +132,16 @@ def export_vtab1k(
 ) -> None:
     """Copy VTAB-1k without loss, as others keep it. For example: vitctl data export-vtab1k vtab-1k"""
     from vitctl.cli.show.render import CONSOLE
-    from vitctl.data.datasets.inventory import ABSENT, list_holdings
+    from vitctl.data.datasets.inventory import ABSENT, list_inventory
     from vitctl.data.datasets.vtab import VTAB as TASKS
     from vitctl.data.datasets.vtab1k import export_shards, export_task
     from vitctl.errors import DataError, writing
 
-    outlive_screen()
+    ignore_output_errors()
     unknown = sorted(set(task or ()) - {row.name for row in TASKS})
     if unknown:
         raise DataError(f"--task {unknown[0]}: no task of VTAB; known: {', '.join(row.name for row in TASKS)}")
-    here = {holding.name for holding in list_holdings(root) if holding.state != ABSENT}
+    here = {holding.name for holding in list_inventory(root) if holding.state != ABSENT}
     chosen = [row for row in TASKS if row.name in (task or here)]
     if not chosen:
         raise DataError(
@@ -199,7 +199,7 @@ def _check_tasks(tasks: "Iterable[VtabTask]", root: Path) -> None:
         )
 
 
-def _cells(row: "Checked") -> tuple[str, ...]:
+def _cells(row: "TaskCheck") -> tuple[str, ...]:
     """Number and digest of the images of each of the three splits."""
     if not row.sizes:
         return ("", "", "")

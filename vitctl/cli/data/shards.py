@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vitctl.system.screen import outlive_screen
+from vitctl.system.screen import ignore_output_errors
 
 if TYPE_CHECKING:
     from vitctl.data.shards.index import Index
@@ -62,11 +62,11 @@ def shards(
     The shards are the same for any number of workers. A run that was stopped goes on when the same line is typed again.
     """
     from vitctl.data.datasets.detect import open_originals
-    from vitctl.system.pool import default_workers
     from vitctl.data.images.reencode import Reencode
     from vitctl.data.writer.write import write_split
+    from vitctl.system.pool import default_workers
 
-    outlive_screen()
+    ignore_output_errors()
     reencode = Reencode(max_side, quality) if max_side or quality else None
     workers = default_workers() if workers < 0 else workers
     found = open_originals(source, download=download, root=root)
@@ -104,7 +104,7 @@ def _looked_at(
 ) -> "Mapping[str, Originals]":
     """The splits of a source without what cannot be used, all of which is said."""
     from vitctl.cli.show.intake import show_intake
-    from vitctl.data.writer.intake import take_in
+    from vitctl.data.writer.intake import check_originals
     from vitctl.errors import DataError
 
     if bad not in ("stop", "skip", "keep"):
@@ -118,7 +118,7 @@ def _looked_at(
             if progress and more:
                 progress(done, total)
 
-        intake = take_in(found, bad=bad, drop=drop, keep=keep, workers=workers, done=count)  # type: ignore[arg-type]
+        intake = check_originals(found, bad=bad, drop=drop, keep=keep, workers=workers, done=count)  # type: ignore[arg-type]
     show_intake(intake, source, out, stops=bad == "stop")
     return intake.splits
 
@@ -147,14 +147,14 @@ def index(
     from vitctl.cli.show.render import CONSOLE
     from vitctl.data.shards.index import index_addresses, index_shards
     from vitctl.data.shards.index_fields import INDEX_FILE
-    from vitctl.data.shards.links import check_own, link_shards
-    from vitctl.data.source.locate import expand
+    from vitctl.data.shards.links import check_same_shards, link_shards
     from vitctl.data.shards.remote import is_remote
     from vitctl.data.shards.scan import Fields
+    from vitctl.data.source.locate import expand
     from vitctl.data.source.unindexed import INDEXED
     from vitctl.errors import DataError, writing
 
-    outlive_screen()
+    ignore_output_errors()
     given = [name for text in shards for name in ([text] if Path(text).exists() else expand(text))]
     folders = {name: sorted(map(str, Path(name).glob("*.tar"))) for name in given if Path(name).is_dir()}
     places = [path for name in given for path in folders.get(name, [name])]
@@ -167,7 +167,7 @@ def index(
         )
     names = _names(classes) if classes else None
     if out is not None:
-        check_own(out, [place.rpartition("/")[2] for place in places])
+        check_same_shards(out, [place.rpartition("/")[2] for place in places])
     members = Fields(image_key, label_key)
     with writing(out or Path(places[0]).parent), bar("indexing shards") as progress:
         if remote and out is not None:
@@ -190,7 +190,7 @@ def _names(classes: Path) -> list[str]:
     from vitctl.system.files import read_bytes
 
     try:
-        return read_bytes(classes, LIST_FILE.most, error=DataError).decode().splitlines()
+        return read_bytes(classes, LIST_FILE.limit, error=DataError).decode().splitlines()
     except UnicodeDecodeError:
         raise DataError(f"--classes {classes}: not UTF-8 text; give a text file with a class name per line") from None
 

@@ -78,7 +78,7 @@ def say_splits(splits: "Mapping[str, Originals]") -> None:
         CONSOLE.print(line, markup=False, highlight=False, soft_wrap=True)
 
     first = next(iter(splits.values()))
-    if first.is_own and len(first.class_names) == 1:
+    if first.is_user_data and len(first.class_names) == 1:
         say(f"only one class, {first.class_names[0]!r}: if the classes are folders inside of it, give that folder")
     found = own_splits(list(splits))
     if found is not None and found.note:

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from vitctl.cli.show.console import PlainConsole
 from vitctl.engine.run_files import RESULT
-from vitctl.system.screen import check_screen
+from vitctl.system.screen import raise_output_error
 
 CONSOLE = PlainConsole(highlight=False)
 
@@ -64,7 +64,7 @@ class Screen:
             OSError: the screen takes no more; once, what follows is dropped.
         """
         self._show(record)
-        check_screen()
+        raise_output_error()
 
     def _show(self, record: Mapping[str, Any]) -> None:
         if self.live is not None:

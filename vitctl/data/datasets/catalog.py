@@ -1,4 +1,4 @@
-"""Known data sets by name, and where a split of anything that can be trained on is found."""
+"""The catalog of known data sets, and opening of splits by name or location."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -9,7 +9,7 @@ from vitctl.data.datasets.readers import digits, glyphs, shapes
 from vitctl.data.datasets.vtab import in_vtab1k
 from vitctl.data.shards.index import find_splits
 from vitctl.data.source.exclusion import Without
-from vitctl.data.source.locate import find_places, nothing_indexed
+from vitctl.data.source.locate import locate_splits, no_index_message
 from vitctl.data.source.read import Source, SyntheticSource
 from vitctl.data.source.splits import resolve, select
 from vitctl.data.writer.items import Originals
@@ -85,7 +85,7 @@ def find_data_set(name: str) -> DataSet:
 
 
 def known_size(dataset: str, split: str) -> tuple[int, int] | None:
-    """(images of a split expression, classes) by the table alone, for planning; None when the table cannot tell."""
+    """(images of a split expression, classes) from the catalog, for planning; None where they depend on the data."""
     row = find_data_set(dataset)
     try:
         return sum(part.stop - part.start for part in resolve(split, row.sizes)), row.num_classes
@@ -141,7 +141,7 @@ def open_split(
 
     Args:
         split: an expression such as "train", "train[:98%]", "train[:800]+validation[:200]".
-        path: folder of shards, or what else `find_places` understands; goes before `dataset`.
+        path: folder of shards, or what else `locate_splits` understands; goes before `dataset`.
         dataset: a known name, looked for as `root/name`.
         root: folder of known data sets.
         scratch: where sets that come with vitctl are written when `root` has none.
@@ -155,9 +155,9 @@ def open_split(
         DataError: in one line what is missing, and how to get it.
     """
     folder = path or str(_folder(split, dataset, root, scratch))
-    splits = find_places(folder, split, makes_index=bool(path))
+    splits = locate_splits(folder, split, makes_index=bool(path))
     if path and not splits:
-        raise DataError(nothing_indexed(path, split))
+        raise DataError(no_index_message(path, split))
     if dataset and not path and "train800" in splits:
         split = in_vtab1k(split, find_data_set(dataset).name)
     try:
@@ -172,7 +172,7 @@ def open_split(
     return chosen
 
 
-def make_set(row: DataSet, out: Path) -> None:
+def write_data_set(row: DataSet, out: Path) -> None:
     """Write the splits of a set that comes with vitctl; those that an earlier, killed process finished stay."""
     assert row.make is not None
     if not find_splits(out).keys() >= row.sizes.keys():
@@ -192,7 +192,7 @@ def _folder(split: str, dataset: str, root: str, scratch: Path | None) -> Path:
     if find_splits(folder):
         return folder
     if row.make is not None and scratch is not None:
-        make_set(row, scratch / row.name)
+        write_data_set(row, scratch / row.name)
         return scratch / row.name
     obtain = row.obtain.replace("ROOT", root).replace("NAME", row.name)
     raise DataError(

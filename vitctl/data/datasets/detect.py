@@ -1,4 +1,4 @@
-"""What the user names as the source of a data set, and the reader that understands it."""
+"""Detects the format of original files, and opens them with the matching reader."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Where the files of known data sets lie on the web, for those that anybody may fetch without an account.
+"""Download URLs of known data sets, for those that need no account.
 
 Digests are those that TensorFlow Datasets keeps of the same files, or that torchvision does for the CIFAR archives and EuroSAT.
 """

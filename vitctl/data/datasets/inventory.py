@@ -1,4 +1,4 @@
-"""What of the known data sets is there: for `data list`, and for the 19 rows of `data check vtab`."""
+"""The inventory of known data sets on disk: for `data list`, and for the 19 rows of `data check vtab`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from vitctl.data.datasets.originals import DataSet
 from vitctl.data.datasets.readers.caltech101 import SPLIT_NAME
 from vitctl.data.datasets.vtab import VAL200_AND_TEST_DIGESTS, VTAB, VtabTask, is_published_train800, names_digest
 from vitctl.data.shards.index import find_splits, read_index
-from vitctl.data.source.provenance import origins
+from vitctl.data.source.provenance import source_texts
 from vitctl.data.source.read import Source
 from vitctl.errors import DataError
 
@@ -26,8 +26,8 @@ MATCH, COUNTS = "match", "counts match, no published digest"
 
 
 @dataclass(frozen=True)
-class Holding:
-    """A known set, and what of it is there.
+class InventoryEntry:
+    """A known data set, and its state on disk.
 
     Args:
         name: of the set.
@@ -46,17 +46,19 @@ class Holding:
     ready: bool
 
 
-def list_holdings(root: Path) -> list[Holding]:
-    """Every known data set and what of it lies under `root`."""
+def list_inventory(root: Path) -> list[InventoryEntry]:
+    """Every known data set and its state under `root`."""
     return [_holding(row, root) for row in DATA_SETS.values()]
 
 
-def _holding(row: DataSet, root: Path) -> Holding:
+def _holding(row: DataSet, root: Path) -> InventoryEntry:
     try:
         splits = find_splits(root / row.name)
         held = {name: read_index(place) for name, place in splits.items()}
     except DataError as error:
-        return Holding(row.name, uses_of(row), row.num_classes, dict(row.sizes), f"damaged: {error}", ready=False)
+        return InventoryEntry(
+            row.name, uses_of(row), row.num_classes, dict(row.sizes), f"damaged: {error}", ready=False
+        )
     told = [
         text for text in dict.fromkeys(index.source for index in held.values()) if "partial" in text or "copy" in text
     ]
@@ -69,7 +71,7 @@ def _holding(row: DataSet, root: Path) -> Holding:
         state = BUILT_IN
     else:
         state = ABSENT
-    return Holding(
+    return InventoryEntry(
         row.name, uses_of(row), row.num_classes, dict(row.sizes), state, ready=bool(held) or row.make is not None
     )
 
@@ -82,8 +84,8 @@ def uses_of(row: DataSet) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class Checked:
-    """One task of VTAB-1k against what is known of it.
+class TaskCheck:
+    """The check of one task of VTAB-1k against published digests.
 
     Args:
         task: its name.
@@ -104,8 +106,8 @@ class Checked:
 
 def check_task(
     task: VtabTask, root: Path, progress: Callable[[int, int], None] = lambda _done, _total: None
-) -> Checked:
-    """Hold the 800, 200 and test images of a task against their published digests, by their keys.
+) -> TaskCheck:
+    """Compare the keys of the 800, 200 and test images of a task with their published digests.
 
     Args:
         task: a row of `VTAB`.
@@ -113,25 +115,25 @@ def check_task(
         progress: called with (splits done, 3).
     """
     if not find_splits(root / find_data_set(task.data_set).name):
-        return Checked(task.name, task.num_classes, (), (), ABSENT)
+        return TaskCheck(task.name, task.num_classes, (), (), ABSENT)
     try:
         opened = [
             open_split(split, dataset=task.data_set, root=str(root))
             for split in (task.train800, task.val200, task.test)
         ]
     except DataError as error:
-        return Checked(task.name, task.num_classes, (), (), str(error), is_wrong=True)
+        return TaskCheck(task.name, task.num_classes, (), (), str(error), is_wrong=True)
     keys = []
     for done, source in enumerate(opened):
         keys.append([source.key(sample) for sample in range(len(source))])
         progress(done + 1, len(opened))
     digests = tuple(map(names_digest, keys))
     sizes = tuple(map(len, opened))
-    return Checked(task.name, task.num_classes, sizes, digests, *_verdict(task, opened, keys[0], digests))
+    return TaskCheck(task.name, task.num_classes, sizes, digests, *_verdict(task, opened, keys[0], digests))
 
 
 def _verdict(task: VtabTask, opened: list[Source], train800: list[str], digests: tuple[str, ...]) -> tuple[str, bool]:
-    copies = [text for source in opened for text in origins(source) if "copy" in text]
+    copies = [text for source in opened for text in source_texts(source) if "copy" in text]
     published = is_published_train800(task, train800)
     ruled = VAL200_AND_TEST_DIGESTS.get(task.name)
     agree = {"train800": published, **dict(zip(("val200", "test"), _same(digests[1:], ruled), strict=True))}

@@ -1,4 +1,4 @@
-"""Archives that were fetched: held against their digests, and unpacked beside each other."""
+"""Verifies downloaded archives against their digests, and unpacks them safely."""
 
 import gzip
 import hashlib
@@ -14,12 +14,12 @@ from vitctl.data.datasets.downloads import Archive
 from vitctl.data.shards.bounded_tar import BoundedTar
 from vitctl.errors import DataError
 from vitctl.system.bounds import UNPACKED
-from vitctl.system.files import replacing
+from vitctl.system.files import atomic_write
 from vitctl.system.text import has_control, one_line
 
 _TARS = (".tar", ".tar.gz", ".tgz")
 # What an archive may grow to: text shrinks to a twentieth, and a bomb to a thousandth.
-_MOST_RATIO = 100
+_MAX_RATIO = 100
 
 
 def is_unpacked(archive: Archive, folder: Path) -> bool:
@@ -69,7 +69,7 @@ def _check_digest(archive: Archive, path: Path) -> None:
 
 
 def _extract(path: Path, name: str, into: Path) -> None:
-    most = path.stat().st_size * _MOST_RATIO + UNPACKED.most
+    most = path.stat().st_size * _MAX_RATIO + UNPACKED.limit
     try:
         if name.endswith(_TARS):
             with BoundedTar.open(path) as tar:
@@ -105,7 +105,7 @@ def _check_member(path: Path, name: str, num_bytes: int, most: int, *, is_plain:
     if name.startswith(("/", "\\")) or ".." in PurePosixPath(name).parts or has_control(name):
         raise DataError(f"{path}: {one_line(name)} leads out of its folder, or is no plain name; not unpacked")
     if not 0 <= num_bytes <= most:
-        raise DataError(f"{path}: claims to hold more than {_MOST_RATIO} times its own size; not unpacked")
+        raise DataError(f"{path}: claims to hold more than {_MAX_RATIO} times its own size; not unpacked")
     return most - num_bytes
 
 
@@ -114,9 +114,9 @@ def _is_link(entry: zipfile.ZipInfo) -> bool:
 
 
 def _gunzip(path: Path, target: Path, most: int) -> None:
-    with replacing(target) as aside, gzip.open(path) as source, aside.open("wb") as file:
+    with atomic_write(target) as aside, gzip.open(path) as source, aside.open("wb") as file:
         while piece := source.read(2**20):
             most -= len(piece)
             if most < 0:
-                raise DataError(f"{path}: holds more than {_MOST_RATIO} times its own size; not unpacked")
+                raise DataError(f"{path}: holds more than {_MAX_RATIO} times its own size; not unpacked")
             file.write(piece)

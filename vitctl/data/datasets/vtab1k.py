@@ -1,4 +1,4 @@
-"""VTAB-1k as others keep it: a folder per task with four lists and the images, here byte for byte the original ones."""
+"""Export of VTAB-1k in the community's layout: a folder per task with four lists and the images, with their original bytes."""
 
 import hashlib
 import json
@@ -13,7 +13,7 @@ from vitctl.data.datasets.readers.community import FORMAT, KEYS, NOTE
 from vitctl.data.datasets.vtab import VtabTask
 from vitctl.data.images.formats import image_extension
 from vitctl.data.shards.index_fields import INDEX_FILE
-from vitctl.data.source.provenance import origins, source_text
+from vitctl.data.source.provenance import source_text, source_texts
 from vitctl.data.source.read import Source
 from vitctl.data.writer.items import Item
 from vitctl.data.writer.write import write_split
@@ -52,7 +52,7 @@ def export_task(task: VtabTask, root: Path, out: Path, progress: Progress = lamb
     note = {
         "format": FORMAT,
         "task": task.name,
-        "source": "; ".join(dict.fromkeys(text for source in splits.values() for text in origins(source))),
+        "source": "; ".join(dict.fromkeys(text for source in splits.values() for text in source_texts(source))),
         "lists_sha256": {split: hashlib.sha256((aside / f"{split}.txt").read_bytes()).hexdigest() for split in lists},
     }
     write_text(aside / NOTE, escaped_json(json.dumps(note, indent=1, ensure_ascii=False)) + "\n")

@@ -1,4 +1,4 @@
-"""The images of a VTAB task, wherever they lie: shards of the original files, or the community's copy."""
+"""The images of a VTAB task: from shards of the original files, or from the community's copy."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from vitctl.data.shards.index import find_splits
 from vitctl.data.shards.index_fields import INDEX_FILE
 from vitctl.data.source.exclusion import open_shards
 from vitctl.data.source.labels import check_labels
-from vitctl.data.source.provenance import origins, source_text
+from vitctl.data.source.provenance import source_text, source_texts
 from vitctl.data.source.read import Concat, Source
 from vitctl.data.source.splits import resolve
 from vitctl.data.writer.items import Originals
@@ -129,7 +129,7 @@ def _check(task: VtabTask, sources: Mapping[str, Source], root: Path, allow_part
 
 def _copy(task: VtabTask, opened: tuple[Source, ...], *, again: bool, proven: bool | None) -> str:
     """In which way the images of train800, val200 and test are not those of the benchmark."""
-    texts = dict.fromkeys(text for source in opened for text in origins(source))
+    texts = dict.fromkeys(text for source in opened for text in source_texts(source))
     again = again or any(text.startswith(community.SOURCE) for text in texts)
     said = ["the community's copy: JPEG again, not the original bytes"] if again else []
     said += [text for text in texts if "copy" in text and not text.startswith(community.SOURCE)]

@@ -1,4 +1,4 @@
-"""What a file of the user is, by its name and its first bytes: an image to be looked at, or left out for a reason."""
+"""Detects the type of a file from its name and first bytes: an image to decode, or a file to leave out, with the reason."""
 
 from collections.abc import Callable
 
@@ -9,7 +9,7 @@ IMAGE_SUFFIXES = tuple(f".{extension}" for extension in IMAGE_EXTENSIONS)
 SYSTEM_FILE = "system file"
 HEAD_BYTES = 300
 _SYSTEM = {"__macosx", "thumbs.db", "ehthumbs.db", "desktop.ini", "@eadir", "$recycle.bin", "system volume information"}
-# What its maker calls an image: unless it turns out to be one that we read, it is bad, and not merely something else.
+# Extensions of images: a file with one that cannot be decoded counts as a bad image, not as another kind of file.
 _CALLED_IMAGE = {
     *IMAGE_EXTENSIONS,
     "jpe",
@@ -25,7 +25,7 @@ _CALLED_IMAGE = {
     "jp2",
     "apng",
 }
-# TIFF inside, of which only the small preview would be read.
+# Based on TIFF: a decoder would read only the small preview.
 _RAW = {"dng", "nef", "cr2", "cr3", "arw", "orf", "rw2", "pef", "srw", "raf"}
 _OTHERS = (
     (b"%PDF", "PDF"),
@@ -40,35 +40,33 @@ _OTHERS = (
 
 
 def is_system_file(name: str) -> bool:
-    """Whether a part of a path is hidden, or litter that an operating system leaves everywhere."""
+    """Whether a part of a path is hidden, or a metadata file of an operating system (Thumbs.db, __MACOSX ...)."""
     return any(part.startswith(".") or part.lower() in _SYSTEM for part in name.split("/"))
 
 
-def reason_against(name: str, head: Callable[[], bytes]) -> str:
-    """Why a file is not taken for an image; empty when it may be one.
-
-    The content decides: the name alone makes a file a candidate, which is decoded later, or a raw file of a camera.
+def exclusion_reason(name: str, head: Callable[[], bytes]) -> str:
+    """Why a file is not read as an image; empty when it may be one, which decoding decides later.
 
     Args:
         name: its path, with `/`.
-        head: gives its first `HEAD_BYTES` bytes; only asked where the name does not tell.
+        head: returns its first `HEAD_BYTES` bytes; called only where the extension is not enough.
     """
     if is_system_file(name):
         return SYSTEM_FILE
     base = name.rpartition("/")[2]
     extension = base.rpartition(".")[2].lower() if "." in base else ""
     if extension in _RAW:
-        return f"raw file of a camera: .{extension}; export it as JPEG"
+        return f"camera raw file: .{extension}; export it as JPEG"
     if extension in _CALLED_IMAGE:
         return ""
     data = head()
     if is_heic(data) or image_extension(data) not in (None, "bmp") or _is_bitmap(data):
         return ""
-    return f"not an image: {what_it_is(data, extension)}"
+    return f"not an image: {content_type(data, extension)}"
 
 
-def what_it_is(data: bytes, extension: str = "") -> str:
-    """A word for the content of a file that is no image that is read."""
+def content_type(data: bytes, extension: str = "") -> str:
+    """The content type of a file that is not a supported image, in a word or two."""
     known = next((word for signature, word in _OTHERS if data.startswith(signature)), None)
     if data[4:8] == b"ftyp":
         known = "AVIF" if data[8:11] == b"avi" else "video"
@@ -78,12 +76,12 @@ def what_it_is(data: bytes, extension: str = "") -> str:
 
 
 def _is_bitmap(data: bytes) -> bool:
-    """Two letters are too little to go by: a text may begin with BM."""
+    """Check the header size too: the signature "BM" alone may be the start of a text."""
     return data[:2] == b"BM" and int.from_bytes(data[14:18], "little") in (12, 40, 52, 56, 64, 108, 124)
 
 
 def image_extension(data: bytes) -> str | None:
-    """The extension that the first bytes of a file stand for; None when they are no image that we read."""
+    """The extension for the image format that the first bytes of a file show; None when it is not a supported format."""
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
         return "webp"
     return next((extension for signature, extension in _SIGNATURES if data.startswith(signature)), None)

@@ -1,4 +1,4 @@
-"""HEIC, as telephones write it: told by its first bytes, and made into JPEG, which everything else here can decode."""
+"""HEIC images, as phones write them: detected by their first bytes, and converted to JPEG."""
 
 import io
 
@@ -10,23 +10,23 @@ from vitctl.system.bounds import PIXELS
 QUALITY = 95
 CONVERSION = f"HEIC made into JPEG, quality {QUALITY} without chroma subsampling, upright"
 _HEIC = {b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs"}
-_MOST_BRANDS = 64
+_MAX_BRANDS = 64
 
 
 def is_heic(data: bytes) -> bool:
-    """Whether the first bytes of a file, 300 are enough, are those of an HEIF file with HEVC inside."""
+    """Whether a file is HEIF with HEVC inside, by its first bytes; 300 are enough."""
     if data[4:8] != b"ftyp":
         return False
-    end = min(int.from_bytes(data[:4]), len(data), 16 + 4 * _MOST_BRANDS)
+    end = min(int.from_bytes(data[:4]), len(data), 16 + 4 * _MAX_BRANDS)
     brands = {data[8:12], *(data[at : at + 4] for at in range(16, end, 4))}
     return bool(brands & _HEIC)
 
 
 def heic_to_jpeg(data: bytes) -> bytes:
-    """The picture as JPEG: turned upright, with its colour profile, without its other metadata.
+    """Convert to JPEG: orientation applied, colour profile kept, other metadata dropped.
 
     Raises:
-        BadSample: `HEIC` where it cannot be read here, `too large`, or `damaged`.
+        BadSample: `HEIC` where pillow-heif is not installed, `too large`, or `damaged`.
     """
     try:
         import pillow_heif
@@ -35,8 +35,8 @@ def heic_to_jpeg(data: bytes) -> bytes:
     try:
         opened = pillow_heif.open_heif(io.BytesIO(data), convert_hdr_to_8bit=True)
         width, height = opened.size
-        if width * height > PIXELS.most:
-            raise BadSample("too large", f"{width}x{height} pixels, should be at most {PIXELS.most}")
+        if width * height > PIXELS.limit:
+            raise BadSample("too large", f"{width}x{height} pixels, should be at most {PIXELS.limit}")
         image = opened.to_pillow()
     except BadSample:
         raise

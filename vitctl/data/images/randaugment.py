@@ -1,4 +1,4 @@
-"""RandAugment, drawn from the generator of one sample and from nothing else."""
+"""RandAugment with torchvision's operations. All randomness comes from the random generator of the sample."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ from PIL import Image
 from torch import Tensor
 
 MAX_MAGNITUDE = 30
-_GREY = [128.0, 128.0, 128.0]  # what moves in from outside the picture, as in the code of AutoAugment's authors
+_GREY = [128.0, 128.0, 128.0]  # fill colour outside the image, as in the code of AutoAugment's authors
 
 
 def rand_augment(image: Tensor, rng: np.random.Generator, *, layers: int, magnitude: int) -> Tensor:
@@ -18,17 +18,17 @@ def rand_augment(image: Tensor, rng: np.random.Generator, *, layers: int, magnit
 
     Args:
         image: uint8 `[3, H, W]`.
-        rng: the only source of chance: torchvision, whose operations these are, draws from torch's global generator, which
-            is set from here and put back.
-        layers: operations one after the other, at least 1.
+        rng: the only source of randomness. torchvision draws from torch's global generator, which is seeded from `rng` here
+            and restored afterwards.
+        layers: number of operations, at least 1.
         magnitude: 0 to 30, as torchvision counts it: 30 is the strongest that AutoAugment had (10 in its authors' code).
 
     Returns:
-        uint8 `[3, H, W]`, a pixel's colours side by side in memory.
+        uint8 `[3, H, W]`, channels last in memory.
 
     Source: RandAugment (arXiv 1909.13719), by torchvision.transforms.v2
     """
-    picture = Image.fromarray(image.permute(1, 2, 0).numpy())  # Pillow's operations take a third of the tensors' time
+    picture = Image.fromarray(image.permute(1, 2, 0).numpy())  # operations on Pillow images take a third of the time
     with _torch_seeded(int(rng.integers(2**63))):
         distorted = distortion(layers, magnitude)(picture)
     return torch.from_numpy(np.array(distorted)).permute(2, 0, 1)
@@ -36,18 +36,18 @@ def rand_augment(image: Tensor, rng: np.random.Generator, *, layers: int, magnit
 
 @lru_cache
 def distortion(layers: int, magnitude: int) -> Callable[[Image.Image], Image.Image]:
-    """torchvision's transform. Made before workers are forked, it lets them share the memory of the import."""
+    """torchvision's transform. Created before workers are forked, so that they share the memory of the import."""
     from torchvision.transforms import v2
 
-    made: Callable[[Image.Image], Image.Image] = v2.RandAugment(
+    transform: Callable[[Image.Image], Image.Image] = v2.RandAugment(
         layers, magnitude, num_magnitude_bins=MAX_MAGNITUDE + 1, fill=_GREY
     )
-    return made
+    return transform
 
 
 @contextmanager
 def _torch_seeded(seed: int) -> Iterator[None]:
-    """Within the block torch's CPU generator starts from a seed; `torch.manual_seed` would reset those of GPUs too."""
+    """Seed torch's CPU generator within the block, and restore it. `torch.manual_seed` would also reset the generators of GPUs."""
     generator = torch.default_generator
     state = generator.get_state()
     generator.manual_seed(seed)

@@ -1,4 +1,4 @@
-"""Smaller photographs, for those who want them: the one place where the bytes of an image are changed."""
+"""Optional re-encoding of JPEG files to smaller ones. Nothing else in vitctl changes the bytes of an image."""
 
 import io
 import warnings
@@ -15,15 +15,15 @@ _USUAL_QUALITY = 90
 
 @dataclass(frozen=True)
 class Reencode:
-    """How JPEG files are written anew; all other files stay byte for byte as they are.
+    """How JPEG files are re-encoded; all other files stay unchanged.
 
     Args:
-        max_side: photographs whose longer side is longer are shrunk to it, in pixels, and no others are touched; 0 for no
-            bound: then every JPEG is compressed again, and kept only where that made it smaller.
+        max_side: limit on the longer side, in pixels: larger images are resized to it, all others stay unchanged. 0 for no limit:
+            then every JPEG is compressed again, and the result is used only where it is smaller.
         quality: of the JPEG, 1 to 100; 0 for 90.
 
     Raises:
-        DataError: neither is given, or a number is out of range.
+        DataError: both are 0, or a number is out of range.
     """
 
     max_side: int = 0
@@ -38,10 +38,9 @@ class Reencode:
         return f"{which}, quality {self.quality or _USUAL_QUALITY}, Pillow {PIL.__version__}"
 
     def __call__(self, data: bytes) -> bytes:
-        """The file to store in place of a JPEG.
+        """Return the file to store in place of a JPEG.
 
-        The longer side is resized with Pillow's Lanczos filter; grey stays grey, CMYK becomes RGB; colour profile and
-        EXIF data stay.
+        Resizing uses Pillow's Lanczos filter; grey stays grey, CMYK becomes RGB; colour profile and EXIF data are kept.
 
         Raises:
             BadSample: it cannot be decoded.
@@ -51,9 +50,9 @@ class Reencode:
             return data
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # Pillow's remarks on metadata
+                warnings.simplefilter("ignore")  # Pillow's warnings about metadata
                 smaller = self._encode(data)
-        except (OSError, SyntaxError, ValueError) as error:  # Pillow's, for damage that the header does not show
+        except (OSError, SyntaxError, ValueError) as error:  # from Pillow, for damage that the header does not show
             raise BadSample("damaged", " ".join(str(error).split())) from None
         return smaller if self.max_side or len(smaller) < len(data) else data
 
@@ -65,7 +64,7 @@ class Reencode:
             if self.max_side:
                 image.thumbnail((self.max_side, self.max_side), Image.Resampling.LANCZOS, reducing_gap=3.0)
             if image.mode not in ("L", "RGB"):
-                kept.pop("icc_profile", None)  # it speaks of the inks
+                kept.pop("icc_profile", None)  # a CMYK profile does not apply to RGB
                 image = image.convert("RGB")
             image.save(file, "JPEG", quality=self.quality or _USUAL_QUALITY, **kept)
         return file.getvalue()

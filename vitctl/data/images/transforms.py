@@ -1,4 +1,4 @@
-"""Pixels to the square a model sees. What is random is drawn from a generator that the caller hands in."""
+"""Transforms from an image to the square input of a model. Random choices come from a generator passed by the caller."""
 
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
@@ -23,7 +23,7 @@ _CROP_ATTEMPTS = 100
 
 
 class Drawn(NamedTuple):
-    """What chance decided about one image: the part to cut out, where the square lies in it once resized, whether to flip."""
+    """The random choices for one image: the crop box, the corner of the square in the resized image, whether to flip."""
 
     box: Box
     corner: tuple[int, int]
@@ -37,23 +37,23 @@ class TrainTransform:
 
     Args:
         image_size: height and width of the result, in pixels.
-        crop: `inception` cuts out a random part and resizes it; `random` resizes to a square of `resize` and cuts the
-            result out at random (as in BiT); `none` only resizes.
-        flip: mirror left and right with probability one half.
-        resample: `bilinear` as TensorFlow does it, without antialiasing; `bilinear_antialias` and `bicubic_antialias` as
-            Pillow does it.
-        area_range: `inception`: part of the image's area, 0 to 1.
-        aspect_range: `inception`: width by height.
+        crop: `inception` crops a random box and resizes it; `random` resizes to a square of `resize` pixels and crops at a random
+            position (as in BiT); `none` only resizes.
+        flip: flip horizontally with probability 0.5.
+        resample: `bilinear` as in TensorFlow, without antialiasing; `bilinear_antialias` and `bicubic_antialias` as in
+            Pillow.
+        area_range: `inception`: fraction of the image area, 0 to 1.
+        aspect_range: `inception`: aspect ratio, width / height.
         resize: `random`: size before the crop, in pixels.
-        decode: `exact`, or `scaled` to let a large JPEG decode to a half, a quarter or an eighth of its size wherever
-            the crop stays at least as large as the result. This is quicker, and antialiases.
-        randaugment_layers: distort by so many operations of RandAugment; 0 for none.
-        randaugment_magnitude: of those, 0 to 30; see `rand_augment`.
-        exif_orientation: whether the loader turns photographs upright before they come here; see `decode`.
-        truncated: what the loader makes of JPEGs whose rows are not all there; see `decode`.
+        decode: `exact`, or `scaled` to decode a large JPEG to 1/2, 1/4 or 1/8 of its size where the crop is still at least as
+            large as the result. This is faster, and antialiases.
+        randaugment_layers: number of RandAugment operations; 0 for none.
+        randaugment_magnitude: of the operations, 0 to 30; see `rand_augment`.
+        exif_orientation: whether the loader applies the Exif orientation; see `decode`.
+        truncated: how the loader treats truncated JPEGs; see `decode`.
 
     Raises:
-        DataError: sizes that do not fit, or an unknown choice.
+        DataError: inconsistent sizes, or an unknown choice.
 
     Paper: Section 4.1 and Appendix B.1.1; the crop as run is that of the authors' code.
     """
@@ -91,8 +91,8 @@ class TrainTransform:
         """Transform one image.
 
         Args:
-            image: a picture, of which no more is decoded than the crop needs; or uint8 `[H, W, 3]`.
-            rng: the only source of chance.
+            image: a picture, of which only the crop is decoded; or uint8 `[H, W, 3]`.
+            rng: the only source of randomness.
 
         Returns:
             uint8 `[3, image_size, image_size]`.
@@ -101,17 +101,17 @@ class TrainTransform:
         return self.apply(picture, self.draw(picture.height, picture.width, rng))
 
     def draw(self, height: int, width: int, rng: np.random.Generator) -> Drawn:
-        """Let chance decide about an image of this size; `rng` is drawn on by `apply` for RandAugment alone."""
-        room = self.resize - self.image_size + 1
+        """Draw the random choices for an image of this size. `apply` uses `rng` again for RandAugment only."""
+        num_offsets = self.resize - self.image_size + 1
         corner, box = (0, 0), (0, 0, height, width)
         if self.crop == "inception":
             box = inception_box(height, width, rng, self.area_range, self.aspect_range)
         elif self.crop == "random":
-            corner = (int(rng.integers(room)), int(rng.integers(room)))
+            corner = (int(rng.integers(num_offsets)), int(rng.integers(num_offsets)))
         return Drawn(box, corner, self.flip and rng.random() < 0.5, rng)
 
     def apply(self, picture: Picture, drawn: Drawn) -> Tensor:
-        """Do what was drawn for this picture; returns uint8 `[3, image_size, image_size]`."""
+        """Apply the random choices to an image; returns uint8 `[3, image_size, image_size]`."""
         size, (top, left) = self.image_size, drawn.corner
         side = self.resize if self.crop == "random" else size
         pixels = _resized(picture, drawn.box, (side, side), self.resample, self.decode)
@@ -128,10 +128,11 @@ class EvalTransform:
 
     Args:
         image_size: height and width of the result, in pixels.
-        method: `square` squashes to a square; `shorter_side` keeps the aspect and scales the shorter side.
+        method: `square` resizes to a square, whatever the aspect ratio; `shorter_side` keeps the aspect ratio and resizes the
+            shorter side.
         resize: size of the square, or of the shorter side, before the centre crop; 0 for image_size.
-        resample: see `TrainTransform`; or `area`, TensorFlow's `ResizeMethod.AREA`, which the authors' pre-training
-            evaluation shrinks the shorter side by: see `area_resized`.
+        resample: see `TrainTransform`; or `area`, TensorFlow's `ResizeMethod.AREA`, which the authors use in evaluation during
+            pre-training: see `area_resized`.
         decode: see `TrainTransform`.
         exif_orientation, truncated: see `TrainTransform`.
 
@@ -157,7 +158,7 @@ class EvalTransform:
             raise DataError(f"resize is {self.resize}, should be 0 or at least image_size, which is {self.image_size}")
 
     def __str__(self) -> str:
-        """In words, for the screen."""
+        """A description for the terminal."""
         side = "shorter side" if self.method == "shorter_side" else "square"
         resized = f", the centre of {side} {self.resize}" if self.resize > self.image_size else ""
         return f"images of {self.image_size} pixels{resized}"
@@ -172,13 +173,13 @@ class EvalTransform:
             uint8 `[3, image_size, image_size]`.
 
         Raises:
-            BadSample: `too large`, for an image so narrow that it would grow beyond all bounds.
+            BadSample: `too large`, for an image so narrow that the resized one exceeds the limit on pixels.
         """
         size, picture = self.image_size, _picture(image)
         height = width = self.resize or size
         if self.method == "shorter_side":
             height, width = self.scaled(picture.height, picture.width)
-            if height * width > PIXELS.most:
+            if height * width > PIXELS.limit:
                 raise BadSample("too large", f"{picture.width}x{picture.height} pixels would become {width}x{height}")
         pixels = _resized(picture, _whole(picture), (height, width), self.resample, self.decode)
         top, left = self.margin(height), self.margin(width)
@@ -195,7 +196,7 @@ class EvalTransform:
 
 
 class TorchvisionTransform(EvalTransform):
-    """The same with torchvision's rounding: the longer side down, and a margin of half a pixel to the even number."""
+    """`EvalTransform` with torchvision's rounding: the longer side is rounded down, a margin of half a pixel to the even number."""
 
     def scaled(self, height: int, width: int) -> tuple[int, int]:
         """The size of an image whose shorter side is scaled to `resize`."""
@@ -208,7 +209,7 @@ class TorchvisionTransform(EvalTransform):
 
 
 def augmentation_rng(seed: int, epoch: int, sample: int) -> np.random.Generator:
-    """The generator that augments one sample in one epoch, whoever draws it and whenever."""
+    """The random generator for one sample in one epoch. It depends on these numbers only, not on worker, rank or order."""
     return np.random.default_rng((seed, epoch, sample))
 
 
@@ -219,19 +220,19 @@ def inception_box(
     area_range: tuple[float, float],
     aspect_range: tuple[float, float],
 ) -> Box:
-    """Choose a random part of an image, as `tf.image.sample_distorted_bounding_box` distributes it.
+    """Draw a random crop box with the distribution of `tf.image.sample_distorted_bounding_box`.
 
-    The aspect is uniform in its range; then the height is uniform among those that keep the area in its range and
-    the box inside the image (so it is the side, not the area, that is uniform). A box that rounding made too small is
-    made one pixel higher, one that it made too large one pixel lower, which tells at small images. After 100 failures:
-    the whole image. As there, numbers are float32.
+    The aspect ratio is uniform in its range; then the height is uniform among those that keep the area in its range and
+    the box inside the image (so the side is uniform, not the area). A box that is too small after rounding is made one pixel
+    higher, one that is too large one pixel lower, which matters for small images. After 100 failures: the whole image.
+    As in TensorFlow, arithmetic is float32.
 
     Args:
         height: of the image, in pixels.
         width: of the image, in pixels.
-        rng: the source of chance.
-        area_range: part of the image's area, 0 to 1.
-        aspect_range: width by height of the box.
+        rng: the source of randomness.
+        area_range: fraction of the image area, 0 to 1.
+        aspect_range: aspect ratio of the box, width / height.
 
     Returns:
         top, left, height and width of the box, in pixels.
@@ -255,10 +256,12 @@ def inception_box(
 
 
 def _highest(width: int, largest: np.float32, aspect: np.float32) -> int:
-    """Of the boxes of this aspect, the height of the highest that is not larger in area and not wider than the image."""
+    """The largest height of a box of this aspect ratio whose area is at most `largest` and whose width fits the image."""
     height: int = round(np.sqrt(largest / aspect))
     if _width_and_area(height, aspect)[0] > width:
-        height = int((width + 0.5 - 1e-7) / float(aspect))  # the one whose width still rounds to that of the image
+        height = int(
+            (width + 0.5 - 1e-7) / float(aspect)
+        )  # the largest height whose width still rounds to that of the image
         height -= _width_and_area(height, aspect)[0] > width
     return height
 
@@ -268,9 +271,9 @@ def _width_and_area(height: int, aspect: np.float32) -> tuple[int, np.float32]:
     return width, np.float32(height * width)
 
 
-def _offset(room: int, rng: np.random.Generator) -> int:
-    """TensorFlow never takes the last offset, unless it is the only one."""
-    return int(rng.integers(room)) if room else 0
+def _offset(largest: int, rng: np.random.Generator) -> int:
+    """Draw an offset from 0 to `largest`. As in TensorFlow, `largest` itself is never drawn, unless it is 0."""
+    return int(rng.integers(largest)) if largest else 0
 
 
 def _picture(image: Picture | np.ndarray) -> Picture:
@@ -282,17 +285,17 @@ def _whole(picture: Picture) -> Box:
 
 
 def area_resized(pixels: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """Each new pixel is the mean of the rectangle that it covers, pixels at its edge counted by the share that lies inside.
+    """Resize by area averaging: each new pixel is the mean of the rectangle that it covers, with fractional weights at the edges.
 
-    This is TensorFlow's `ResizeMethod.AREA` (and OpenCV's INTER_AREA where it shrinks). Pillow's BOX and torch's `area` are
-    not: they count whole pixels only.
+    This is TensorFlow's `ResizeMethod.AREA` (and OpenCV's INTER_AREA for downsampling). Pillow's BOX and torch's `area` differ:
+    they use whole pixels only.
 
     Args:
         pixels: uint8 `[H, W, C]`.
         size: new height and width.
 
     Returns:
-        uint8 `[*size, C]`, rounded to the nearest.
+        uint8 `[*size, C]`, rounded to nearest.
     """
     rows = _area_means(pixels, size[0])
     columns = _area_means(rows.swapaxes(0, 1), size[1]).swapaxes(0, 1)
@@ -312,17 +315,17 @@ def _area_means(values: np.ndarray, size: int) -> np.ndarray:
 
 
 def _resized(picture: Picture, box: Box, size: tuple[int, int], resample: EvalResample, decode: Decode) -> Tensor:
-    """Cut out a box and resize it with half-pixel centres; returns uint8 `[3, *size]`, a pixel's colours side by side."""
+    """Crop a box and resize it with half-pixel centres; returns uint8 `[3, *size]`, channels last in memory."""
     reduce = 1
     if decode == "scaled":
         reduce = next(by for by in (8, 4, 2, 1) if by == 1 or (box[2] >= by * size[0] and box[3] >= by * size[1]))
-    region = picture.region(*box, reduce=reduce, short_lived=True)
+    region = picture.region(*box, reduce=reduce, reuse_buffer=True)
     if resample == "area":
         return torch.from_numpy(area_resized(region, size)).permute(2, 0, 1)
     pixels = torch.from_numpy(region)[None].permute(0, 3, 1, 2)
     if pixels.shape[2:] == size:
         return pixels[0].clone()
-    # In this layout, which [None] after the permutation would hide, torch resizes twice as fast.
+    # torch resizes twice as fast in the channels-last layout; [None] after the permutation would hide it.
     mode, _, antialias = resample.partition("_")
     return F.interpolate(pixels, size, mode=mode, align_corners=False, antialias=bool(antialias))[0]
 

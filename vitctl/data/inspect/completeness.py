@@ -1,4 +1,4 @@
-"""What a folder of shards should hold and does not, and what it holds that nobody reads."""
+"""Completeness of a folder of shards: missing splits and images, and files that are not used."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -18,8 +18,8 @@ _OWN = (INDEX_FILE, SAMPLES, EXCLUDED)
 _SHOWN = 3
 
 
-def left_over(folder: Path) -> tuple[list[str], list[str]]:
-    """What lies in the folder of a set, or of one split, and is of no split.
+def unused_files(folder: Path) -> tuple[list[str], list[str]]:
+    """Files in the folder of a data set, or of one split, that belong to no split.
 
     Args:
         folder: of splits, or of one.
@@ -96,8 +96,8 @@ def _of_split(folder: Path) -> tuple[list[str], list[str]]:
     return problems, [f"{path}: left over, of no split" for path in others if path.suffix != ".tar"]
 
 
-def missing_of(name: str, indexes: Mapping[str, Index]) -> tuple[list[str], list[str]]:
-    """What the splits of a known data set lack by its table.
+def missing_images(name: str, indexes: Mapping[str, Index]) -> tuple[list[str], list[str]]:
+    """Missing splits and images of a known data set, by the sizes in the catalog.
 
     Args:
         name: of the set.

@@ -1,4 +1,4 @@
-"""Many small pictures on one page, with words under each: what a person needs to see what a data set is."""
+"""Contact sheets: many thumbnails on one page, with a caption under each."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from PIL import Image, ImageDraw, ImageFont
 from vitctl.data.images.decode import BadSample, decode
 from vitctl.data.images.transforms import TrainTransform, augmentation_rng
 from vitctl.data.source.read import Source
-from vitctl.system.files import replacing
+from vitctl.system.files import atomic_write
 from vitctl.system.text import one_line
 
 _CELL, _GAP, _MARGIN = 148, 14, 36
@@ -24,7 +24,7 @@ _DRAWS = 5
 
 @dataclass(frozen=True, eq=False)
 class Cell:
-    """A picture and up to two lines under it; the second is set paler. Without pixels its place says so."""
+    """A thumbnail and up to two lines of caption, the second in grey. Without pixels the cell says "unreadable"."""
 
     pixels: np.ndarray | None
     caption: str
@@ -99,14 +99,14 @@ def cell(source: Source, sample: int) -> Cell:
 
 
 def choose(num_samples: int, num_images: int, seed: int) -> list[int]:
-    """Some samples by chance, the same for the same seed, in their order."""
+    """A random choice of samples, in their order; the same for the same seed."""
     rng = np.random.default_rng(seed)
     return sorted(rng.choice(num_samples, min(num_images, num_samples), replace=False).tolist())
 
 
 def save(page: Image.Image, path: Path) -> None:
-    """Write a page as PNG, whole or not at all."""
-    with replacing(path) as aside:
+    """Write a page as PNG, atomically."""
+    with atomic_write(path) as aside:
         page.save(aside, "PNG", optimize=True)
 
 

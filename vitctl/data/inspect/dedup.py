@@ -1,4 +1,4 @@
-"""Test images taken out of what a model is trained on: found by bytes and by looks, shown in pairs, left out by a list.
+"""Removes test images from training data: finds exact and near-duplicates, shows them in pairs, excludes them by a list.
 
 Paper: Section 4.1: "we de-duplicate all pre-training datasets w.r.t. the test sets of the downstream tasks"
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from vitctl.data.inspect.contact_sheet import Cell, cell, draw_sheet, save
 from vitctl.data.inspect.hamming import Match, find_matches
-from vitctl.data.inspect.perceptual_hash import Fingerprints, fingerprints
+from vitctl.data.inspect.perceptual_hash import ImageHashes, hash_images
 from vitctl.data.shards.index import read_index
 from vitctl.data.source.read import ShardSource, Source, sample_key
 from vitctl.system.pool import Done
@@ -23,7 +23,7 @@ _MAX_PAGES = 20
 
 @dataclass(frozen=True)
 class Found:
-    """What a split shares with one test set."""
+    """The images of a split that are duplicates of images in one test set."""
 
     name: str
     source: Source
@@ -38,40 +38,40 @@ class Found:
 def compare(
     own: Source, tests: Mapping[str, Path], *, max_bits: int, workers: int = 0, done: Done = lambda _: None
 ) -> list[Found]:
-    """Look for the images of test sets among those of a split.
+    """Find the images of a split that are duplicates of test images.
 
     Args:
-        own: the split that is to lose them.
+        own: the split to deduplicate.
         tests: split folders by name.
-        max_bits: in which two looks may differ to be the same, 0 to 15; -1 for the same bytes alone.
-        workers: processes that read images; 0: this one.
-        done: called with how many images were read since the last call.
+        max_bits: largest Hamming distance of near-duplicates, 0 to 15; -1 for exact duplicates only.
+        workers: worker processes; 0: this process.
+        done: called with the number of images read since the last call.
     """
 
-    def read(source: Source) -> Fingerprints:
-        return fingerprints(source, workers=workers, done=done, looks=max_bits >= 0)
+    def read(source: Source) -> ImageHashes:
+        return hash_images(source, workers=workers, done=done, perceptual=max_bits >= 0)
 
-    prints, found = read(own), []
-    for name, place in tests.items():
-        source = ShardSource(read_index(place))
-        found.append(Found(name, source, tuple(find_matches(prints, read(source), max_bits=max_bits))))
+    hashes, found = read(own), []
+    for name, folder in tests.items():
+        source = ShardSource(read_index(folder))
+        found.append(Found(name, source, tuple(find_matches(hashes, read(source), max_bits=max_bits))))
     return found
 
 
 def free_folder(wanted: Path) -> Path:
-    """The folder that is wanted, or the first of NAME-2, NAME-3 ... that is new or empty: no report goes over an earlier one."""
+    """The given folder, or the first of NAME-2, NAME-3 ... that is new or empty: an earlier report is never overwritten."""
     tries = (wanted if number == 1 else wanted.with_name(f"{wanted.name}-{number}") for number in count(1))
     return next(path for path in tries if not path.exists() or (path.is_dir() and _is_ours_to_fill(path)))
 
 
 def _is_ours_to_fill(folder: Path) -> bool:
-    """Whether a folder is empty, or holds the pages of a report that was not finished."""
+    """Whether a folder is empty, or holds the pages of an unfinished report."""
     names = [path.name for path in folder.iterdir()]
     return MATCHES not in names and all(name.startswith(("pairs_", ".")) for name in names)
 
 
 def write_report(own: Source, found: list[Found], folder: Path) -> list[Path]:
-    """Write `matches.csv`, and pages of picture pairs, the most doubtful first: image to be left out, image of the test set.
+    """Write `matches.csv`, and pages of image pairs (excluded image, test image), the least certain first.
 
     Returns:
         the files; at most twenty pages.
@@ -83,8 +83,8 @@ def write_report(own: Source, found: list[Found], folder: Path) -> list[Path]:
         for match in one.matches:
             kind = "exact" if match.is_exact else "near"
             keys = sample_key(own, match.sample), one.name, sample_key(one.source, match.other)
-            rows.append((*keys, kind, match.bits, Path(own.place(match.sample)).name))
-    table = folder / MATCHES  # last: a folder without it holds no whole report, and is written again
+            rows.append((*keys, kind, match.bits, Path(own.location(match.sample)).name))
+    table = folder / MATCHES  # written last: a folder without it holds an unfinished report, and is used again
     write_csv(table, rows)
     return [table, *pages]
 

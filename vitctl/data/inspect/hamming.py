@@ -1,20 +1,20 @@
-"""Images that are the same, or look the same: exact matches by digest, near ones by the bits in which they differ."""
+"""Duplicates: exact ones by digest, near-duplicates by the Hamming distance of their perceptual hashes."""
 
 from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
 
-from vitctl.data.inspect.perceptual_hash import Fingerprints
+from vitctl.data.inspect.perceptual_hash import ImageHashes
 
 MAX_BITS = 15
 _NUM_CHUNKS, _CHUNK_BITS = 4, 16
-_TOGETHER = 2**21  # candidates that are compared at once
+_MAX_CANDIDATES = 2**21  # compared at a time
 
 
 @dataclass(frozen=True)
 class Match:
-    """An image, one that is like it, and how much; `bits` are those in which the looks differ, and 0 of exact ones."""
+    """An image and its duplicate; `bits` is the Hamming distance of their perceptual hashes, 0 for exact duplicates."""
 
     sample: int
     other: int
@@ -22,21 +22,21 @@ class Match:
     is_exact: bool
 
 
-def find_matches(own: Fingerprints, others: Fingerprints, *, max_bits: int) -> list[Match]:
-    """For each image that has a like among others the nearest of these, exact ones first.
+def find_matches(own: ImageHashes, others: ImageHashes, *, max_bits: int) -> list[Match]:
+    """For each image that has a duplicate among others, the nearest one; exact duplicates take precedence.
 
     Args:
-        own: images to look at.
-        others: images to look for.
-        max_bits: in which looks may differ, 0 to 15; -1 for exact matches alone.
+        own: images to check.
+        others: images to compare with.
+        max_bits: largest Hamming distance of near-duplicates, 0 to 15; -1 for exact duplicates only.
 
     Returns:
         at most one match per own image, in their order.
     """
     best: dict[int, Match] = {}
     if max_bits >= 0:
-        rows, columns = np.flatnonzero(own.has_look), np.flatnonzero(others.has_look)
-        pairs = near_pairs(own.looks[rows], others.looks[columns], max_bits)
+        rows, columns = np.flatnonzero(own.has_perceptual), np.flatnonzero(others.has_perceptual)
+        pairs = near_pairs(own.perceptual[rows], others.perceptual[columns], max_bits)
         for row, column, bits in zip(
             rows[pairs[0]].tolist(), columns[pairs[1]].tolist(), pairs[2].tolist(), strict=True
         ):
@@ -50,7 +50,7 @@ def find_matches(own: Fingerprints, others: Fingerprints, *, max_bits: int) -> l
 
 
 def repeated(digests: np.ndarray) -> list[tuple[int, int]]:
-    """The images whose bytes an earlier one has, each with the first that has them: `(first, later)`."""
+    """Exact duplicates within a split: `(first, later)` for each later image with the same bytes."""
     _, firsts, groups = np.unique(digests, return_index=True, return_inverse=True)
     first_of = firsts[groups]
     later = np.flatnonzero(first_of != np.arange(len(digests)))
@@ -58,16 +58,16 @@ def repeated(digests: np.ndarray) -> list[tuple[int, int]]:
 
 
 def shared(digests: np.ndarray, others: np.ndarray) -> list[tuple[int, int]]:
-    """The images of one split whose bytes another split has too: `(own, other)`, the first of each."""
+    """Exact duplicates between two splits: `(own, other)`, the first of each."""
     _, own, other = np.intersect1d(digests, others, return_indices=True)
     return list(zip(own.tolist(), other.tolist(), strict=True))
 
 
 def near_pairs(a: np.ndarray, b: np.ndarray, max_bits: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """All pairs of 64-bit words that differ in few bits.
+    """All pairs of 64-bit words with a small Hamming distance.
 
-    Words are cut into four chunks of 16 bits. Where no more than `max_bits` differ, in one of the chunks no more than a
-    quarter of them do; so it is enough to look, chunk by chunk, at the words whose chunk is nearly the same.
+    Words are split into four chunks of 16 bits. Where at most `max_bits` bits differ, at least one chunk differs in at most a
+    quarter of them; so only words with a similar chunk are compared.
 
     Args:
         a: uint64 `[n]`.
@@ -75,7 +75,7 @@ def near_pairs(a: np.ndarray, b: np.ndarray, max_bits: int) -> tuple[np.ndarray,
         max_bits: 0 to 15.
 
     Returns:
-        numbers in `a`, numbers in `b`, and bits that differ, int64 `[p]` each, sorted by the first two.
+        indices in `a`, indices in `b`, and Hamming distances, int64 `[p]` each, sorted by the first two.
     """
     if not 0 <= max_bits <= MAX_BITS:
         raise ValueError(f"max_bits is {max_bits}, should be 0 to {MAX_BITS}")
@@ -101,11 +101,11 @@ def near_pairs(a: np.ndarray, b: np.ndarray, max_bits: int) -> tuple[np.ndarray,
 def _near_in_buckets(
     a: np.ndarray, b: np.ndarray, buckets: np.ndarray, order: np.ndarray, starts: np.ndarray, max_bits: int
 ) -> np.ndarray:
-    """The near ones among the words of `b` in one bucket for each of `a`; a pair (i, j) as `i * len(b) + j`."""
+    """Near pairs of the words of `a` and the words of `b` in the bucket of each; a pair (i, j) as `i * len(b) + j`."""
     counts = starts[buckets + 1] - starts[buckets]
     rows = np.flatnonzero(counts)
     ends = np.cumsum(counts[rows])
-    cuts = np.searchsorted(ends, np.arange(_TOGETHER, int(ends[-1]) if len(ends) else 0, _TOGETHER)) + 1
+    cuts = np.searchsorted(ends, np.arange(_MAX_CANDIDATES, int(ends[-1]) if len(ends) else 0, _MAX_CANDIDATES)) + 1
     found = [np.zeros(0, np.int64)]
     for part in np.split(rows, cuts):
         sizes = counts[part]

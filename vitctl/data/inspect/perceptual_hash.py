@@ -1,4 +1,4 @@
-"""What an image is, twice: the digest of its bytes, and 64 bits of what it looks like that survive another size or quality."""
+"""Two hashes of an image: the digest of its bytes, and a 64-bit perceptual hash that is robust to resizing and compression."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -13,55 +13,57 @@ from vitctl.system.pool import Done, run_tasks
 
 _SIDE = 32  # of the grey thumbnail
 _SMALLEST_DECODED = 64
-_FREQUENCIES = 11  # of each axis, among which lie the 64 lowest
-_FLAT = 32.0  # length of the 64 coefficients below which a picture shows nothing: one grey level of contrast
-_TOGETHER = 512
+_FREQUENCIES = 11  # per axis; they include the 64 lowest
+_FLAT = 32.0  # norm of the 64 coefficients below which an image is flat: one grey level of contrast
+_IMAGES_PER_TASK = 512
 
 
 @dataclass(frozen=True, eq=False)
-class Fingerprints:
-    """Of all images of a source, in its order.
+class ImageHashes:
+    """The hashes of all images of a source, in its order.
 
     Args:
         digests: of the bytes, `[n]` of 16 bytes.
-        looks: uint64 `[n]`, see `perceptual_hash`; 0 where there is none.
-        has_look: bool `[n]`, False for pictures that cannot be decoded or show nothing.
+        perceptual: uint64 `[n]`, see `perceptual_hash`; 0 where there is none.
+        has_perceptual: bool `[n]`, False for images that cannot be decoded or are flat.
     """
 
     digests: np.ndarray
-    looks: np.ndarray
-    has_look: np.ndarray
+    perceptual: np.ndarray
+    has_perceptual: np.ndarray
 
 
-def fingerprints(source: Source, *, workers: int = 0, done: Done = lambda _: None, looks: bool = True) -> Fingerprints:
-    """Read every image of a source, and take its digest and its look.
+def hash_images(
+    source: Source, *, workers: int = 0, done: Done = lambda _: None, perceptual: bool = True
+) -> ImageHashes:
+    """Read every image of a source, and compute its digest and its perceptual hash.
 
     Args:
         source: whose images may be damaged.
-        workers: processes; 0: this one.
-        done: called with how many images were done since the last call.
-        looks: False to leave the pictures undecoded.
+        workers: worker processes; 0: this process.
+        done: called with the number of images processed since the last call.
+        perceptual: False to compute digests only, without decoding.
     """
 
     def block(task: int, done: Done) -> list[tuple[bytes, int | None]]:
         found = []
-        for sample in range(task * _TOGETHER, min((task + 1) * _TOGETHER, len(source))):
-            found.append(_fingerprint(source, sample, looks=looks))
+        for sample in range(task * _IMAGES_PER_TASK, min((task + 1) * _IMAGES_PER_TASK, len(source))):
+            found.append(_fingerprint(source, sample, perceptual=perceptual))
             done(1)
         return found
 
-    blocks = run_tasks(block, -(-len(source) // _TOGETHER), workers=workers, done=done)
+    blocks = run_tasks(block, -(-len(source) // _IMAGES_PER_TASK), workers=workers, done=done)
     digests = [digest for found in blocks for digest, _ in found]
-    looked = [look for found in blocks for _, look in found]
-    return Fingerprints(
+    hashes = [one for found in blocks for _, one in found]
+    return ImageHashes(
         np.array(digests, DIGEST),
-        np.array([look or 0 for look in looked], np.uint64),
-        np.array([look is not None for look in looked], bool),
+        np.array([one or 0 for one in hashes], np.uint64),
+        np.array([one is not None for one in hashes], bool),
     )
 
 
-def _fingerprint(source: Source, sample: int, *, looks: bool) -> tuple[bytes, int | None]:
-    if not looks:
+def _fingerprint(source: Source, sample: int, *, perceptual: bool) -> tuple[bytes, int | None]:
+    if not perceptual:
         return image_digest(source, sample), None
     try:
         data = source.read(sample)
@@ -71,14 +73,13 @@ def _fingerprint(source: Source, sample: int, *, looks: bool) -> tuple[bytes, in
 
 
 def perceptual_hash(data: bytes) -> int | None:
-    """Sixty-four bits of what a picture looks like: the signs of its lowest spatial frequencies around their median.
+    """The 64-bit perceptual hash (pHash): whether each of the 64 lowest DCT coefficients is above their median.
 
-    The picture is shrunk to 32 x 32 grey pixels, a JPEG as far as possible while it is decoded. Of their cosine transform
-    the 64 lowest frequencies without the mean count. Pictures that differ in size, compression or brightness differ in a
-    few bits; unrelated ones in 32 on average.
+    The image is resized to 32 x 32 grey pixels, for JPEG partly while decoding. The mean (DC coefficient) is not used. Copies that
+    differ in size, compression or brightness have a Hamming distance of a few bits; unrelated images of 32 bits on average.
 
     Returns:
-        None for a picture that cannot be decoded, or is flat.
+        None for an image that cannot be decoded, or is flat.
     """
     try:
         picture = open_picture(data)
@@ -98,7 +99,7 @@ def perceptual_hash(data: bytes) -> int | None:
 
 @cache
 def _transform() -> tuple[np.ndarray, np.ndarray]:
-    """The orthonormal cosine transform `[11, 32]`, and where the 64 lowest frequencies without the mean lie in its result."""
+    """The orthonormal DCT matrix `[11, 32]`, and the flat indices of the 64 lowest frequencies without DC."""
     frequency, pixel = np.arange(_FREQUENCIES)[:, None], np.arange(_SIDE)[None]
     rows = np.cos(np.pi * frequency * (2 * pixel + 1) / (2 * _SIDE)) * np.sqrt(2 / _SIDE)
     rows[0] /= np.sqrt(2)

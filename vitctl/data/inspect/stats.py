@@ -1,4 +1,4 @@
-"""What a split looks like in numbers: classes, sizes, formats, bytes, and the mean and deviation of its colours."""
+"""Statistics of a split: classes, sizes, formats, bytes, and mean and standard deviation of the channels."""
 
 from collections import Counter
 from dataclasses import asdict, dataclass
@@ -12,7 +12,7 @@ from vitctl.data.source.read import Source, has_label
 from vitctl.system.pool import Done, run_tasks
 
 _PERCENTILES = (0, 25, 50, 75, 100)
-_TOGETHER = 64
+_IMAGES_PER_TASK = 64
 
 
 @dataclass(frozen=True)
@@ -82,13 +82,15 @@ def measure(source: Source, *, num_images: int = 1000, workers: int = 0, done: D
 
     def block(task: int, done: Done) -> list[_Image]:
         found = []
-        for sample in chosen[task * _TOGETHER : (task + 1) * _TOGETHER].tolist():
+        for sample in chosen[task * _IMAGES_PER_TASK : (task + 1) * _IMAGES_PER_TASK].tolist():
             found.append(_measured(source, sample))
             done(1)
         return found
 
     images = [
-        one for found in run_tasks(block, -(-len(chosen) // _TOGETHER), workers=workers, done=done) for one in found
+        one
+        for found in run_tasks(block, -(-len(chosen) // _IMAGES_PER_TASK), workers=workers, done=done)
+        for one in found
     ]
     labels = source.labels()
     read = [image for image in images if image.height]

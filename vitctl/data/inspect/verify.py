@@ -1,4 +1,4 @@
-"""A full check of a split: every byte against its digest, every member against the index, every image decoded, none twice."""
+"""A full check of a split: shards against their digests, members against the index, every image decoded, duplicates found."""
 
 import tempfile
 from collections.abc import Callable, Iterator
@@ -24,7 +24,7 @@ from vitctl.system.pool import Done, run_tasks
 
 _SAMPLED_IMAGES = 1000
 _SHOWN_PROBLEMS = 100
-_TOGETHER = 256  # images of a task, where the shard lies here
+_IMAGES_PER_TASK = 256  # images of a task, where the shard lies here
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def verify_index(
     workers: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> Report:
-    """Check the shards of a split against its index. Remote shards are fetched for it, one for each process, and not kept.
+    """Check the shards of a split against its index. Remote shards are fetched temporarily, one per worker.
 
     Args:
         index: an opened split.
@@ -106,10 +106,10 @@ def verify_index(
         if progress and more:
             progress(done, num_steps)
 
-    def look(task: int, done: Done) -> tuple[list[_Problem], list[bytes]]:
-        return _look(index, tasks[task], decodes, done)
+    def check(task: int, done: Done) -> tuple[list[_Problem], list[bytes]]:
+        return _check_task(index, tasks[task], decodes, done)
 
-    found = run_tasks(look, len(tasks), workers=workers, done=count)
+    found = run_tasks(check, len(tasks), workers=workers, done=count)
     problems = [problem for own, _ in found for problem in own]
     problems += _label_problems(index)
     labels = ShardSource(index).labels()
@@ -132,13 +132,13 @@ def _tasks(index: Index, sample: bool) -> Iterator[_Task]:
     every, first = max(1, index.num_samples // _SAMPLED_IMAGES) if sample else 1, 0
     for number, shard in enumerate(index.shards):
         chosen = range(-first % every, shard.num_samples, every)
-        together = len(chosen) if is_remote(index.address(number)) else _TOGETHER
+        together = len(chosen) if is_remote(index.address(number)) else _IMAGES_PER_TASK
         for begin in range(0, max(1, len(chosen)), max(1, together)):
             yield _Task(number, chosen[begin : begin + together], whole=not sample and not begin)
         first += shard.num_samples
 
 
-def _look(index: Index, task: _Task, decodes: bool, done: Done) -> tuple[list[_Problem], list[bytes]]:
+def _check_task(index: Index, task: _Task, decodes: bool, done: Done) -> tuple[list[_Problem], list[bytes]]:
     """Problems and digests of the images of a task."""
     problems: list[_Problem] = []
     own = _only(index, task.shard)

@@ -1,4 +1,4 @@
-"""Batches. Which samples make up which batch follows from the order alone, never from processes or workers."""
+"""Batches. The samples of a batch depend on the order only, not on the number of processes or workers."""
 
 import math
 import sys
@@ -15,24 +15,24 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from vitctl.data.images.decode import BadSample, Picture, open_picture
 from vitctl.data.images.transforms import EvalTransform, TrainTransform, augmentation_rng
-from vitctl.data.loader.prefetch import ReadAhead, reads_whole_shards
+from vitctl.data.loader.prefetch import Prefetcher, reads_whole_shards
 from vitctl.data.loader.shared_memory import SharedMemory
-from vitctl.data.loader.workers import start_workers, worker_start
+from vitctl.data.loader.workers import start_workers, worker_init
 from vitctl.data.source.order import SampleOrder
 from vitctl.data.source.read import Source, has_label, sample_key
 from vitctl.errors import DataError
 from vitctl.system import bounds
 from vitctl.system.bounds import HELD
-from vitctl.system.memory_lock import end_turn
+from vitctl.system.memory_lock import release
 
 PADDING = -1
 _PREFETCH = 2
-_AT_A_TIME = 16  # images that are begun together; their files are held in memory
+_OPEN_IMAGES = 16  # images opened before they are transformed; their files are held in memory
 
 
 @dataclass(frozen=True)
 class Begun:
-    """An image that is opened: what finishes it, and the memory that it takes until then, in bytes."""
+    """An opened image: the function that transforms it, and the memory that it holds until then, in bytes."""
 
     finish: Callable[[], Tensor]
     num_bytes: int
@@ -43,15 +43,15 @@ class Batch:
     """Images and their labels.
 
     Args:
-        images: uint8 `[B, 3, S, S]`, a pixel's colours side by side in memory; zeros where the weight is 0.
-        labels: int64 `[B]`, 0 where the weight is 0 and nothing is known; or `[B, L]` where images may have several, padded
+        images: uint8 `[B, 3, S, S]`, channels last in memory; zeros where the weight is 0.
+        labels: int64 `[B]`, 0 where the weight is 0 and the label is unknown; or `[B, L]` where images may have several, padded
             with -1.
         weights: float32 `[B]`, 0 for a bad sample or padding, else 1.
         samples: int64 `[B]`, numbers in the source, -1 for padding.
         bad: sample, key and reason of each bad sample.
-        neighbour: the one sample at the position before the first, where batches are to be blended with their
-            neighbours. It is counted, and its `bad` listed, where it belongs.
-        memory: in a loader process, what the images lie in.
+        neighbour: the sample at the position before the first, as the mixup partner of the first. It is counted, and its `bad`
+            listed, in its own batch.
+        memory: in a worker, the shared memory of the images.
     """
 
     images: Tensor
@@ -66,7 +66,7 @@ class Batch:
         return len(self.labels)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """To another process only the images go by shared memory: each tensor there costs a connection."""
+        """Pickle for another process. Only the images use shared memory, because each shared tensor needs a connection."""
         small = (self.labels.numpy(), self.weights.numpy(), self.samples.numpy())
         return _received, (self.memory or self.images, tuple(self.images.shape), *small, self.bad, self.neighbour)
 
@@ -90,7 +90,7 @@ def _received(images: SharedMemory | Tensor, shape: tuple[int, ...], *others: An
 
 
 def share(batch_size: int, num_processes: int, rank: int) -> range:
-    """The contiguous part of a global batch that one process works on; sizes differ by at most one."""
+    """The contiguous part of a global batch for one rank; sizes differ by at most one."""
     return range(batch_size * rank // num_processes, batch_size * (rank + 1) // num_processes)
 
 
@@ -109,7 +109,7 @@ def train_batches(
     neighbours: bool = False,
     needs_labels: bool = True,
 ) -> Iterator[Batch]:
-    """Micro-batches of one process, without end, from any step on.
+    """An infinite iterator over the micro-batches of one process, from any step on.
 
     Step s trains on positions `s * batch_size` to `(s + 1) * batch_size` of the order; a process takes its `share`
     of them, cut into micro-batches. A sample that cannot be used becomes zeros with weight 0 and is listed in `bad`.
@@ -171,7 +171,7 @@ def eval_batches(
     num_processes: int,
     num_workers: int,
 ) -> Iterator[Batch]:
-    """Batches of one process in which, over all processes, every sample comes exactly once.
+    """Batches of one process for evaluation; over all processes, every sample occurs exactly once.
 
     Every process gets the same number of batches of the same size; the last are padded with samples -1 of weight 0.
 
@@ -199,7 +199,7 @@ def eval_batches(
             can_pad = reason in ("truncated", "damaged") and transform.truncated == "refuse"
             pad = "; of a JPEG data.truncated = 'pad' scores what is there" if can_pad else ""
             raise DataError(
-                f"{source.place(sample)}: sample {key} cannot be evaluated ({reason}); "
+                f"{source.location(sample)}: sample {key} cannot be evaluated ({reason}); "
                 f"a score needs every image, so mend it or write the split without it{pad}"
             )
         yield batch
@@ -216,12 +216,12 @@ class _TrainSamples(Dataset[Batch]):
     needs_labels: bool
 
     @cached_property
-    def _ahead(self) -> ReadAhead | None:
-        """In a loader process alone: elsewhere a thread would be in the way of the next fork."""
+    def _ahead(self) -> Prefetcher | None:
+        """In a worker only: in the main process a thread would make the next fork unsafe."""
         worker = get_worker_info()
-        if worker is None or not self.order.stretch or not reads_whole_shards(self.source):
+        if worker is None or not self.order.window_size or not reads_whole_shards(self.source):
             return None
-        return ReadAhead(self.source, self.order, worker.id, worker.num_workers)
+        return Prefetcher(self.source, self.order, worker.id, worker.num_workers)
 
     def __getitems__(self, positions: list[int]) -> Batch:
         if self._ahead is not None:
@@ -270,45 +270,50 @@ def _opened(source: Source, sample: int, transform: TrainTransform | EvalTransfo
 def _batch(
     source: Source, samples: np.ndarray, labels: np.ndarray, image_size: int, begin: Callable[[int, int], Begun]
 ) -> Batch:
-    """The images that `begin` opens, a few at a time: alternating with the decoder, small steps would find cold caches."""
-    images, memory = _black(len(samples), image_size)
+    """Assemble a batch. Images are opened in groups and then transformed, because alternating per image loses CPU cache locality."""
+    images, memory = _empty_images(len(samples), image_size)
     weights = np.zeros(len(samples), np.float32)
     bad: dict[int, str] = {}
     begun: dict[int, Begun] = {}
 
     def finish() -> None:
         for row in list(begun):
-            with _noted(bad, row):
+            with _recorded(bad, row):
                 images[row] = begun.pop(row).finish()
                 weights[row] = 1
-        end_turn()
+        release()
 
     for row in np.flatnonzero(samples != PADDING).tolist():
-        with _noted(bad, row):
+        with _recorded(bad, row):
             begun[row] = begin(row, int(samples[row]))
-        if len(begun) == _AT_A_TIME or sum(one.num_bytes for one in begun.values()) > HELD.most:
+        if len(begun) == _OPEN_IMAGES or sum(one.num_bytes for one in begun.values()) > HELD.limit:
             finish()
     finish()
     for row in bad:
         labels[row] = np.clip(labels[row], 0, len(source.class_names) - 1)
-    told = tuple(
+    bad_samples = tuple(
         (int(samples[row]), sample_key(source, int(samples[row])), reason) for row, reason in sorted(bad.items())
     )
     return Batch(
-        images, torch.from_numpy(labels), torch.from_numpy(weights), torch.from_numpy(samples), told, memory=memory
+        images,
+        torch.from_numpy(labels),
+        torch.from_numpy(weights),
+        torch.from_numpy(samples),
+        bad_samples,
+        memory=memory,
     )
 
 
 @contextmanager
-def _noted(bad: dict[int, str], row: int) -> Iterator[None]:
+def _recorded(bad: dict[int, str], row: int) -> Iterator[None]:
     try:
         yield
     except BadSample as error:
         bad[row] = error.reason
 
 
-def _black(num_images: int, image_size: int) -> tuple[Tensor, SharedMemory | None]:
-    """Zeros, a pixel's colours side by side as they are decoded; in a worker they lie in shared memory from the start."""
+def _empty_images(num_images: int, image_size: int) -> tuple[Tensor, SharedMemory | None]:
+    """A zero tensor, channels last; in a worker it is allocated in shared memory."""
     shape = (num_images, image_size, image_size, 3)
     if get_worker_info() is None or sys.platform != "linux":
         return torch.zeros(shape, dtype=torch.uint8).permute(0, 3, 1, 2), None
@@ -322,11 +327,11 @@ def _batches(samples: Dataset[Batch], positions: Iterator[list[int]], num_worker
         samples,
         batch_sampler=positions,
         num_workers=num_workers,
-        collate_fn=_as_it_is,
-        worker_init_fn=worker_start(),
+        collate_fn=_identity,
+        worker_init_fn=worker_init(),
         pin_memory=torch.cuda.is_available(),
         prefetch_factor=_PREFETCH if num_workers else None,
-        generator=torch.Generator(),  # its draw for worker seeds must not move the global generator
+        generator=torch.Generator(),  # drawing the worker seeds must not advance the global generator
     )
     batches, workers = start_workers(loader)
     while True:
@@ -335,29 +340,29 @@ def _batches(samples: Dataset[Batch], positions: Iterator[list[int]], num_worker
         except StopIteration:
             return
         except DataError as error:
-            told = _told_by_worker(str(error))
-            error.with_traceback(None)  # it would keep the loader, and so its workers, alive
+            message = _worker_message(str(error))
+            error.with_traceback(None)  # the traceback refers to the loader, and would keep its workers alive
             break
         except (RuntimeError, ConnectionError, EOFError) as error:
-            if not _tells_of_death(error):
+            if not _is_worker_death(error):
                 raise
             cause = workers.cause_of_death()
             raise DataError(f"a loader process was {cause}; use fewer loader workers ({error})") from error
         yield batch
     del batches, loader
-    raise DataError(told)
+    raise DataError(message)
 
 
-def _told_by_worker(text: str) -> str:
-    """The message itself: torch wraps what a worker raises into the worker's traceback, message last."""
+def _worker_message(text: str) -> str:
+    """The original message: torch wraps an exception of a worker into the text of its traceback, message last."""
     return text.strip().rpartition("\n")[2].partition(": ")[2] if text.startswith("Caught ") else text
 
 
-def _tells_of_death(error: Exception) -> bool:
-    """Whether a worker is gone: torch says so, or its connection broke while it handed over a batch."""
+def _is_worker_death(error: Exception) -> bool:
+    """Whether a worker died: torch reports it, or its connection broke while it sent a batch."""
     text = str(error)
     return text.startswith("DataLoader worker") if isinstance(error, RuntimeError) else not text.startswith("Caught")
 
 
-def _as_it_is(batch: Any) -> Any:
+def _identity(batch: Any) -> Any:
     return batch

@@ -1,4 +1,4 @@
-"""Memory that a loader process shares with the one that asked for its batches, without a name that could outlive both."""
+"""Anonymous shared memory for passing batches from a loader worker to the training process."""
 
 import mmap
 import os
@@ -10,10 +10,10 @@ from torch import Tensor
 
 
 class SharedMemory:
-    """Bytes behind a descriptor, which travels to other processes by pickling.
+    """Shared memory behind a descriptor, which is passed to other processes by pickling.
 
-    Torch shares a tensor by creating a file in /dev/shm and removing its name at once; a process that is killed in
-    between leaves the file there for good. This has no name at any time.
+    Torch shares a tensor by creating a file in /dev/shm and unlinking it at once; a process that is killed in
+    between leaks the file. This memory never has a name.
 
     Args:
         descriptor: of the memory; closed with this object.
@@ -31,10 +31,10 @@ class SharedMemory:
         return memory
 
     def tensor(self, *, at_once: bool = False) -> Tensor:
-        """The bytes as uint8 `[size]`, which stay as long as the tensor does.
+        """The memory as uint8 `[size]`, mapped as long as the tensor exists.
 
         Args:
-            at_once: map every page now, which is quicker than page by page for who writes them all.
+            at_once: map all pages now, which is faster when all of them will be written.
         """
         flags = mmap.MAP_SHARED | (mmap.MAP_POPULATE if at_once else 0)
         return torch.frombuffer(mmap.mmap(self.descriptor, self.size, flags), dtype=torch.uint8)

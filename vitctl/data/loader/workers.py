@@ -1,4 +1,4 @@
-"""Loader processes: how they begin, that none is left behind, and what one died of."""
+"""Loader worker processes: start, cleanup, and the cause of death of a worker."""
 
 import atexit
 import ctypes
@@ -22,8 +22,8 @@ import torch
 
 from vitctl.errors import writing
 from vitctl.system import memory_lock
-from vitctl.system.descriptors import have_files
-from vitctl.system.signals import begin_child, blocked
+from vitctl.system.descriptors import ensure_descriptors
+from vitctl.system.signals import blocked_signals, ignore_signals
 
 _WORKERS: weakref.WeakSet[BaseProcess] = weakref.WeakSet()
 _SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
@@ -33,18 +33,18 @@ _LOST_BATCH = 74  # EX_IOERR of sysexits.h
 
 @dataclass(frozen=True)
 class Workers:
-    """The processes of one loader.
+    """The workers of one loader.
 
     Args:
-        processes: that were started.
-        oom_kills: processes that the out-of-memory killer had killed before.
+        processes: the worker processes.
+        oom_kills: count of the out-of-memory killer at the start.
     """
 
     processes: tuple[BaseProcess, ...]
     oom_kills: int
 
     def cause_of_death(self) -> str:
-        """What killed the first process found dead, in words; the kernel takes a moment to tell."""
+        """Why the first dead worker ended, as text. Waits shortly, because the kernel needs a moment to report it."""
         until = time.monotonic() + _GRACE_SECONDS
         while not (dead := [p for p in self.processes if p.exitcode]) and time.monotonic() < until:
             time.sleep(0.01)
@@ -52,24 +52,27 @@ class Workers:
             return "lost"
         code = dead[0].exitcode or 0
         if code == -signal.SIGKILL and oom_kills() > self.oom_kills:
-            return "killed by the kernel for want of memory (out-of-memory killer)"
+            return "killed by the kernel because it was out of memory (OOM killer)"
         if code == -signal.SIGKILL:
-            return "killed (SIGKILL), most often for want of memory"
+            return "killed (SIGKILL), most often out of memory"
         if code == _LOST_BATCH:
-            return "unable to hand over a batch; the output above says why"
+            return "unable to send a batch; the output above says why"
         return f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended by its exit code {code}"
 
 
 def start_workers(loader: Any) -> tuple[Iterator[Any], Workers]:
-    """Begin to iterate over a DataLoader, and take back the SIGCHLD handler that torch installs.
+    """Start iterating over a DataLoader, and remove the SIGCHLD handler that torch installs.
 
-    Left in place it raises out of whatever line the training loop has reached; without it a dead worker is noticed
-    where its batch is waited for.
+    That handler would raise at any line of the training loop; without it a dead worker is detected while the loop waits for its
+    batch.
     """
-    have_files(loader.num_workers)
+    ensure_descriptors(loader.num_workers)
     handler, others, kills = signal.getsignal(signal.SIGCHLD), set(multiprocessing.active_children()), oom_kills()
-    # A process that is not ready to ignore a signal would count it a second time, in the pipe of this one's.
-    with blocked(), writing("/dev/shm"):  # the locks of queues lie there, and a full one does not say where
+    # Until a worker ignores signals, it would write them to the signal pipe of this process: they would be counted twice.
+    with (
+        blocked_signals(),
+        writing("/dev/shm"),
+    ):  # queues create their locks there; the error for a full disk names no path
         batches = iter(loader)
     workers = set(multiprocessing.active_children()) - others
     _WORKERS.update(workers)
@@ -79,38 +82,38 @@ def start_workers(loader: Any) -> tuple[Iterator[Any], Workers]:
 
 
 def _lost_batch(error: BaseException, _: object) -> None:
-    """A batch that cannot be handed over would be waited for in vain: the worker ends, which its parent notices."""
-    print(f"a loader process cannot hand over a batch: {error}", file=sys.stderr, flush=True)
+    """End a worker that cannot send a batch: the parent detects that, and does not wait for the batch forever."""
+    print(f"a loader process cannot send a batch: {error}", file=sys.stderr, flush=True)
     os._exit(_LOST_BATCH)
 
 
-def worker_start() -> Callable[[int], None]:
-    """What a worker of this thread does first. Its end is tied to that of the thread that forks it, if that is the main one."""
+def worker_init() -> Callable[[int], None]:
+    """The `worker_init_fn` of a DataLoader. A worker forked by the main thread is killed when that thread ends."""
     tied = threading.current_thread() is threading.main_thread() and multiprocessing.get_start_method() != "forkserver"
-    return partial(_begin, os.getpid() if tied else None, memory_lock.shared())
+    return partial(_init_worker, os.getpid() if tied else None, memory_lock.shared_lock())
 
 
-def _begin(parent: int | None, own: memory_lock.Turns | None, _: int) -> None:
-    memory_lock.take_part(own)
-    begin_child()  # the parent decides when to stop, and stops its workers itself
+def _init_worker(parent: int | None, lock: memory_lock.MemoryLock | None, _: int) -> None:
+    memory_lock.use_lock(lock)
+    ignore_signals()  # the parent decides when to stop, and stops its workers itself
     Queue._on_queue_feeder_error = staticmethod(_lost_batch)  # type: ignore[attr-defined]
     torch.set_num_threads(1)
-    gc.freeze()  # what is there stays: collections need not look at it, nor copy its pages by looking
+    gc.freeze()  # garbage collection skips existing objects, so that their shared pages are not copied
     if parent is not None and sys.platform == "linux":
         ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
-        if os.getppid() != parent:  # it went before it could be tied to
+        if os.getppid() != parent:  # the parent died before PR_SET_PDEATHSIG was set
             os._exit(1)
 
 
 @atexit.register
 def _kill_workers() -> None:
-    """At exit Python asks its daemons to leave by SIGTERM, which ours ignore, and would wait for them forever."""
+    """Kill the workers at exit: Python sends SIGTERM to its daemon processes, which workers ignore, and would wait forever."""
     for worker in _WORKERS:
         worker.kill()
 
 
 def oom_kills(root: Path = Path("/")) -> int:
-    """Processes that the out-of-memory killer has killed so far in our control group; else on this machine; else 0."""
+    """Processes killed by the out-of-memory killer so far: in our control group, else on this machine, else 0."""
     for file in _counters(root):
         try:
             counts = dict(line.split() for line in file.read_text(encoding="ascii").splitlines())

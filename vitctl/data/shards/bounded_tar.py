@@ -1,4 +1,4 @@
-"""Tar files of others, read by Python's tarfile within bounds: it believes sizes that lead backwards, and reads names of gigabytes.
+"""Untrusted tar files, read with Python's tarfile within limits: tarfile alone accepts negative sizes and names of gigabytes.
 
 Source: IEEE Std 1003.1-2017, pax; CVE-2025-8194 (negative sizes), which the tarfile of older Pythons still has
 """
@@ -11,34 +11,34 @@ from typing import IO, Any
 from vitctl.system.bounds import MEMBER_HEADER, TAR_COMMENT
 
 _LONG_NAMES = (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
-_OF_A_MEMBER = (*_LONG_NAMES, tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE)
+_MEMBER_HEADERS = (*_LONG_NAMES, tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE)
 _SPARSE = tarfile.GNUTYPE_SPARSE
 # What tarfile raises itself behind a first header; typeshed lacks the name.
 _HeaderError: type[tarfile.HeaderError] = tarfile.SubsequentHeaderError  # type: ignore[attr-defined]
-# tarfile looks for a number before a blank in steps that grow with the square of a run of digits (CVE-2024-6232).
+# tarfile's search for a number before a space takes time quadratic in the length of a run of digits (CVE-2024-6232).
 _LONG_NUMBER = re.compile(rb"\d{100}")
 _LENGTH = re.compile(rb"(\d{1,10}) ")
 
 
 class _Header(tarfile.TarInfo):
-    """A header block, refused before what it announces is read."""
+    """A header block; it is refused before the data that it declares is read."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> "_Header":
-        """One block. Raises tarfile.HeaderError for what tarfile would follow, whatever it costs."""
+        """Parse one block. Raises tarfile.HeaderError where the declared sizes exceed the limits."""
         header = super().frombuf(buf, encoding, errors)
         if header.size < 0:
             raise _HeaderError("a member of negative size")
-        if header.type in _OF_A_MEMBER and header.size > MEMBER_HEADER.most:
-            raise _refused(f"a name or a header of {header.size:,} bytes", MEMBER_HEADER.most)
-        if header.type == tarfile.XGLTYPE and header.size > TAR_COMMENT.most:
-            raise _refused(f"a comment of {header.size:,} bytes", TAR_COMMENT.most)
+        if header.type in _MEMBER_HEADERS and header.size > MEMBER_HEADER.limit:
+            raise _too_large(f"a name or a header of {header.size:,} bytes", MEMBER_HEADER.limit)
+        if header.type == tarfile.XGLTYPE and header.size > TAR_COMMENT.limit:
+            raise _too_large(f"a comment of {header.size:,} bytes", TAR_COMMENT.limit)
         if header.type == _SPARSE:
             raise _HeaderError("a sparse member")
         return header
 
     def _proc_pax(self, archive: "BoundedTar") -> tarfile.TarInfo:
-        """Pax records, once they are found to be such: tarfile's own search is quadratic in what is none."""
+        """Check the syntax of pax records before tarfile parses them: its search takes quadratic time on malformed ones."""
         begin = archive.fileobj.tell()
         _check_records(archive.fileobj.read(self.size))
         archive.fileobj.seek(begin)
@@ -47,17 +47,17 @@ class _Header(tarfile.TarInfo):
 
 
 class BoundedTar(tarfile.TarFile):
-    """A plain tar file, member by member; it remembers none but the last, so that memory does not grow with their number."""
+    """An uncompressed tar file, member by member; only the last header is kept, so that memory does not grow with their number."""
 
     tarinfo = _Header
-    firstmember: tarfile.TarInfo | None  # of the base class, where the stubs lack them
+    firstmember: tarfile.TarInfo | None  # attributes of the base class that its type stubs lack
     members: list[Any]
 
     def next(self) -> tarfile.TarInfo | None:
         """The next member, None at the end.
 
         Raises:
-            tarfile.ReadError: a header is damaged, out of bounds, or leads backwards.
+            tarfile.ReadError: a header is damaged, exceeds a limit, or points back to an earlier byte.
         """
         if self.firstmember is not None:
             return super().next()
@@ -65,33 +65,33 @@ class BoundedTar(tarfile.TarFile):
         try:
             member = super().next()
         except (RecursionError, ValueError, OverflowError, MemoryError) as error:
-            raise tarfile.ReadError(f"a header at byte {before} that cannot be read ({type(error).__name__})") from None
+            raise tarfile.ReadError(f"the header at byte {before} cannot be read ({type(error).__name__})") from None
         if member is not None and (member.size < 0 or self.offset <= before):
-            raise tarfile.ReadError(f"the member at byte {before} has a size that leads backwards")
-        if sum(len(key) + len(value) for key, value in self.pax_headers.items()) > TAR_COMMENT.most:
-            raise tarfile.ReadError(f"comments of more than {TAR_COMMENT} bytes together")
+            raise tarfile.ReadError(f"the size of the member at byte {before} points back to an earlier byte")
+        if sum(len(key) + len(value) for key, value in self.pax_headers.items()) > TAR_COMMENT.limit:
+            raise tarfile.ReadError(f"comments of more than {TAR_COMMENT} bytes in total")
         del self.members[:-1]
         return member
 
     def __iter__(self) -> Iterator[tarfile.TarInfo]:
-        """Every member once."""
+        """Iterate over the members."""
         while (member := self.next()) is not None:
             yield member
 
 
 def open_tar(file: IO[bytes]) -> BoundedTar:
-    """A plain tar file that begins where `file` stands.
+    """Open an uncompressed tar file that starts at the current position of `file`.
 
     Raises:
-        tarfile.TarError: it is none, or out of bounds.
+        tarfile.TarError: it is not a tar file, or exceeds a limit.
     """
     return BoundedTar.open(fileobj=file, mode="r:")
 
 
 def _check_records(data: bytes) -> None:
-    """Each `<length> <key>=<value>`, its length counting all of it, and a newline at its end."""
+    """Check that each record is `<length> <key>=<value>` and a newline, where the length counts the whole record."""
     if _LONG_NUMBER.search(data) or b"GNU.sparse" in data:
-        raise _HeaderError("a sparse member, or a number of a hundred digits in its header")
+        raise _HeaderError("a sparse member, or a number of 100 digits in its header")
     at = 0
     while (length := _LENGTH.match(data, at)) is not None:
         end = at + int(length[1])
@@ -102,5 +102,5 @@ def _check_records(data: bytes) -> None:
         raise _HeaderError("a damaged extended header")
 
 
-def _refused(what: str, most: int) -> tarfile.HeaderError:
-    return _HeaderError(f"{what}, should be at most {most:,}")
+def _too_large(what: str, limit: int) -> tarfile.HeaderError:
+    return _HeaderError(f"{what}, should be at most {limit:,}")

@@ -1,4 +1,4 @@
-"""Remote shards on a local disk: whole, checked, bounded in size, shared by all processes of a machine."""
+"""A cache of remote shards on the local disk: whole files, verified by digest, limited in size, shared by all processes."""
 
 import fcntl
 import hashlib
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from vitctl.data.shards.remote import stream
 from vitctl.errors import DataError
-from vitctl.system.files import open_lock, replacing
+from vitctl.system.files import atomic_write, open_lock
 
 _ABANDONED_SECONDS = 3600
 _TRIES = 3
@@ -19,75 +19,77 @@ _TRIES = 3
 
 @dataclass(frozen=True)
 class ShardCache:
-    """Files by the SHA-256 of their content, the least recently used dropped first.
+    """Files named by the SHA-256 of their content; the least recently used are evicted first.
 
-    A file is written aside, checked and renamed, so that what has its name is whole. Two processes that want the same
-    shard wait for each other by a lock that the system takes back when its holder dies. Who has a file open goes on
-    reading it when it is dropped.
+    A file is written to a temporary file, verified and renamed, so that a file with its final name is complete. A lock for each
+    shard keeps two processes from fetching it twice; the kernel releases it when its holder dies. A process that has a file open
+    can still read it after it was evicted.
 
     Args:
-        folder: of the cache; made when missing.
-        max_bytes: of all shards together.
+        folder: of the cache; created when missing.
+        max_bytes: limit on the total size of all shards.
     """
 
     folder: Path
     max_bytes: int
 
-    def place(self, sha256: str) -> Path:
-        """Where the file of this content lies, when it is here."""
+    def path(self, sha256: str) -> Path:
+        """The path at which a file of this digest is cached."""
         return self.folder / f"{sha256}.tar"
 
     def open(self, url: str, num_bytes: int, sha256: str) -> int:
-        """A descriptor of the shard behind `url`, fetched when it is not here.
+        """Return a descriptor of a shard, which is fetched when it is not in the cache.
 
         Args:
-            url: where it is fetched from.
-            num_bytes, sha256: of its content; the latter 64 hex digits.
+            url: address to fetch it from.
+            num_bytes: size of the shard.
+            sha256: of its content, 64 hex digits.
 
         Raises:
-            DataError: it has another content, does not fit into the cache, cannot be fetched or written.
+            DataError: size or digest are wrong, it does not fit into the cache, or it cannot be fetched or written.
         """
-        target = self.place(sha256)
+        target = self.path(sha256)
         for _ in range(_TRIES):
             try:
                 descriptor = _open_whole(target, num_bytes)
                 if descriptor is not None:
                     return descriptor
-                with self._alone(sha256[:3]):
+                with self._locked(sha256[:3]):
                     if not target.exists():
                         self._fetch(url, target, num_bytes, sha256)
             except OSError as error:
                 raise DataError(
-                    f"{error.filename or self.folder}: cannot be written ({error.strerror}); set VITCTL_CACHE to a disk with room"
+                    f"{error.filename or self.folder}: cannot be written ({error.strerror}); set VITCTL_CACHE to a disk with free space"
                 ) from None
         raise DataError(
-            f"{self.folder}: shards are dropped before they are read; make the cache larger (data.cache_gib)"
+            f"{self.folder}: shards are evicted before they are read; make the cache larger (data.cache_gib)"
         )
 
     def _fetch(self, url: str, target: Path, num_bytes: int, sha256: str) -> None:
-        for left in self.folder.glob(f".{target.name}.*.partial"):  # of a process that was killed: we are alone here
+        for left in self.folder.glob(f".{target.name}.*.partial"):  # of a process that was killed: we hold the lock
             left.unlink(missing_ok=True)
-        self._make_room(url, num_bytes)
-        with replacing(target) as aside:
+        self._evict(url, num_bytes)
+        with atomic_write(target) as aside:
             found, size = hashlib.sha256(), 0
             with aside.open("wb") as file:
-                for piece in stream(url):
-                    size += len(piece)
+                for chunk in stream(url):
+                    size += len(chunk)
                     if size > num_bytes:
                         break
-                    found.update(piece)
-                    file.write(piece)
+                    found.update(chunk)
+                    file.write(chunk)
             if size != num_bytes or found.hexdigest() != sha256:
                 raise DataError(
                     f"{url}: {'more than ' if size > num_bytes else ''}{min(size, num_bytes)} bytes with sha256 "
                     f"{found.hexdigest()[:12]}, its index says {num_bytes} bytes with {sha256[:12]}; index it again"
                 )
 
-    def _make_room(self, url: str, num_bytes: int) -> None:
+    def _evict(self, url: str, num_bytes: int) -> None:
+        """Delete the least recently used shards until `num_bytes` more fit."""
         if num_bytes > self.max_bytes:
             raise DataError(f"{url}: {num_bytes} bytes, the cache holds {self.max_bytes}; raise data.cache_gib")
-        with self._alone("room"):
-            now, kept = time.time(), []
+        with self._locked("room"):
+            now, cached = time.time(), []
             for path in self.folder.iterdir():
                 try:
                     found = path.stat()
@@ -96,17 +98,17 @@ class ShardCache:
                 if path.suffix == ".partial" and now - found.st_mtime > _ABANDONED_SECONDS:
                     path.unlink(missing_ok=True)
                 elif path.suffix in (".tar", ".partial"):
-                    kept.append((path.suffix == ".partial", found.st_atime, found.st_size, path))
-            size = num_bytes + sum(each for _, _, each, _ in kept)
-            for is_partial, _, each, path in sorted(kept):
+                    cached.append((path.suffix == ".partial", found.st_atime, found.st_size, path))
+            size = num_bytes + sum(each for _, _, each, _ in cached)
+            for is_partial, _, each, path in sorted(cached):
                 if size <= self.max_bytes or is_partial:
                     break
                 path.unlink(missing_ok=True)
                 size -= each
 
     @contextmanager
-    def _alone(self, name: str) -> Iterator[None]:
-        """Wait until no other process is inside. The few lock files stay: removing them would let two in."""
+    def _locked(self, name: str) -> Iterator[None]:
+        """Hold a lock against other processes. The lock files are not deleted: two processes could then hold the lock."""
         locks = self.folder / "locks"
         locks.mkdir(parents=True, exist_ok=True)
         with open_lock(locks / name) as file:
@@ -115,7 +117,7 @@ class ShardCache:
 
 
 def _open_whole(path: Path, num_bytes: int) -> int | None:
-    """A descriptor of a cached file, now the most recently used; None when it is not here, or not as it should be."""
+    """Open a cached file and mark it as most recently used; None when it is missing or has the wrong size."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -125,6 +127,6 @@ def _open_whole(path: Path, num_bytes: int) -> int | None:
         os.close(descriptor)
         path.unlink(missing_ok=True)
         return None
-    with suppress(OSError):  # another user's: it is read all the same
-        os.utime(descriptor, ns=(time.time_ns(), found.st_mtime_ns))  # mtime tells when its content came
+    with suppress(OSError):  # owned by another user: reading is enough
+        os.utime(descriptor, ns=(time.time_ns(), found.st_mtime_ns))  # keep the mtime, the time of the download
     return descriptor

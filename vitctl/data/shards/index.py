@@ -1,8 +1,8 @@
-"""What a split holds, decided once and kept beside its shards: `index.json` and `samples.npy`.
+"""The index of a split, stored beside its shards: `index.json` and `samples.npy`.
 
-A *split folder* holds shards, `index.json` and `samples.npy`; a *data set folder* holds split folders. Shards that lie
-elsewhere carry their address, and a whole split folder may lie far away.
-Opening a split costs the same for a thousand samples and for three hundred million.
+A *split folder* holds shards, `index.json` and `samples.npy`; a *data set folder* holds split folders. The index names the
+address of shards that are stored elsewhere, and a whole split folder may be remote.
+Opening a split takes constant time: the same for a thousand samples and for three hundred million.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ import numpy as np
 from vitctl.data.shards.index_fields import INDEX_FILE, field_problems
 from vitctl.data.shards.mapped import mapped
 from vitctl.data.shards.remote import bounded, check_address
-from vitctl.data.shards.scan import ROW, Fields, Scan, read_shard, told_names
+from vitctl.data.shards.scan import ROW, Fields, Scan, embedded_class_names, read_shard
 from vitctl.data.shards.tables import LABELS, SAMPLES, table_problems, table_sha256, write_table
 from vitctl.errors import DataError
 from vitctl.system.bounds import CLASSES, INDEX, SHARD
@@ -38,7 +38,7 @@ _USUAL_SPLITS = ("train", "validation", "test")
 
 @dataclass(frozen=True)
 class Shard:
-    """One tar file of a split. `sha256` is in hex; `url` is its address when it does not lie beside the index."""
+    """One tar file of a split. `sha256` is in hex; `url` is its address when it is not in the folder of the index."""
 
     name: str
     num_samples: int
@@ -56,13 +56,14 @@ class Index:
         shards: in storage order.
         class_names: in label order.
         num_samples: over all shards.
-        source: where the images came from, in words.
+        source: provenance of the images, as text.
         index_sha256: of `index.json`.
         rows: one `ROW` per sample in shard order, `[num_samples]`, memory-mapped.
-        base: address of the split folder of which `folder` holds the index alone; empty for a local split.
+        base: address of a remote split folder, of which `folder` holds only the index; empty for a local split.
         labels: of samples that may have several: int32 `[num_samples, L]`, padded with -1, memory-mapped; None for others.
         members: which members of a sample are its image and its label.
-        tables: num_bytes and sha256 of `samples.npy` and `labels.npy` by name, as `index.json` says; empty for one of before it did.
+        tables: num_bytes and sha256 of `samples.npy` and `labels.npy` by name, as in `index.json`; empty for indexes of older
+            releases, which do not record them.
     """
 
     folder: Path
@@ -79,13 +80,12 @@ class Index:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of what the samples are: the bytes of every shard and table, the names of the classes, which members count.
+        """SHA-256 of the content: the bytes of every shard and table, the class names, and which members are used.
 
-        Not of where they lie, nor of the words about where they came from. The tables of an index that does not note their
-        digests are read for it once.
+        Location and provenance are not part of it. Tables whose digests the index does not record are read once for it.
         """
         names = (SAMPLES,) if self.labels is None else (SAMPLES, LABELS)
-        held = {
+        content = {
             "classes": self.class_names,
             "members": asdict(self.members),
             "shards": [[shard.num_samples, shard.num_bytes, shard.sha256] for shard in self.shards],
@@ -93,27 +93,27 @@ class Index:
                 self.tables[name]["sha256"] if self.tables else table_sha256(self.folder / name) for name in names
             ],
         }
-        return hashlib.sha256(json.dumps(held).encode()).hexdigest()
+        return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
     def address(self, shard: int) -> str:
-        """The path or the address of a shard."""
+        """The path or URL of a shard."""
         found = self.shards[shard]
         return found.url or f"{self.base or self.folder}/{found.name}"
 
     @property
     def is_remote(self) -> bool:
-        """Whether any shard lies far away."""
+        """Whether any shard is remote."""
         return bool(self.base) or any(shard.url for shard in self.shards)
 
 
 def read_index(folder: Path, base: str = "") -> Index:
-    """Open a split, after checking that its index is whole and that every local shard lies there at its full size.
+    """Open a split, after checking that its index is valid and that every local shard exists with its full size.
 
-    Tables of up to 64 MiB are held against their digests too, larger ones beside the run (see integrity.py).
+    Tables of up to 64 MiB are verified against their digests too; larger ones during the run (see integrity.py).
 
     Args:
         folder: holds the index.
-        base: address of the folder of the shards; empty when they lie beside the index.
+        base: address of the folder of the shards; empty when they are in the folder of the index.
 
     Raises:
         DataError: one line with every problem found.
@@ -151,14 +151,14 @@ def index_shards(
     members: Fields = _ANY,
     progress: Callable[[int, int], None] | None = None,
 ) -> Index:
-    """Write `index.json` and `samples.npy` beside WebDataset shards, whoever made them.
+    """Write `index.json` and `samples.npy` for WebDataset shards, made by any program.
 
     Args:
         paths: the shards of one split, all in one folder; their order becomes the storage order.
-        class_names: in label order; without them those that the shards themselves tell, else classes are named by their numbers.
-        source: where the images came from, in words.
-        members: which members of a sample are its image and its label, where their names do not tell.
-        progress: called with (shards done, shards in all).
+        class_names: in label order; None: the names embedded in the shards, else the class numbers.
+        source: provenance of the images, as text.
+        members: which members of a sample are its image and its label, where the default extensions do not apply.
+        progress: called with (shards done, total number of shards).
 
     Raises:
         DataError: a shard is damaged or unsafe, a sample lacks a field, a label has no class name.
@@ -181,7 +181,7 @@ def write_index(
     source: str = "",
     members: Fields = _ANY,
 ) -> Index:
-    """Write the index of shards that are scanned already; see `index_shards`. Several labels go to `labels.npy`."""
+    """Write the index of shards that were scanned already; see `index_shards`. Multiple labels go to `labels.npy`."""
     shards = [
         Shard(path.name, len(scan.rows), path.stat().st_size, scan.sha256)
         for path, scan in zip(paths, scans, strict=True)
@@ -198,15 +198,15 @@ def index_addresses(
     members: Fields = _ANY,
     progress: Callable[[int, int], None] | None = None,
 ) -> Index:
-    """Write the index of remote WebDataset shards to a local folder. Each is read once, and none is kept.
+    """Write the index of remote WebDataset shards to a local folder. Each shard is read once and not stored.
 
     Args:
-        urls: addresses of the shards of one split; their order becomes the storage order.
+        urls: URLs of the shards of one split; their order becomes the storage order.
         out: folder that gets `index.json` and `samples.npy`.
         class_names, source, members, progress: as for `index_shards`.
 
     Raises:
-        DataError: as `index_shards`; or an address is refused, two shards share a name, a shard cannot be fetched.
+        DataError: as `index_shards`; or a URL is refused, two shards share a name, a shard cannot be fetched.
     """
     names = [url.rpartition("/")[2] for url in urls]
     if not urls or len(set(names)) < len(names):
@@ -222,13 +222,13 @@ def index_addresses(
     return _write(out, shards, scans, class_names, source, members)
 
 
-def _scan_remote(url: str, room: Path, members: Fields) -> tuple[Scan, int]:
-    with tempfile.TemporaryDirectory(prefix=".shard.", suffix=".partial", dir=room) as folder:
+def _scan_remote(url: str, parent: Path, members: Fields) -> tuple[Scan, int]:
+    with tempfile.TemporaryDirectory(prefix=".shard.", suffix=".partial", dir=parent) as folder:
         aside = Path(folder) / "shard.tar"
         try:
             with aside.open("xb") as file:
-                for piece in bounded(url, SHARD.most):
-                    file.write(piece)
+                for chunk in bounded(url, SHARD.limit):
+                    file.write(chunk)
             return read_shard(aside, members), aside.stat().st_size
         except DataError as error:
             raise DataError(str(error).replace(str(aside), url)) from None
@@ -246,7 +246,7 @@ def _write(
     if not len(rows):
         raise DataError(f"{folder}: the shards hold no samples")
     labels = _joined_labels(scans)
-    names = class_names if class_names is not None else told_names(folder, scans)
+    names = class_names if class_names is not None else embedded_class_names(folder, scans)
     names = _class_names(folder, rows["label"] if labels is None else labels, names)
     fields: dict[str, Any] = {
         "format": FORMAT,
@@ -276,29 +276,33 @@ def _joined_labels(scans: Sequence[Scan]) -> np.ndarray | None:
 
 
 def table_names(text: bytes) -> tuple[str, ...]:
-    """The files that belong to an index of this text, beside `index.json` itself."""
+    """The files that belong to an index, besides `index.json` itself.
+
+    Args:
+        text: content of `index.json`.
+    """
     try:
         fields = parse_json(text, INDEX_FILE, error=DataError)
     except DataError:
-        return (SAMPLES,)  # opening it will say what is wrong
+        return (SAMPLES,)  # opening the index reports the problem
     return (SAMPLES, LABELS) if isinstance(fields, dict) and "max_labels" in fields else (SAMPLES,)
 
 
 def table_bytes(text: bytes) -> int:
-    """The most that any of these files may have, by the samples that an index of this text says there are."""
+    """Upper limit on the size of each of these files, from the number of samples in the text of `index.json`."""
     try:
         fields = json.loads(text)
         each = max(ROW.itemsize, 4 * int(fields.get("max_labels", 1)))
         return _TABLE_HEADER_BYTES + int(fields["num_samples"]) * each
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
-        return _TABLE_HEADER_BYTES  # opening it will say what is wrong
+        return _TABLE_HEADER_BYTES  # opening the index reports the problem
 
 
 def find_splits(folder: Path) -> dict[str, Path]:
     """Find the splits of a data set folder, `train` first; a split folder is its own only split.
 
     Returns:
-        split name to split folder; empty when nothing is indexed here.
+        split name to split folder; empty when there is no index.
     """
     if (folder / INDEX_FILE).is_file():
         return {folder.resolve().name: folder}
@@ -309,19 +313,19 @@ def find_splits(folder: Path) -> dict[str, Path]:
 
 def _class_names(folder: Path, labels: np.ndarray, names: Sequence[str] | None) -> list[str]:
     needed = max(int(labels.max()) + 1, 1)
-    if names is None and needed > CLASSES.most:
+    if names is None and needed > CLASSES.limit:
         raise DataError(f"{folder}: label {needed - 1} of classes without names, should be below {CLASSES}")
     names = [str(label) for label in range(needed)] if names is None else list(names)
     if needed > len(names):
         raise DataError(f"{folder}: label {needed - 1} has no name, {len(names)} class names were given")
     if len(set(names)) < len(names):
-        raise DataError(f"{folder}: class name {Counter(names).most_common(1)[0][0]!r} stands twice")
+        raise DataError(f"{folder}: class name {Counter(names).most_common(1)[0][0]!r} occurs twice")
     return names
 
 
 def _read_json(path: Path) -> tuple[dict[str, Any], str]:
     try:
-        text = read_bytes(path, INDEX.most, error=DataError)
+        text = read_bytes(path, INDEX.limit, error=DataError)
     except DataError as error:
         raise DataError(f"{error}; should be an index of shards") from None
     fields = parse_json(text, path, error=DataError)
@@ -332,7 +336,7 @@ def _read_json(path: Path) -> tuple[dict[str, Any], str]:
 
 
 def _address_problems(fields: dict[str, Any], base: str) -> list[str]:
-    """An index is data of others: it may name files to read far away, and nothing else."""
+    """An index is untrusted: the URLs in it may only name files to read."""
     problems = []
     for shard in fields["shards"]:
         try:
@@ -362,8 +366,8 @@ def _size_problems(folder: Path, fields: dict[str, Any]) -> list[str]:
 
 
 def _row_problems(folder: Path, fields: dict[str, Any]) -> list[str]:
-    num_samples, width, noted = fields["num_samples"], fields.get("max_labels"), fields.get("tables", {})
-    problems = table_problems(folder / SAMPLES, (num_samples,), ROW, noted.get(SAMPLES))
+    num_samples, width, recorded = fields["num_samples"], fields.get("max_labels"), fields.get("tables", {})
+    problems = table_problems(folder / SAMPLES, (num_samples,), ROW, recorded.get(SAMPLES))
     if width is not None:
-        problems += table_problems(folder / LABELS, (num_samples, width), np.dtype("<i4"), noted.get(LABELS))
+        problems += table_problems(folder / LABELS, (num_samples, width), np.dtype("<i4"), recorded.get(LABELS))
     return problems

@@ -1,4 +1,4 @@
-"""Bytes of files far away: https and hf:// by ranges, s3:// and gs:// through fsspec; tried again when it may help."""
+"""Remote files: https:// and hf:// by byte ranges, s3:// and gs:// through fsspec; with retries."""
 
 import re
 import time
@@ -9,185 +9,197 @@ from urllib.parse import urlsplit
 
 from vitctl.errors import DataError
 from vitctl.system import http
-from vitctl.system.http import LOOPBACK, Client, PassingError, hub_address, pieces, split_address, told_bytes, told_span
+from vitctl.system.http import (
+    LOOPBACK,
+    Client,
+    TransientError,
+    content_range,
+    hub_address,
+    parse_num_bytes,
+    read_chunks,
+    split_address,
+)
 from vitctl.system.text import has_control
 
-_ATTEMPTS_TO_ASK = 3  # whether a file has changed; then what was kept is used
-_VERSION = re.compile(r'(?:W/)?"[!-~]{0,500}"')
+_ATTEMPTS_TO_REVALIDATE = 3  # then the cached copy is used
+_ETAG = re.compile(r'(?:W/)?"[!-~]{0,500}"')
 _FSSPEC_CHUNK = 8 * 2**20
 _HUB_ADDRESS = re.compile(r"hf://datasets/([^/@]+/[^/@]+)(?:@([^/]+))?/(.+)")
 _PACKAGES = {"s3": "s3fs", "gs": "gcsfs"}
 
 
 class MissingError(DataError):
-    """There is no such file."""
+    """The file does not exist."""
 
 
 class UnreachableError(DataError):
-    """Nobody answers, or not as a server should."""
+    """The server does not respond, or the response is broken."""
 
 
-class _UnchangedError(Exception):
-    """The server still has the version that we know."""
+class _NotModifiedError(Exception):
+    """The ETag is still the same (HTTP 304)."""
 
 
-class _Answer(NamedTuple):
-    """Bytes from the asked place on, in pieces; the size of the whole file (None: not told); its version ("": not told)."""
+class _Response(NamedTuple):
+    """Bytes from the requested offset on, in chunks; the size of the whole file (None: unknown); its ETag ("": none)."""
 
-    pieces: Iterator[bytes]
+    chunks: Iterator[bytes]
     num_bytes: int | None
-    version: str = ""
+    etag: str = ""
 
 
-def is_remote(place: str) -> bool:
-    """Whether a text is an address and no local path."""
-    return "://" in place or place.startswith("pipe:")
+def is_remote(location: str) -> bool:
+    """Whether a location is a URL, as opposed to a local path."""
+    return "://" in location or location.startswith("pipe:")
 
 
 def check_address(url: str) -> None:
-    """Let only addresses pass that read a file: https, hf, s3, gs, and http to this machine itself.
+    """Accept only URLs that read a file: https, hf, s3, gs, and http to this machine.
 
     Raises:
-        DataError: another scheme, a command, or a path that climbs out of its folder.
+        DataError: another scheme, a command, or a path that leaves its folder.
     """
     address = split_address(url, DataError)
     if address.scheme == "http" and address.hostname not in LOOPBACK:
         raise DataError(
-            f"{url}: plain http is read from this machine alone, anybody could change it on its way; use https"
+            f"{url}: plain http is allowed from this machine only, because it is not protected against changes; use https"
         )
     if address.scheme not in ("http", "https", "hf", *_PACKAGES) or not address.netloc:
         raise DataError(
             f"{url}: shards are read from folders, https://, hf://, s3:// and gs://; commands are never run"
         )
     if ".." in address.path.split("/") or has_control(url) or any(map(str.isspace, url)):
-        raise DataError(f"{url}: has '..' or a blank in it, should be a plain address")
+        raise DataError(f"{url}: contains '..' or a space, should be a plain address")
 
 
 def read_range(url: str, start: int, stop: int) -> bytes:
-    """Bytes `start` to `stop` (excluded) of a remote file, all of them.
+    """Read the bytes `start` to `stop` (excluded) of a remote file.
 
     Raises:
-        MissingError: there is no such file.
-        DataError: it is refused, ends earlier, or kept failing.
+        MissingError: the file does not exist.
+        DataError: access is refused, the file is shorter, or all retries failed.
     """
     return b"".join(stream(url, start, stop))
 
 
-def read_file(url: str, most_bytes: int) -> bytes:
-    """A whole remote file.
+def read_file(url: str, max_bytes: int) -> bytes:
+    """Read a whole remote file.
 
     Raises:
-        MissingError: there is no such file.
-        DataError: it is refused, larger than `most_bytes`, or kept failing.
+        MissingError: the file does not exist.
+        DataError: access is refused, the file is larger than `max_bytes`, or all retries failed.
     """
-    return b"".join(bounded(url, most_bytes))
+    return b"".join(bounded(url, max_bytes))
 
 
-def read_changed(url: str, most_bytes: int, version: str) -> tuple[bytes, str] | None:
-    """A remote file with its version, the server's ETag ("": not told); None when it is still of the version that we know.
+def read_changed(url: str, max_bytes: int, etag: str) -> tuple[bytes, str] | None:
+    """Read a remote file, unless it is unchanged since it had the given ETag.
 
     Args:
         url: of the file.
-        most_bytes: that it may have.
-        version: that we know; "" for none.
+        max_bytes: upper limit on its size.
+        etag: of the cached copy; "" for none.
+
+    Returns:
+        content and new ETag ("": none); None when the file is unchanged.
 
     Raises:
-        UnreachableError: three times nobody answered, or the answer broke off.
+        UnreachableError: three attempts failed: no response, or the connection broke.
         MissingError, DataError: as `read_file`.
     """
     check_address(url)
-    ask = _from_fsspec if urlsplit(url).scheme in _PACKAGES else _from_http
-    said = ""
-    for attempt in range(_ATTEMPTS_TO_ASK):
+    request = _from_fsspec if urlsplit(url).scheme in _PACKAGES else _from_http
+    reason = ""
+    for attempt in range(_ATTEMPTS_TO_REVALIDATE):
         time.sleep(http.PAUSE_SECONDS * attempt)
         try:
-            answer = ask(url, 0, None, version)
-            content = b"".join(_bounded(url, answer.pieces, most_bytes))
-            if answer.num_bytes in (None, len(content)):
-                return content, answer.version
-            said = f"the answer ended at byte {len(content)} of {answer.num_bytes}"
-        except _UnchangedError:
+            response = request(url, 0, None, etag)
+            content = b"".join(_bounded(url, response.chunks, max_bytes))
+            if response.num_bytes in (None, len(content)):
+                return content, response.etag
+            reason = f"the response ended at byte {len(content)} of {response.num_bytes}"
+        except _NotModifiedError:
             return None
-        except PassingError as error:
-            said = str(error)
-    raise UnreachableError(f"{url}: {said}")
+        except TransientError as error:
+            reason = str(error)
+    raise UnreachableError(f"{url}: {reason}")
 
 
-def bounded(url: str, most_bytes: int) -> Iterator[bytes]:
-    """A whole remote file in pieces. Raises as `stream`, and DataError where it is larger than `most_bytes`."""
-    return _bounded(url, stream(url), most_bytes)
+def bounded(url: str, max_bytes: int) -> Iterator[bytes]:
+    """Stream a whole remote file in chunks. Raises as `stream`, and DataError where it is larger than `max_bytes`."""
+    return _bounded(url, stream(url), max_bytes)
 
 
-def _bounded(url: str, pieces: Iterator[bytes], most_bytes: int) -> Iterator[bytes]:
+def _bounded(url: str, chunks: Iterator[bytes], max_bytes: int) -> Iterator[bytes]:
     size = 0
-    for piece in pieces:
-        size += len(piece)
-        if size > most_bytes:
-            raise DataError(f"{url}: larger than the {most_bytes} bytes that it may have")
-        yield piece
+    for chunk in chunks:
+        size += len(chunk)
+        if size > max_bytes:
+            raise DataError(f"{url}: larger than {max_bytes} bytes, the limit for this file")
+        yield chunk
 
 
 def stream(url: str, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
-    """Bytes `start` to `stop` (None: the end) of a remote file, in pieces.
+    """Stream the bytes `start` to `stop` (None: the end) of a remote file, in chunks.
 
-    What fails in passing (a dropped connection, a short answer, 5xx, 429) is asked for again from where it stopped, after
-    pauses that double and are drawn at random, so that many workers do not come back at once.
+    Transient failures (a dropped connection, a short response, 5xx, 429) are retried from the last byte received, with
+    exponential backoff and jitter.
 
     Raises:
-        MissingError: there is no such file.
-        DataError: it is refused, ends earlier, changed meanwhile, or kept failing.
+        MissingError: the file does not exist.
+        DataError: access is refused, the file is shorter, it changed meanwhile, or all retries failed.
     """
     check_address(url)
-    ask = _from_fsspec if urlsplit(url).scheme in _PACKAGES else _from_http
+    request = _from_fsspec if urlsplit(url).scheme in _PACKAGES else _from_http
     done, whole, failures = start, None, 0
     while True:
         try:
-            answer = ask(url, done, stop)
-            if whole is not None and answer.num_bytes not in (None, whole):
-                raise DataError(f"{url}: changed from {whole} to {answer.num_bytes} bytes while it was read")
-            whole = answer.num_bytes if whole is None else whole
+            response = request(url, done, stop)
+            if whole is not None and response.num_bytes not in (None, whole):
+                raise DataError(f"{url}: changed from {whole} to {response.num_bytes} bytes while it was read")
+            whole = response.num_bytes if whole is None else whole
             end = whole if stop is None else stop
             if whole is not None and end is not None and end > whole:
                 raise DataError(f"{url}: ends at byte {whole}, should reach {end}")
-            for piece in answer.pieces:
-                piece = piece if end is None else piece[: end - done]
-                done += len(piece)
-                yield piece
+            for chunk in response.chunks:
+                chunk = chunk if end is None else chunk[: end - done]
+                done += len(chunk)
+                yield chunk
             if end is None or done == end:
                 return
-            raise PassingError(f"the answer ended at byte {done} of {end}")
-        except PassingError as error:
+            raise TransientError(f"the response ended at byte {done} of {end}")
+        except TransientError as error:
             failures += 1
             if failures == http.ATTEMPTS:
-                raise DataError(f"{url}: {error}; gave up after {failures} attempts, run again to go on") from None
+                raise DataError(f"{url}: {error}; gave up after {failures} attempts, run again to continue") from None
             error.pause(failures)
 
 
-def _from_http(url: str, start: int, stop: int | None, version: str = "") -> _Answer:
-    headers = {"If-None-Match": version} if version else {}
+def _from_http(url: str, start: int, stop: int | None, etag: str = "") -> _Response:
+    headers = {"If-None-Match": etag} if etag else {}
     if start or stop is not None:
         headers["Range"] = f"bytes={start}-{'' if stop is None else stop - 1}"
     address = _hub_address(url) if url.startswith("hf://") else url
     response = Client(check_address, DataError, MissingError).open(address, headers, name=url)
     if response.status == 304:
-        raise _UnchangedError
+        raise _NotModifiedError
     if response.status == 416:
         raise DataError(f"{url}: is shorter than its index says")
     if response.status == 206:
-        span = told_span(response)
+        span = content_range(response)
         if span is None or span[0] != start:
             response.close()
-            raise PassingError("the server answered with another range")
-        return _Answer(pieces(response), span[1])
+            raise TransientError("the server answered with another range")
+        return _Response(read_chunks(response), span[1])
     if stop is not None and start:
         response.close()
-        raise DataError(f"{url}: the server answers no byte ranges; read whole shards with data.cache_gib above 0")
-    told, length = response.headers.get("ETag", ""), response.headers.get("Content-Length")
-    return _Answer(pieces(response, start), told_bytes(length), told if _VERSION.fullmatch(told) else "")
+        raise DataError(f"{url}: the server supports no byte ranges; read whole shards with data.cache_gib above 0")
+    found, length = response.headers.get("ETag", ""), response.headers.get("Content-Length")
+    return _Response(read_chunks(response, start), parse_num_bytes(length), found if _ETAG.fullmatch(found) else "")
 
 
 def _hub_address(url: str) -> str:
-    """Where a file of hf://datasets/OWNER/NAME[@REVISION]/PATH lies."""
+    """The https URL of hf://datasets/OWNER/NAME[@REVISION]/PATH."""
     parts = _HUB_ADDRESS.fullmatch(url)
     if parts is None:
         raise DataError(
@@ -196,40 +208,38 @@ def _hub_address(url: str) -> str:
     return hub_address(f"datasets/{parts[1]}", parts[3], parts[2] or "main")
 
 
-def _from_fsspec(url: str, start: int, stop: int | None, _version: str = "") -> _Answer:
+def _from_fsspec(url: str, start: int, stop: int | None, _etag: str = "") -> _Response:
     scheme = urlsplit(url).scheme
     try:
         from fsspec.core import url_to_fs
 
-        # Asked for anew each time: fsspec keeps one for each process, and one made before a fork must not be used.
+        # Not stored: fsspec caches one instance per process, and an instance from before a fork must not be used.
         files, path = url_to_fs(url)
     except ImportError:
         raise DataError(
             f"{url}: {scheme}:// needs the package {_PACKAGES[scheme]}: pip install {_PACKAGES[scheme]}"
         ) from None
-    num_bytes = int(_calling(url, lambda: files.info(path)["size"])) if stop is None else None
+    num_bytes = int(_call_fsspec(url, lambda: files.info(path)["size"])) if stop is None else None
     end = num_bytes if stop is None else stop
 
-    def pieces() -> Iterator[bytes]:
+    def chunks() -> Iterator[bytes]:
         for begin in range(start, end or 0, _FSSPEC_CHUNK):
             until = min(begin + _FSSPEC_CHUNK, end or 0)
-            piece = _calling(url, partial(files.cat_file, path, start=begin, end=until))
-            yield piece
-            if len(piece) < until - begin:
+            chunk = _call_fsspec(url, partial(files.cat_file, path, start=begin, end=until))
+            yield chunk
+            if len(chunk) < until - begin:
                 return
 
-    return _Answer(pieces(), num_bytes)
+    return _Response(chunks(), num_bytes)
 
 
-def _calling(url: str, call: Callable[[], Any]) -> Any:
-    """What a file system of fsspec gives, its errors sorted into those that pass and those that stay."""
+def _call_fsspec(url: str, call: Callable[[], Any]) -> Any:
+    """Call a file system of fsspec, with its errors converted to transient and permanent ones."""
     try:
         return call()
     except FileNotFoundError:
         raise MissingError(f"{url}: no such file on the server") from None
     except PermissionError as error:
-        raise DataError(
-            f"{url}: the server refuses ({error}); credentials are taken from the environment alone"
-        ) from None
-    except Exception as error:  # each file system has errors of its own, for dropped connections and all else
-        raise PassingError(f"{type(error).__name__}: {str(error)[:200]}") from None
+        raise DataError(f"{url}: access denied ({error}); credentials are read from the environment") from None
+    except Exception as error:  # each file system has its own exception types, also for dropped connections
+        raise TransientError(f"{type(error).__name__}: {str(error)[:200]}") from None

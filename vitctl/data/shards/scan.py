@@ -1,4 +1,4 @@
-"""One pass over a WebDataset shard that nobody vouches for: what is in it, and where."""
+"""One pass over an untrusted WebDataset shard: its samples, and their byte offsets."""
 
 import hashlib
 import io
@@ -26,7 +26,7 @@ _BLOCK = 512
 
 @dataclass
 class _Sample:
-    """The members of one sample, as they come by."""
+    """The members of one sample, collected while the shard is read."""
 
     key: str
     image: tarfile.TarInfo | None = None
@@ -37,11 +37,11 @@ class _Sample:
 
 @dataclass(frozen=True)
 class Fields:
-    """Which member of a sample is its image and which its label, where names do not tell.
+    """Which member of a sample is its image and which its label, where the default extensions do not apply.
 
     Args:
         image: extension of the image, e.g. `input.jpg`; empty: any image extension.
-        label: extension of the label, e.g. `target.cls`, a text with one number or several; of a JSON file with its field,
+        label: extension of the label, e.g. `target.cls`, a text with one number or several; for a JSON file with its field,
             e.g. `meta.json:category`; empty: `cls`, or `json` with `label`, `cls` or `labels`.
     """
 
@@ -59,13 +59,13 @@ class Fields:
 
 @dataclass(frozen=True, eq=False)
 class Scan:
-    """What is in a shard.
+    """The content of a shard.
 
     Args:
-        rows: structured `[n]` of type `ROW`, in shard order; of several labels it holds the first.
+        rows: structured `[n]` of dtype `ROW`, in shard order; of several labels it holds the first.
         labels: int32 `[n, L]`, padded with -1; None when every sample has one label given as one number.
         sha256: of the file, in hex.
-        class_names: that the shard itself tells, in label order; none where it tells none.
+        class_names: embedded in the shard, in label order; empty where there are none.
     """
 
     rows: np.ndarray
@@ -75,14 +75,14 @@ class Scan:
 
 
 def read_shard(path: Path, fields: Fields = Fields()) -> Scan:
-    """Read every header and label of one shard; image bytes are only hashed.
+    """Read every header and label of one shard; image bytes are hashed, not decoded.
 
-    Members other than images (jpg, jpeg, png, webp, gif, bmp, tif, tiff) and labels are never opened. Labels are `cls`, a
-    number or several with spaces between them, or `json` with one `label` or `cls`, or a list of `labels`. A single one
-    goes before a list. They may stand before or after their image.
+    Members other than images (jpg, jpeg, png, webp, gif, bmp, tif, tiff) and labels are ignored. Labels are `cls`, one number
+    or several separated by spaces, or `json` with one `label` or `cls`, or a list of `labels`. A single label takes precedence
+    over a list. A label may come before or after its image.
 
     Args:
-        path: a plain tar file, members grouped by sample.
+        path: an uncompressed tar file, members grouped by sample.
         fields: which members are image and label.
 
     Raises:
@@ -100,36 +100,36 @@ def read_shard(path: Path, fields: Fields = Fields()) -> Scan:
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from None
     rows = np.array([row for row, _ in samples], ROW)
-    return Scan(rows, _several([sample for _, sample in samples]), digest, class_names)
+    return Scan(rows, _multiple_labels([sample for _, sample in samples]), digest, class_names)
 
 
 def pad_labels(labels: Sequence[Sequence[int]], width: int = 1) -> np.ndarray:
-    """Lists of labels as one table: int32 `[n, L]`, -1 behind the last of each; L is the longest, or `width`."""
+    """Lists of labels as one table: int32 `[n, L]`, padded with -1; L is the longest list, at least `width`."""
     table = np.full((len(labels), max([width, *map(len, labels)])), -1, np.int32)
     for row, own in enumerate(labels):
         table[row, : len(own)] = own
     return table
 
 
-def told_names(folder: Path, scans: Sequence[Scan]) -> tuple[str, ...] | None:
-    """The class names that the shards of a split tell, None where they tell none.
+def embedded_class_names(folder: Path, scans: Sequence[Scan]) -> tuple[str, ...] | None:
+    """The class names embedded in the shards of a split, None where there are none.
 
     Raises:
-        DataError: they tell different ones.
+        DataError: the shards hold different ones.
     """
-    told = list(dict.fromkeys(scan.class_names for scan in scans))
-    if len(told) > 1:
+    found = list(dict.fromkeys(scan.class_names for scan in scans))
+    if len(found) > 1:
         raise DataError(
-            f"{folder}: the shards tell {len(told)} different lists of class names; give one with --classes"
+            f"{folder}: the shards hold {len(found)} different lists of class names; give one with --classes"
         )
-    return told[0] or None
+    return found[0] or None
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """Split a member name into key and extension, at the first dot of its base name; both empty when it is of no sample.
+    """Split a member name into key and extension, at the first dot of its base name; both empty when it belongs to no sample.
 
-    As webdataset's `base_plus_ext`, which is not used: importing it imports torch, and it takes the square of the length of a name,
-    seconds for the longest that a shard may have. It also takes `._a.jpg`, which macOS puts beside `a.jpg`, for a sample of its folder.
+    Same rule as webdataset's `base_plus_ext`, which is not used: importing it imports torch, and its time is quadratic in the
+    length of a name, seconds for the longest name allowed. It also reads `._a.jpg`, a macOS metadata file, as a sample.
     """
     folder, slash, base = name.rpartition("/")
     stem, dot, extension = base.partition(".")
@@ -139,9 +139,9 @@ def split_name(name: str) -> tuple[str, str]:
 
 
 def member_name(header: bytes) -> str:
-    """Read a name off the header blocks of one member; empty when they are none.
+    """The name in the header blocks of one member; empty when they are not a header.
 
-    Splits are ordered by the names of all their samples, so the usual single block is read without tarfile,
+    The md5 order of a split needs the names of all samples, so the common single block is parsed without tarfile,
     which takes five times as long.
     """
     if len(header) == _BLOCK:
@@ -157,7 +157,7 @@ def member_name(header: bytes) -> str:
 
 
 def escape_key(key: str) -> str:
-    """Make a key safe in a shard, where the first dot of the base name ends it."""
+    """Escape the dots of a key: in a shard the first dot of the base name ends the key."""
     return key.replace("%", "%25").replace(".", "%2E")
 
 
@@ -205,13 +205,13 @@ def _add(
 def _label(
     path: Path, tar: tarfile.TarFile, member: tarfile.TarInfo, extension: str, wanted: Fields
 ) -> int | tuple[int, ...] | None:
-    if member.size > LABEL_FILE.most:
+    if member.size > LABEL_FILE.limit:
         raise DataError(f"{path}: {member.name}: a label of {member.size:,} bytes, should be at most {LABEL_FILE}")
     file = tar.extractfile(member)
     text = file.read() if file is not None else b""
     try:
         if not extension.endswith("json"):
-            numbers = tuple(map(_whole, text.split() or [text]))
+            numbers = tuple(map(_integer, text.split() or [text]))
             return numbers[0] if len(numbers) == 1 else numbers
         values = json.loads(text)
         if not isinstance(values, dict):
@@ -220,19 +220,19 @@ def _label(
         found = values.get(own) if own else values.get("label", values.get("cls", values.get("labels")))
         if isinstance(found, list):
             return tuple(found) if all(type(one) is int for one in found) else None
-        return None if found is None else _whole(found)
+        return None if found is None else _integer(found)
     except (ValueError, TypeError, RecursionError):
         shown = text[:40].decode(errors="replace")
         raise DataError(f"{path}: {member.name} holds {shown!r}, should hold an integer label") from None
 
 
-def _whole(told: object) -> int:
-    """A whole number as JSON or a text writes it. Raises ValueError at everything else that Python would take for one."""
-    if type(told) is int:
-        return told
-    text = told.decode("ascii") if isinstance(told, bytes) else told
+def _integer(value: object) -> int:
+    """An integer from JSON or text. Raises ValueError for anything else, also where `int()` would accept it."""
+    if type(value) is int:
+        return value
+    text = value.decode("ascii") if isinstance(value, bytes) else value
     if not (isinstance(text, str) and re.fullmatch(r"\s*-?[0-9]{1,18}\s*", text, re.ASCII)):
-        raise ValueError(f"{text!r} is no whole number")
+        raise ValueError(f"{text!r} is not an integer")
     return int(text)
 
 
@@ -252,12 +252,12 @@ def _row(path: Path, sample: _Sample) -> tuple[int, int, int, int]:
     if wrong is not None:
         raise DataError(f"{path}: sample {sample.key} has label {wrong}, should be 0 or more, or -1 for none")
     header, data = sample.image.offset, sample.image.offset_data
-    if data - header > MEMBER_HEADER.most:
+    if data - header > MEMBER_HEADER.limit:
         raise DataError(f"{path}: {sample.image.name[:80]} has a header of {data - header} bytes")
     return header, data - header, sample.image.size, labels[0] if labels else -1
 
 
-def _several(samples: list[_Sample]) -> np.ndarray | None:
+def _multiple_labels(samples: list[_Sample]) -> np.ndarray | None:
     if all(sample.label is not None for sample in samples):
         return None
     return pad_labels([sample.labels or () if sample.label is None else (sample.label,) for sample in samples])
@@ -269,22 +269,22 @@ def _check_member(path: Path, member: tarfile.TarInfo) -> None:
         raise DataError(f"{path}: member {name!r} points outside the shard, should be a relative path without '..'")
     if not member.isreg() or member.issparse():
         raise DataError(f"{path}: member {name!r} is a link, a device or sparse, should be a plain file")
-    if member.size > IMAGE_FILE.most:
-        raise DataError(f"{path}: member {name!r} has {member.size} bytes, should have at most {IMAGE_FILE.most}")
+    if member.size > IMAGE_FILE.limit:
+        raise DataError(f"{path}: member {name!r} has {member.size} bytes, should have at most {IMAGE_FILE.limit}")
 
 
 def check_end(path: Path, tar: tarfile.TarFile) -> None:
-    """Make sure that a tar which was read to its end has ended there.
+    """Check that a tar file really ends where tarfile stopped reading.
 
-    Python's tarfile takes a damaged header for the end of the archive, and would lose the rest in silence.
+    Python's tarfile treats a damaged header as the end of the archive, and would silently lose the rest.
 
     Raises:
-        DataError: it goes on, or is cut off.
+        DataError: the file continues, or is truncated.
     """
     assert tar.fileobj is not None
     tar.fileobj.seek(tar.offset)
     if tar.fileobj.read(_BLOCK) != bytes(_BLOCK):
-        after = f" (behind {members[-1].name})" if (members := tar.getmembers()) else ""
+        after = f" (after {members[-1].name})" if (members := tar.getmembers()) else ""
         raise DataError(
-            f"{path}: damaged or cut off at byte {tar.offset}{after}, should end there with a block of zeros"
+            f"{path}: damaged or truncated at byte {tar.offset}{after}, should end there with a block of zeros"
         )

@@ -1,4 +1,4 @@
-"""Shards as webdataset writes them, with their digest and offsets, and the class names that they carry."""
+"""Writes shards with webdataset, and records their digest, their byte offsets and the class names embedded in them."""
 
 import hashlib
 import json
@@ -11,17 +11,17 @@ _NAMES = "class_names"
 
 
 class ShardWriter:
-    """Writes one shard with `webdataset.TarWriter`, and tells where it put what.
+    """Writes one shard with `webdataset.TarWriter`, and returns the offsets of its members.
 
-    A context: the archive ends with it, also after an error, when the file is thrown away.
+    A context manager: at its end the archive is finished, also after an error, when the file is discarded.
 
     Args:
         file: empty, open for writing; it stays open.
-        class_names: in label order; they go before the first sample, where `stored_names` finds them. None: they are left out.
+        class_names: in label order; embedded before the first sample, where `stored_names` reads them. Empty: not embedded.
     """
 
     def __init__(self, file: IO[bytes], class_names: Sequence[str] = ()) -> None:
-        from webdataset import TarWriter  # here, because it imports torch, which the readers of shards do without
+        from webdataset import TarWriter  # imported here because it imports torch, which reading shards does not need
 
         self._stream = _Hashing(file)
         self._writer = TarWriter(
@@ -36,7 +36,7 @@ class ShardWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        # An archive that is left open would write its end when it is collected, by then into a closed file.
+        # An archive left open would write its end when it is garbage-collected, into a file that is closed by then.
         with suppress(OSError) if kind else nullcontext():
             self._writer.close()
 
@@ -45,32 +45,32 @@ class ShardWriter:
 
         Args:
             key: name of its members without their extensions.
-            members: extension to content; they are stored in the order of the extensions.
+            members: extension to content; stored in the order of the extensions.
 
         Returns:
-            extension to where the header and the content of the member begin, in bytes.
+            extension to the byte offsets of header and content of the member.
         """
-        places = {}
-        for extension in sorted(members):  # one at a time: the offset behind each tells how long its header was
+        offsets = {}
+        for extension in sorted(members):  # one at a time: the offset after each gives the length of its header
             header, size = self._tar.offset, len(members[extension])
             self._writer.write({"__key__": key, extension: members[extension]})
-            places[extension] = header, self._tar.offset - size - -size % tarfile.BLOCKSIZE
-        self._tar.members.clear()  # type: ignore[attr-defined] # it would keep every header in memory
-        return places
+            offsets[extension] = header, self._tar.offset - size - -size % tarfile.BLOCKSIZE
+        self._tar.members.clear()  # type: ignore[attr-defined] # otherwise it keeps every header in memory
+        return offsets
 
     @property
     def num_bytes(self) -> int:
-        """Of the file; whole when the context has ended."""
+        """Size of the file; final when the context has ended."""
         return self._stream.num_bytes
 
     @property
     def sha256(self) -> str:
-        """Of the file, in hex; when the context has ended."""
+        """SHA-256 of the file, in hex; valid when the context has ended."""
         return self._stream.digest.hexdigest()
 
 
 class _Hashing:
-    """A stream that counts and hashes what goes through it."""
+    """A stream that counts and hashes the bytes written."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file, self.digest, self.num_bytes = file, hashlib.sha256(), 0
@@ -82,7 +82,7 @@ class _Hashing:
 
 
 def names_header(class_names: Sequence[str]) -> bytes:
-    """Class names as the comment of an archive, a global header of POSIX tar: no program takes it for a sample.
+    """Class names as a comment of the archive, in a global header of POSIX tar, which no program reads as a sample.
 
     Source: IEEE Std 1003.1-2017, pax, "pax Extended Header"
     """
@@ -90,7 +90,7 @@ def names_header(class_names: Sequence[str]) -> bytes:
 
 
 def stored_names(tar: tarfile.TarFile) -> tuple[str, ...]:
-    """The class names in the comment of an archive whose first member was read; none where it has none."""
+    """The class names in the comment of an archive whose first member was read; empty where there are none."""
     try:
         fields = json.loads(tar.pax_headers.get("comment", ""))
     except (ValueError, RecursionError):

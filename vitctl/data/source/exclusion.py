@@ -1,4 +1,4 @@
-"""Images that a split has and does not use: a list beside its index, which opening the split applies; no shard is written."""
+"""Excluded images: a list beside the index of a split (excluded.json), applied when the split is opened. Shards stay unchanged."""
 
 import hashlib
 import json
@@ -19,17 +19,17 @@ from vitctl.system.files import read_json, write_json
 
 FILE = "excluded.json"
 _FORMAT, _BY_KEY = "vitctl-excluded/2", "vitctl-excluded/1"
-_MOST_KEYS = 2_000_000  # half a minute
+_MAX_KEYS = 2_000_000  # half a minute
 _OTHER_SHARDS = "made for other shards than these; make it again with `vitctl data dedup ... --apply`, or remove it"
 
 
 @dataclass(frozen=True, eq=False)
 class Without(View):
-    """A source without some of its samples; the others keep their order. Costs memory only for those left out.
+    """A source without the excluded samples; the others keep their order. Memory grows with the number of excluded samples only.
 
     Args:
-        source: the whole.
-        excluded: int64 `[m]`, numbers of the samples that are left out, ascending.
+        source: all samples.
+        excluded: int64 `[m]`, numbers of the excluded samples, ascending.
     """
 
     excluded: np.ndarray
@@ -58,13 +58,13 @@ class Without(View):
         return int(self._whole(np.array([sample]))[0])
 
     def _whole(self, samples: np.ndarray) -> np.ndarray:
-        """Numbers in the source: the i-th that is left out has this many others before it."""
+        """Convert to sample numbers of the source."""
         others_before = self.excluded - np.arange(len(self.excluded))
         return samples + np.searchsorted(others_before, samples, side="right")
 
 
 def open_shards(folder: Path) -> Source:
-    """A split folder as it is to be used: without the images that its `excluded.json`, if there is one, names.
+    """Open a split folder, without the images listed in its `excluded.json`, if there is one.
 
     Raises:
         DataError: as `read_index`; or the list is damaged, or belongs to other shards.
@@ -73,23 +73,23 @@ def open_shards(folder: Path) -> Source:
 
 
 def without_excluded(source: ShardSource) -> Source:
-    """An opened split without the images that the list beside its index names; see `open_shards`."""
+    """Apply the list of excluded images to an opened split; see `open_shards`."""
     excluded = read_exclusion(source.index)
     return Without(source, excluded) if len(excluded) else source
 
 
 def read_exclusion(index: Index) -> np.ndarray:
-    """The samples that are left out of a split, int64 `[m]`, ascending; none without a list.
+    """Read the excluded samples of a split, int64 `[m]`, ascending; empty without a list.
 
-    A list names them by number, and holds for the same bytes in the same shards alone, however these were indexed.
+    The list holds sample numbers, and is valid only for shards with the same bytes; their index may have been written again.
 
     Raises:
-        DataError: the list is damaged, belongs to other shards, leaves nothing, or names images by keys that repeat.
+        DataError: the list is damaged, belongs to other shards, excludes everything, or uses keys that are not unique.
     """
     path = index.folder / FILE
     if not path.exists():
         return np.zeros(0, np.int64)
-    fields = read_json(path, INDEX.most, error=DataError)
+    fields = read_json(path, INDEX.limit, error=DataError)
     if not isinstance(fields, dict):
         raise DataError(f"{path}: should hold a list of images with the digest of their shards")
     if fields.get("format") == _BY_KEY:
@@ -97,9 +97,9 @@ def read_exclusion(index: Index) -> np.ndarray:
     if fields.get("format") != _FORMAT:
         raise DataError(f"{path}: format is {fields.get('format')!r}, should be {_FORMAT!r}")
     images = fields.get("images")
-    told = all(isinstance(one, dict) for one in images) if isinstance(images, list) else False
+    is_valid = all(isinstance(one, dict) for one in images) if isinstance(images, list) else False
     samples = _numbers(
-        path, [one.get("sample") for one in images] if isinstance(images, list) and told else [-1], index
+        path, [one.get("sample") for one in images] if isinstance(images, list) and is_valid else [-1], index
     )
     if fields.get("shards") != _shards_digest(index) or fields.get("rows") != _rows_digest(index, samples):
         raise DataError(f"{path}: {_OTHER_SHARDS}")
@@ -107,39 +107,39 @@ def read_exclusion(index: Index) -> np.ndarray:
 
 
 def changed_images(index: Index) -> list[str]:
-    """The keys of images that are left out of a split and have other bytes than when they were."""
+    """The keys of excluded images whose bytes have changed since they were excluded."""
     if not len(read_exclusion(index)):
         return []
-    images = read_json(index.folder / FILE, INDEX.most, error=DataError)["images"]
+    images = read_json(index.folder / FILE, INDEX.limit, error=DataError)["images"]
     if isinstance(images, dict):
-        return []  # by key, without digests
+        return []  # the older format has no digests
     source = ShardSource(index)
     return [str(one.get("key")) for one in images if one.get("digest") != image_digest(source, one["sample"]).hex()]
 
 
 def write_exclusion(index: Index, samples: Sequence[int], *, reason: str) -> int:
-    """Leave samples out of a split from now on, beside those that are left out already.
+    """Exclude samples of a split, in addition to those that are excluded already.
 
     Args:
         index: of the split.
-        samples: numbers in its shards.
-        reason: in words, kept in the list.
+        samples: sample numbers.
+        reason: text, stored in the list.
 
     Returns:
-        how many are left out now, as opening the split finds them.
+        how many samples are excluded now.
     """
     source, path = ShardSource(index), index.folder / FILE
-    together = np.union1d(read_exclusion(index), np.asarray(samples, np.int64))
-    if len(together) == index.num_samples:
+    excluded = np.union1d(read_exclusion(index), np.asarray(samples, np.int64))
+    if len(excluded) == index.num_samples:
         raise DataError(f"{path}: would leave none of {index.num_samples} images; nothing was written")
     fields = {
         "format": _FORMAT,
         "shards": _shards_digest(index),
-        "rows": _rows_digest(index, together),
+        "rows": _rows_digest(index, excluded),
         "reason": reason,
         "images": [
             {"sample": sample, "key": sample_key(source, sample), "digest": image_digest(source, sample).hex()}
-            for sample in together.tolist()
+            for sample in excluded.tolist()
         ],
     }
     write_json(path, fields)
@@ -155,13 +155,13 @@ def _numbers(path: Path, listed: Sequence[object], index: Index) -> np.ndarray:
 
 
 def _read_by_key(path: Path, fields: dict[str, Any], index: Index) -> np.ndarray:
-    """A list of an earlier release, which holds one image of each key: no more than a part where keys repeat."""
+    """Read the format of an earlier release, which holds one image per key, and so is incomplete where keys repeat."""
     if fields.get("index") != index.index_sha256:
         raise DataError(f"{path}: {_OTHER_SHARDS}")
     images = fields.get("images")
     samples = _numbers(path, list(images.values()) if isinstance(images, dict) else [-1], index)
     assert isinstance(images, dict)
-    if index.is_remote or index.num_samples > _MOST_KEYS or _num_named(index, frozenset(images)) != len(images):
+    if index.is_remote or index.num_samples > _MAX_KEYS or _num_named(index, frozenset(images)) != len(images):
         raise DataError(
             f"{path}: made by an earlier release, which kept one image of each key, and keys repeat in this split or are too many "
             "to compare: more images may have been meant; remove it and make it again with `vitctl data dedup ... --apply`"
@@ -177,13 +177,13 @@ def _num_named(index: Index, keys: frozenset[str]) -> int:
 
 
 def _shards_digest(index: Index) -> str:
-    """Of all bytes of all shards, in their order."""
+    """SHA-256 over the digests of all shards, in their order."""
     shards = [[shard.sha256, shard.num_samples] for shard in index.shards]
     return hashlib.sha256(json.dumps(shards).encode()).hexdigest()
 
 
 def _rows_digest(index: Index, samples: np.ndarray) -> str:
-    """Of where some samples lie in their shards."""
+    """SHA-256 over the byte offsets of some samples in their shards."""
     rows = index.rows[samples]
-    places = np.stack([samples, *(rows[name].astype(np.int64) for name in ("header", "data", "size"))]).astype("<i8")
-    return hashlib.sha256(places.tobytes()).hexdigest()
+    offsets = np.stack([samples, *(rows[name].astype(np.int64) for name in ("header", "data", "size"))]).astype("<i8")
+    return hashlib.sha256(offsets.tobytes()).hexdigest()

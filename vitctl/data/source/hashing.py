@@ -1,9 +1,8 @@
-"""The process beside a job that reads shards and holds them against their digests: `python -I hashing.py RECORDS PARENT`.
+"""A background process of a job that verifies shards against their digests: `python -I hashing.py RECORDS PARENT`.
 
-It imports the standard library alone. It reads lines of [path, size, sha256, whether it is a copy in the cache] and appends a line
-for each file; a copy that is damaged is removed. It is a process of
-its own, because loaders are forked off the job, beside whose threads that is not safe; it steps back behind all others, and ends
-with its parent.
+It imports only the standard library. It reads lines of [path, size, sha256, whether it is a cached copy] from standard input and
+appends a record for each file; a damaged cached copy is deleted. It is a separate process and not a thread, because the job forks
+loader workers, which is not safe in a process with threads. It runs at low priority (nice), and ends with its parent.
 """
 
 import hashlib
@@ -16,7 +15,7 @@ from contextlib import suppress
 
 _CHUNK = 4 * 2**20
 _NICE = 10
-# Sent to the whole group; the job decides. They are those of vitctl.system.signals, which is not to be imported here.
+# Sent to the process group, but the job stops this process. The same as in vitctl.system.signals, which is not imported here.
 IGNORED_SIGNALS = (
     signal.SIGTERM,
     signal.SIGUSR1,
@@ -31,16 +30,16 @@ IGNORED_SIGNALS = (
 
 
 def hash_file(path: str, num_bytes: int, sha256: str, alive: Callable[[], None] = lambda: None) -> dict[str, object]:
-    """Read a file whole.
+    """Verify a file against its digest.
 
     Args:
         path: of the file.
-        num_bytes, sha256: that it should have.
+        num_bytes, sha256: expected size and digest.
         alive: called every few MiB.
 
     Returns:
-        path, sha256 as given, `inode`, `mtime_ns` and `ctime_ns` before it was read, and `problem`: what is wrong in words, "" when
-        nothing is.
+        path and sha256 as given, `inode`, `mtime_ns` and `ctime_ns` before it was read, and `problem`: a message, "" when the file
+        is intact.
     """
     record: dict[str, object] = {
         "path": path,
@@ -67,16 +66,16 @@ def hash_file(path: str, num_bytes: int, sha256: str, alive: Callable[[], None] 
 
 
 def _no_links(path: str, flags: int) -> int:
-    """As `vitctl.system.files.no_links`, which this file cannot import: it runs alone."""
+    """As `vitctl.system.files.no_links`, which this file cannot import."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
 
 
 def main() -> None:
-    """Hash the files that standard input names, until all are done or the parent is gone."""
+    """Verify the files listed on standard input, until all are done or the parent has died."""
     for number in IGNORED_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     os.nice(_NICE)
-    parent = int(sys.argv[2])  # asked for here it could be another already
+    parent = int(sys.argv[2])  # os.getppid() could already return another process
 
     def alive() -> None:
         if os.getppid() != parent:
@@ -84,19 +83,19 @@ def main() -> None:
 
     files = [json.loads(line) for line in sys.stdin]
     with open(sys.argv[1], "a", encoding="utf-8", opener=_no_links) as records:
-        records.write("\n")  # ends a line that an earlier process left torn
-        for path, num_bytes, sha256, is_kept in files:
+        records.write("\n")  # ends an incomplete line of an earlier process
+        for path, num_bytes, sha256, is_cached in files:
             alive()
             record = hash_file(path, num_bytes, sha256, alive)
-            if record["problem"] and is_kept:
-                if not os.path.exists(path):  # dropped for want of room, which is no damage
+            if record["problem"] and is_cached:
+                if not os.path.exists(path):  # evicted from the cache because no space was left: not damage
                     continue
                 with suppress(OSError):
                     os.unlink(path)
             records.write(json.dumps(record) + "\n")
             records.flush()
             if record["problem"]:
-                with suppress(OSError):  # a screen that is gone; the record says it
+                with suppress(OSError):  # the terminal is closed; the problem is in the record
                     print(f"warning: {path}: {record['problem']}", file=sys.stderr, flush=True)
 
 

@@ -1,4 +1,4 @@
-"""The digest of an image's bytes, by which images that are the same are told."""
+"""The digest of the bytes of an image, to find exact duplicates."""
 
 import hashlib
 
@@ -11,12 +11,12 @@ DIGEST = np.dtype("S16")
 
 
 def bytes_digest(data: bytes) -> bytes:
-    """Of the bytes of a file, 16 bytes."""
+    """BLAKE2b of the bytes of a file, 16 bytes."""
     return hashlib.blake2b(data, digest_size=DIGEST.itemsize).digest()
 
 
 def image_digest(source: Source, sample: int) -> bytes:
-    """Of the bytes of an image, 16 bytes; one that cannot be read is like no other."""
+    """Digest of an image, 16 bytes; an image that cannot be read gets a digest that matches no other."""
     try:
         data = source.read(sample)
     except BadSample:

@@ -1,4 +1,4 @@
-"""ImageNet ReaL: the validation images labelled anew, with all the classes that can be seen in them, or none."""
+"""ImageNet ReaL: new labels for the validation images, with every class that is visible in them, or none."""
 
 import re
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ URL = "https://raw.githubusercontent.com/google-research/reassessed-imagenet/mas
 SHA256 = "d83e9bff374c631aae8439eb064c7019acc56e1b3bc3f56b8380c2a710b0220b"
 NUM_IMAGES, NUM_CLASSES = 50_000, 1000
 _NUMBER = re.compile(r"ILSVRC2012_val_(\d{8})(?!\d)")
-_MOST_BYTES = 16 * 2**20
+_MAX_BYTES = 16 * 2**20
 
 
 def read_real(path: Path) -> list[list[int]]:
@@ -25,7 +25,7 @@ def read_real(path: Path) -> list[list[int]]:
             f"{path}: ReaL labels are missing; get them with `vitctl data prepare imagenet_real`, or from {URL}"
         )
     try:
-        sets = read_json(path, _MOST_BYTES, error=DataError)
+        sets = read_json(path, _MAX_BYTES, error=DataError)
     except DataError:
         sets = None
     if not isinstance(sets, list) or len(sets) != NUM_IMAGES or not all(map(_is_set, sets)):
@@ -34,14 +34,14 @@ def read_real(path: Path) -> list[list[int]]:
 
 
 def label_sets(keys: Iterable[str], sets: list[list[int]]) -> list[list[int]]:
-    """The label set of each image, found by the number in its name, whatever the order of the images.
+    """The label set of each image, found by the number in its name, in any order of images.
 
     Args:
         keys: such as `ILSVRC2012_val_00000293.JPEG`, perhaps within a folder.
         sets: as `read_real` gives them.
 
     Raises:
-        DataError: a name has no such number, or two have the same.
+        DataError: a name has no such number, or two names have the same.
     """
     found: dict[int, str] = {}
     for key in keys:

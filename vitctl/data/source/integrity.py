@@ -1,4 +1,4 @@
-"""Whether the shards and large tables that a run reads are, byte for byte, what their index says: found out beside it, each once."""
+"""Verification of the shards and large tables of a run against the digests in their index, in the background, each file once."""
 
 import json
 import os
@@ -29,23 +29,23 @@ _REMOVED = " (a copy in the cache; it was removed and is fetched anew)"
 
 
 class _File(NamedTuple):
-    """A file that an index names with its digest; `is_kept` is a copy in the cache, which reading does not leave as it is."""
+    """A file with its digest from an index. `is_cached`: a copy in the cache, whose atime and ctime change when it is read."""
 
     path: str
     num_bytes: int
     sha256: str
-    is_kept: bool = False
+    is_cached: bool = False
 
 
 @dataclass(frozen=True)
 class Verified:
-    """How far it came.
+    """The state of a verification.
 
     Args:
-        share: of the bytes, 0 to 1, that are what the index says. Remote shards count when they are kept whole in the cache, which
-            checks what it fetches; what it held before is read like a local shard. Read image by image they do not.
-        damaged: "path: what is wrong" of every shard that is not, or that changed after it was read.
-        num_unread: shards here that nothing is known of.
+        share: fraction of the bytes that are verified, 0 to 1. Remote shards count when they are cached as whole files: the cache
+            verifies what it fetches, and files cached before are read like local shards. Read image by image, they do not count.
+        damaged: "path: problem" of every damaged shard, and of every shard that changed after it was verified.
+        num_unread: local shards that are not verified yet.
     """
 
     share: float
@@ -54,19 +54,19 @@ class Verified:
 
 
 class Verification:
-    """Holds the shards of some sources against their digests, in a process beside this one.
+    """Verifies the shards of some sources against their digests, in a background process.
 
-    What was found stays in RUN/verified/, so that a run that goes on does not begin again; a file that changed since is read again.
+    Results are stored in RUN/verified/, so that a resumed run continues; a file that changed since is read again.
 
     Args:
-        sources: whose shards are read; those without any count as nothing.
-        folder: of the run, shared by all processes of it.
-        part, num_parts: this process among those that share the work.
+        sources: whose shards are verified; sources without shards are ignored.
+        folder: of the run, shared by all its processes.
+        part, num_parts: number of this process, and of processes that share the work.
     """
 
     def __init__(self, sources: Sequence[Source], folder: Path, *, part: int = 0, num_parts: int = 1) -> None:
         self._files, self._unread = _files(sources)
-        self._fetched = {file.path for file in self._files if file.is_kept and not os.path.exists(file.path)}
+        self._fetched = {file.path for file in self._files if file.is_cached and not os.path.exists(file.path)}
         self._folder = folder / FOLDER
         self._changed_before = self._changed()
         known = {*self._records(), *self._fetched}
@@ -74,7 +74,7 @@ class Verification:
             file for number, file in enumerate(self._files) if number % num_parts == part and file.path not in known
         ]
         self._process = self._start(todo, f"part_{part}_of_{num_parts}.jsonl") if todo else None
-        if self._process is not None:  # also when the job fails: nothing is left, not even a zombie
+        if self._process is not None:  # also when the job fails: no process is left, not even a zombie
             weakref.finalize(self, _end, self._process, os.getpid())
 
     def _start(self, todo: Sequence[_File], name: str) -> subprocess.Popen[str]:
@@ -88,7 +88,7 @@ class Verification:
             hashing.__file__,
             records,
             parent,
-        ]  # by its path: none of our folders on sys.path
+        ]  # run by path, so that sys.path stays unchanged
         process = subprocess.Popen(command, stdin=subprocess.PIPE, text=True)
         assert process.stdin is not None
         with suppress(BrokenPipeError), process.stdin:
@@ -96,7 +96,11 @@ class Verification:
         return process
 
     def finish(self, seconds: float | None) -> None:
-        """Wait until this process's part is done, at most so long (None: however long it takes); then stop."""
+        """Wait until the part of this process is done, then stop.
+
+        Args:
+            seconds: timeout; None for no timeout.
+        """
         process, self._process = self._process, None
         if process is None:
             return
@@ -107,106 +111,106 @@ class Verification:
             process.wait()
 
     def stop(self) -> None:
-        """End it as it is."""
+        """Stop at once."""
         self.finish(0)
 
     @property
-    def is_of_nothing(self) -> bool:
-        """Whether no source is stored in shards."""
+    def is_empty(self) -> bool:
+        """Whether no source has shards."""
         return not (self._files or self._unread)
 
     def found(self) -> Verified:
-        """What all parts have found until now."""
+        """The results of all parts so far."""
         changed = {path: _CHANGED for path, *_ in self._changed() - self._changed_before}
         known = dict.fromkeys(self._fetched, "") | changed | self._records()
         good = sum(file.num_bytes for file in self._files if known.get(file.path) == "")
         total = self._unread + sum(file.num_bytes for file in self._files)
         damaged = tuple(
-            f"{file.path}: {known[file.path]}{_REMOVED if file.is_kept else ''}"
+            f"{file.path}: {known[file.path]}{_REMOVED if file.is_cached else ''}"
             for file in self._files
             if known.get(file.path)
         )
-        num_unread = sum(file.path not in known and not file.is_kept for file in self._files)
+        num_unread = sum(file.path not in known and not file.is_cached for file in self._files)
         return Verified(good / total if total else 1.0, damaged, num_unread)
 
     def _records(self) -> dict[str, str]:
-        """Path -> problem of the files that were read, have not changed since, and are asked for with the same digest."""
+        """Path -> problem of the files that were verified against the same digest and have not changed since."""
         return {path: problem for path, problem, _ in self._read() if problem is not None}
 
     def _changed(self) -> set[tuple[str, str]]:
-        """Paths of files that changed after they were read, with what was noted of them."""
-        return {(path, noted) for path, problem, noted in self._read() if problem is None}
+        """Paths of files that changed after they were verified, with their records."""
+        return {(path, record) for path, problem, record in self._read() if problem is None}
 
     def _read(self) -> Iterator[tuple[str, str | None, str]]:
-        """Path, problem (None: it changed since) and line of every record that is asked for with the same digest."""
+        """Path, problem (None: it changed since) and line of every record with the expected digest."""
         wanted = {file.path: file for file in self._files}
         for path in sorted(self._folder.glob("*.jsonl")):
             try:
-                text = read_bytes(path, RUN_FILE.most, error=DataError).decode(errors="replace")
-            except DataError:  # it is something else: all is read again
+                text = read_bytes(path, RUN_FILE.limit, error=DataError).decode(errors="replace")
+            except DataError:  # not a record file: everything is verified again
                 continue
             for line in text.splitlines():
-                # A torn line, or a file that is gone, is read again.
+                # An incomplete line is skipped, and so is a file that no longer exists.
                 with suppress(ValueError, KeyError, TypeError, OSError, RecursionError):
                     record = json.loads(line)
                     file = wanted[record["path"]]
                     if file.sha256 == record["sha256"]:
-                        yield file.path, str(record["problem"]) if _stands(record, file) else None, line
+                        yield file.path, str(record["problem"]) if _is_unchanged(record, file) else None, line
 
 
-def _stands(record: Mapping[str, Any], file: _File) -> bool:
-    """Whether a file is still the one that was read."""
+def _is_unchanged(record: Mapping[str, Any], file: _File) -> bool:
+    """Whether a file is unchanged since it was verified."""
     try:
         found = os.stat(file.path)
-    except FileNotFoundError:  # dropped from the cache since: what is fetched in its place is checked there
-        return file.is_kept
-    # A copy that keeps the time of the file gives it a later ctime; so does whoever notes that it used a file of the cache.
+    except FileNotFoundError:  # evicted from the cache since; a new copy is verified when it is fetched
+        return file.is_cached
+    # Copying with preserved mtime gives a later ctime; so does marking a cached file as recently used.
     same = found.st_ino == record["inode"] and found.st_mtime_ns == record["mtime_ns"]
-    return same and (file.is_kept or found.st_ctime_ns == record["ctime_ns"])
+    return same and (file.is_cached or found.st_ctime_ns == record["ctime_ns"])
 
 
 def _files(sources: Sequence[Source]) -> tuple[list[_File], int]:
-    """Local shards, large tables and the places of shards in the cache, each once; and the bytes of shards that nobody checks."""
+    """Local shards, large tables and cached shards, each once; and the total size of shards that cannot be verified."""
     files: dict[str, _File] = {}
     unread: dict[str, int] = {}
-    for source, shards in (found for one in sources for found in _touched(one, None)):
-        for name, noted in source.index.tables.items():
-            if noted["num_bytes"] > tables.READ_AT_ONCE:
+    for source, shards in (found for one in sources for found in _shards_read(one, None)):
+        for name, recorded in source.index.tables.items():
+            if recorded["num_bytes"] > tables.VERIFIED_ON_OPEN:
                 path = os.path.abspath(source.index.folder / name)
-                files[path] = _File(path, noted["num_bytes"], noted["sha256"])
+                files[path] = _File(path, recorded["num_bytes"], recorded["sha256"])
         for number in shards:
             shard, address = source.index.shards[number], source.index.address(number)
             is_far = is_remote(address)
             if is_far and source.cache is None:
                 unread[address] = shard.num_bytes
                 continue
-            path = os.path.abspath(source.cache.place(shard.sha256) if is_far and source.cache else address)
+            path = os.path.abspath(source.cache.path(shard.sha256) if is_far and source.cache else address)
             files[path] = _File(path, shard.num_bytes, shard.sha256, is_far)
     return list(files.values()), sum(unread.values())
 
 
-def _touched(source: Source, rows: np.ndarray | None) -> Iterator[tuple[ShardSource, list[int]]]:
-    """The shards that hold some samples of a source, or all (None)."""
+def _shards_read(source: Source, rows: np.ndarray | None) -> Iterator[tuple[ShardSource, list[int]]]:
+    """The shards that hold the given samples of a source (None: all samples)."""
     match source:
         case ShardSource():
             ends = np.cumsum([shard.num_samples for shard in source.index.shards])
             every = range(len(ends)) if rows is None else np.unique(np.searchsorted(ends, rows, side="right")).tolist()
             yield source, list(every)
         case Subset():
-            yield from _touched(source.source, source.rows if rows is None else source.rows[rows])
+            yield from _shards_read(source.source, source.rows if rows is None else source.rows[rows])
         case Relabelled():
-            yield from _touched(source.source, rows)
+            yield from _shards_read(source.source, rows)
         case Without():
-            yield from _touched(source.source, None)
+            yield from _shards_read(source.source, None)
         case Concat():
             for part, begin in zip(source.parts, source.begins, strict=True):
                 inside = None if rows is None else rows[(rows >= begin) & (rows < begin + len(part))] - begin
                 if inside is None or len(inside):
-                    yield from _touched(part, inside)
+                    yield from _shards_read(part, inside)
 
 
 def _end(process: subprocess.Popen[str], owner: int) -> None:
-    """End a process and take it back; in a loader process, which has a copy of everything, nothing is done."""
+    """Kill a process and wait for it; does nothing in a forked worker, which has a copy of this object."""
     if os.getpid() == owner:
         process.kill()
         process.wait()

@@ -1,4 +1,4 @@
-"""One rule for labels, held against every source that a job opens: which are needed, and which mean nothing."""
+"""Validation of labels, applied to every source that a job opens: which labels are required, and which are invalid."""
 
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
@@ -13,14 +13,14 @@ _CHUNK = 2**20
 
 
 class _Found(NamedTuple):
-    """How many images are so, and the first of them; -1 for none."""
+    """How many images were found, and the first of them; -1 for none."""
 
     number: int
     first: int
 
 
 def check_labels(source: Source, name: str, use: Use, *, single: bool = False) -> None:
-    """Refuse a source whose labels do not fit what a job does with it. They are read in chunks, never all at once.
+    """Refuse a source whose labels are not valid for the job. Labels are read in chunks, so memory is constant.
 
     A label is 0 to K - 1 of K classes, or -1 for none; of several the missing ones come last. Anything else is refused for
     every use: the index is damaged. An image without a label is refused in `training` and in `scoring`; where images may have
@@ -28,9 +28,9 @@ def check_labels(source: Source, name: str, use: Use, *, single: bool = False) -
     prediction) need none.
 
     Args:
-        source: as it was opened.
-        name: what the user calls it, for messages.
-        use: what for.
+        source: an opened split.
+        name: of the split, for messages.
+        use: what the job needs the images for.
         single: refuse sources whose images may have several labels.
 
     Raises:
@@ -49,14 +49,14 @@ def check_labels(source: Source, name: str, use: Use, *, single: bool = False) -
         label = source.labels(np.array([odd.first])).tolist()[0]
         raise DataError(
             f"'{name}': {odd.number:,} of {len(source):,} images have a label that is none of 0 to {num_classes - 1}, first "
-            f"number {odd.first} ({label}) of {source.place(odd.first)}: the index is damaged or was made for other classes; make it "
+            f"number {odd.first} ({label}) of {source.location(odd.first)}: the index is damaged or was made for other classes; make it "
             "again with `vitctl data index`"
         )
     is_refused = use == "training" or (use == "scoring" and not width)
     if lacking.number and (is_refused or (use == "scoring" and lacking.number == len(source))):
         raise DataError(
             f"'{name}': {lacking.number:,} of {len(source):,} images have no label and cannot be "
-            f"{'trained on' if use == 'training' else 'scored'}, first number {lacking.first} of {source.place(lacking.first)}; index "
+            f"{'trained on' if use == 'training' else 'scored'}, first number {lacking.first} of {source.location(lacking.first)}; index "
             "the split with its labels"
         )
 

@@ -1,4 +1,4 @@
-"""What --data means: a folder, its address, or shards by pattern, by list or by @file."""
+"""Finds the splits that --data names: a folder, a URL, or shards by pattern, by list or by @file."""
 
 import hashlib
 import os
@@ -29,25 +29,25 @@ from vitctl.data.source.read import ShardSource, Source, Subset
 from vitctl.data.source.unindexed import index_folder, index_list
 from vitctl.errors import DataError
 from vitctl.system.bounds import INDEX, SHARD_LIST
-from vitctl.system.files import cache_folder, read_bytes, replacing, write_bytes, write_text
+from vitctl.system.files import atomic_write, cache_folder, read_bytes, write_bytes, write_text
 from vitctl.system.text import nearest, one_line
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _STRAY_BRACE = re.compile(r"\{[^}]*(\{|$)|(^|\})[^{]*\}")
 _RANGE = re.compile(r"([0-9]{1,18})\.\.([0-9]{1,18})(\.\.[0-9]{1,18})?")
-_MOST_NAMES = 10**6
-_ETAG, _MOST_ETAG_BYTES = f"{INDEX_FILE}.etag", 1000
+_MAX_NAMES = 10**6
+_ETAG, _MAX_ETAG_BYTES = f"{INDEX_FILE}.etag", 1000
 _LOOKED_FOR = ("train", "validation", "val", "test", "train800", "val200", "train800val200")
 
 
 @dataclass(frozen=True)
-class SplitPlace:
-    """Where a split lies.
+class SplitLocation:
+    """The location of a split.
 
     Args:
         folder: holds its index.
-        base: address of its shards when they do not lie in `folder`.
-        shards: names of the shards that were asked for; none for all.
+        base: URL of its shards when they are not in `folder`.
+        shards: names of the selected shards; empty for all.
     """
 
     folder: Path
@@ -55,7 +55,11 @@ class SplitPlace:
     shards: tuple[str, ...] = ()
 
     def open(self, cache_bytes: int) -> Source:
-        """Its samples; `cache_bytes` bounds the cache of remote shards, 0 reads single images."""
+        """Open the split.
+
+        Args:
+            cache_bytes: size limit of the cache of remote shards; 0 reads single images without a cache.
+        """
         index = read_index(self.folder, self.base)
         cache = ShardCache(cache_folder() / "shards", cache_bytes) if index.is_remote and cache_bytes else None
         source = ShardSource(index, cache)
@@ -74,43 +78,43 @@ class SplitPlace:
         return Subset(source, rows[~np.isin(rows, read_exclusion(index))])
 
 
-def every_place(text: str) -> dict[str, SplitPlace]:
-    """All splits behind what was given as data, as `find_places` reads it, with the index as it is now.
+def locate_all_splits(text: str) -> dict[str, SplitLocation]:
+    """All splits at a location, read as in `locate_splits`; shards without an index are not indexed.
 
-    An address cannot be listed: there the usual names are looked for. Another one is found by its own address.
+    A URL cannot be listed, so common split names are tried there. A split of another name needs its own URL.
 
     Raises:
-        DataError: as `find_places`; or nothing is indexed there.
+        DataError: as `locate_splits`; or there is no index.
     """
-    found = find_places(text, "+".join(_LOOKED_FOR), makes_index=False)
+    found = locate_splits(text, "+".join(_LOOKED_FOR), makes_index=False)
     if found:
         return found
     if is_remote(text):
         raise DataError(
             f"{text}: no index.json there, nor in {', '.join(_LOOKED_FOR)}; give the address of a folder of shards or of one split"
         )
-    raise DataError(nothing_indexed(text))
+    raise DataError(no_index_message(text))
 
 
-def find_places(text: str, split: str, *, makes_index: bool = True) -> dict[str, SplitPlace]:
-    """The splits behind what was given as data, by name; empty when nothing is indexed there.
+def locate_splits(text: str, split: str, *, makes_index: bool = True) -> dict[str, SplitLocation]:
+    """Find splits at a location: split name to location; empty when there is no index.
 
-    Local shards without an index are indexed first, and that is said; see unindexed.py.
+    Local shards without an index are indexed first, with a message on stderr; see unindexed.py.
 
     Args:
-        text: a local folder of shards or of splits; the address of one; shards as `train/{000..127}.tar`, joined by
+        text: a local folder of shards or of splits; the URL of one; shards as `train/{000..127}.tar`, joined by
             commas, or in a text file as `@shards.txt`.
-        split: the split expression that is wanted; an address cannot be listed, so its splits are asked for by name.
-        makes_index: index local shards that have none.
+        split: the split expression; a URL cannot be listed, so its splits are requested by name.
+        makes_index: index local shards that have no index.
 
     Raises:
-        DataError: the text is malformed, an address is refused or cannot be read.
+        DataError: the text is malformed, a URL is refused or cannot be read.
     """
     if not text.startswith("@") and not _BRACES.search(text) and "," not in text and not text.endswith(".tar"):
         if not is_remote(text):
             if makes_index:
                 index_folder(Path(text), _names(split))
-            return {name: SplitPlace(folder) for name, folder in find_splits(Path(text)).items()}
+            return {name: SplitLocation(folder) for name, folder in find_splits(Path(text)).items()}
         return _remote_splits(text.rstrip("/"), split)
     shards = expand(text)
     folders = {shard.rpartition("/")[0] for shard in shards}
@@ -119,19 +123,19 @@ def find_places(text: str, split: str, *, makes_index: bool = True) -> dict[str,
             f"{text}: names {len(shards)} files in {len(folders)} folders, should be the .tar shards of one split"
         )
     (folder,) = folders
-    found = find_places(folder or ".", split, makes_index=False)
+    found = locate_splits(folder or ".", split, makes_index=False)
     if not found and makes_index and not is_remote(text) and all(map(os.path.exists, shards)):
-        return {Path(folder).resolve().name: SplitPlace(index_list([Path(shard) for shard in shards]))}
+        return {Path(folder).resolve().name: SplitLocation(index_list([Path(shard) for shard in shards]))}
     if len(found) != 1:
         raise DataError(
             f"{folder}: no index.json beside these shards; write one with `vitctl data index '{text}' --out FOLDER`"
         )
     names = tuple(shard.rpartition("/")[2] for shard in shards)
-    return {name: SplitPlace(place.folder, place.base, names) for name, place in found.items()}
+    return {name: SplitLocation(place.folder, place.base, names) for name, place in found.items()}
 
 
-def nothing_indexed(path: str, split: str = "train") -> str:
-    """What is wrong with a place of shards where no index is found, and how to mend it, in one line."""
+def no_index_message(path: str, split: str = "train") -> str:
+    """The error message for a location without an index, and how to fix it, in one line."""
     if is_remote(path):
         return f"{path}: neither index.json nor {split}/index.json there; `vitctl data index URL... --out FOLDER` writes one"
     if not Path(path).exists():
@@ -160,7 +164,7 @@ def _neighbours(path: Path) -> list[str]:
 
 
 def expand(text: str) -> list[str]:
-    """Every name that a pattern, a list or an @file stands for, in order.
+    """Expand a pattern, a list or an @file to names, in order.
 
     Raises:
         DataError: braces are malformed, the file cannot be read, or it is more than a million names.
@@ -169,8 +173,8 @@ def expand(text: str) -> list[str]:
     for name in _parts(text):
         for expanded in _expand_braces(name):
             names.append(expanded)
-            if len(names) > _MOST_NAMES:
-                raise DataError(f"{text[:80]}: more than {_MOST_NAMES:,} names")
+            if len(names) > _MAX_NAMES:
+                raise DataError(f"{text[:80]}: more than {_MAX_NAMES:,} names")
     if not names:
         raise DataError(f"{text}: names nothing")
     return names
@@ -180,7 +184,7 @@ def _parts(text: str) -> Iterator[str]:
     if text.startswith("@"):
         path = Path(text[1:])
         try:
-            lines = read_bytes(path, SHARD_LIST.most, error=DataError).decode().splitlines()
+            lines = read_bytes(path, SHARD_LIST.limit, error=DataError).decode().splitlines()
         except UnicodeDecodeError as error:
             raise DataError(f"{path}: cannot be read ({error}); should be a text file with a shard per line") from None
         yield from (line.strip() for line in lines if line.strip() and not line.startswith("#"))
@@ -189,7 +193,7 @@ def _parts(text: str) -> Iterator[str]:
 
 
 def _expand_braces(text: str) -> Iterator[str]:
-    """With webdataset's package. Refused are what it would take for plain text, and what it would fill the memory with."""
+    """Expand with the package braceexpand, as webdataset does. Patterns that it would not expand, or too many names, are refused."""
     choices = _BRACES.findall(text)
     for inside in choices:
         span = _RANGE.fullmatch(inside)
@@ -197,8 +201,8 @@ def _expand_braces(text: str) -> Iterator[str]:
             raise DataError(
                 f"{text[:80]}: '{{{inside[:80]}}}' should be a range as {{000..127}} or a choice as {{a,b}}"
             )
-        if len(choices) >= _MOST_NAMES.bit_length() or (span and abs(int(span[2]) - int(span[1])) >= _MOST_NAMES):
-            raise DataError(f"{text[:80]}: more than {_MOST_NAMES:,} names")
+        if len(choices) >= _MAX_NAMES.bit_length() or (span and abs(int(span[2]) - int(span[1])) >= _MAX_NAMES):
+            raise DataError(f"{text[:80]}: more than {_MAX_NAMES:,} names")
     if not choices:
         return iter((text,))
     if _STRAY_BRACE.search(text):
@@ -211,80 +215,80 @@ def _names(split: str) -> list[str]:
     return list(dict.fromkeys(part.split("[")[0].strip() for part in split.split("+")))
 
 
-def _remote_splits(url: str, split: str) -> dict[str, SplitPlace]:
-    """An address is a split folder itself, or holds a folder for each split."""
+def _remote_splits(url: str, split: str) -> dict[str, SplitLocation]:
+    """The splits at a URL, which is a split folder itself, or holds a folder for each split."""
     check_address(url)
     names = _names(split)
-    # What was a folder of splits before is not asked whether it is a split: offline there would be no answer.
+    # Where a split below this URL is cached, the URL itself is not requested: offline the request would fail.
     if not any((_copy(f"{url}/{name}") / INDEX_FILE).exists() for name in names):
         try:
-            return {url.rpartition("/")[2]: SplitPlace(_fetched_index(url), url)}
+            return {url.rpartition("/")[2]: SplitLocation(_fetched_index(url), url)}
         except MissingError:
             pass
     found = {}
     for name in names:
         try:
-            found[name] = SplitPlace(_fetched_index(f"{url}/{name}"), f"{url}/{name}")
+            found[name] = SplitLocation(_fetched_index(f"{url}/{name}"), f"{url}/{name}")
         except MissingError:
             continue
     return found
 
 
 def _fetched_index(url: str) -> Path:
-    """The cached copy of a remote split's index, as it is there now; `index.json` comes last.
+    """Fetch the index of a remote split into the cache; `index.json` is written last.
 
-    What is kept is asked for by its ETag, so that an unchanged index costs one short answer. A copy that is not whole is
-    fetched anew. Where nobody answers the copy is used, and that is said.
+    A cached index is revalidated by its ETag, so that an unchanged index takes one short response. An incomplete copy is fetched
+    again. Where the server does not respond, the cached copy is used, with a warning.
     """
     folder = _copy(url)
-    kept = _whole(folder, url)
+    cached = _cached_index(folder, url)
     try:
-        if kept is None:
-            _fetch_index(url, folder, read_file(f"{url}/{INDEX_FILE}", INDEX.most))
+        if cached is None:
+            _fetch_index(url, folder, read_file(f"{url}/{INDEX_FILE}", INDEX.limit))
         else:
-            _renew(url, folder, kept)
+            _revalidate(url, folder, cached)
     except UnreachableError as error:
-        print(f"warning: {one_line(str(error))}; the index that was fetched before is used", file=sys.stderr)
+        print(f"warning: {one_line(str(error))}; the cached index is used", file=sys.stderr)
     return folder
 
 
 def _copy(url: str) -> Path:
-    """The folder of the cache for the index of a split."""
+    """The cache folder for the index of a split."""
     return cache_folder() / "splits" / hashlib.sha256(url.encode("utf-8", "surrogatepass")).hexdigest()[:24]
 
 
-def _whole(folder: Path, url: str) -> bytes | None:
-    """The kept `index.json`, when it and its tables can be opened."""
+def _cached_index(folder: Path, url: str) -> bytes | None:
+    """The cached `index.json`, when it and its tables are valid."""
     try:
         read_index(folder, url)
-        return read_bytes(folder / INDEX_FILE, INDEX.most, error=DataError)
+        return read_bytes(folder / INDEX_FILE, INDEX.limit, error=DataError)
     except DataError:
         return None
 
 
-def _renew(url: str, folder: Path, kept: bytes) -> None:
-    """Fetch what has changed since it was kept."""
-    index = read_changed(f"{url}/{INDEX_FILE}", INDEX.most, _version(folder))
-    if index is not None and index[0] != kept:
+def _revalidate(url: str, folder: Path, cached: bytes) -> None:
+    """Fetch the index again where it has changed since it was cached."""
+    index = read_changed(f"{url}/{INDEX_FILE}", INDEX.limit, _etag(folder))
+    if index is not None and index[0] != cached:
         _fetch_index(url, folder, *index)
         return
     if index is not None:
-        with suppress(OSError):  # another user's folder: it is read all the same
+        with suppress(OSError):  # owned by another user: reading is enough
             write_text(folder / _ETAG, index[1])
 
 
-def _fetch_index(url: str, folder: Path, text: bytes, version: str = "") -> None:
+def _fetch_index(url: str, folder: Path, text: bytes, etag: str = "") -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name in table_names(text):
-        with replacing(folder / name) as aside, aside.open("wb") as file:
-            for piece in bounded(f"{url}/{name}", table_bytes(text)):
-                file.write(piece)
+        with atomic_write(folder / name) as aside, aside.open("wb") as file:
+            for chunk in bounded(f"{url}/{name}", table_bytes(text)):
+                file.write(chunk)
     write_bytes(folder / INDEX_FILE, text)
-    write_text(folder / _ETAG, version)
+    write_text(folder / _ETAG, etag)
 
 
-def _version(folder: Path) -> str:
+def _etag(folder: Path) -> str:
     try:
-        return read_bytes(folder / _ETAG, _MOST_ETAG_BYTES, error=DataError).decode("ascii", "ignore").strip()
+        return read_bytes(folder / _ETAG, _MAX_ETAG_BYTES, error=DataError).decode("ascii", "ignore").strip()
     except DataError:
         return ""

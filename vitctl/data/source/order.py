@@ -1,7 +1,7 @@
-"""The order of samples as a pure function, so that a run resumes anywhere by knowing one integer.
+"""The order of samples as a pure function of the position, so that a run resumes anywhere from one integer.
 
-Two walks with one protocol: `Order` shuffles all samples exactly, for shards that lie near; `WindowedOrder` reads
-storage in long runs and shuffles within a window, for shards that lie far away or on turning disks.
+Two implementations of one protocol: `Order` shuffles all samples exactly, for local shards; `WindowedOrder` reads
+sequentially and shuffles within a window, for remote shards and hard disks.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ _WORD = 2**64 - 1
 
 
 class SampleOrder(Protocol):
-    """An endless walk over a data set: every epoch visits each sample once, in an order of its own."""
+    """An infinite sequence over a data set: every epoch visits each sample once, in its own order."""
 
     @property
     def num_samples(self) -> int:
@@ -25,15 +25,15 @@ class SampleOrder(Protocol):
         ...
 
     @property
-    def stretch(self) -> int:
-        """Positions that share their storage, so that knowing it ahead is worth while; 0 where any sample may come next."""
+    def window_size(self) -> int:
+        """Length of a window: positions that read the same few shards, which can be prefetched. 0 where there are no windows."""
         ...
 
     def at(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Tell which epoch and which sample stand at the given positions of the walk.
+        """Return epoch and sample at the given positions of the sequence.
 
         Args:
-            positions: int64 `[P]`, each at least 0; position p is the (p+1)-th sample ever drawn.
+            positions: int64 `[P]`, each at least 0; position p is the (p+1)-th sample of the sequence.
 
         Returns:
             epochs, int64 `[P]`, and samples, int64 `[P]` in `range(num_samples)`.
@@ -43,15 +43,15 @@ class SampleOrder(Protocol):
 
 @dataclass(frozen=True)
 class Order:
-    """The exact shuffle: any order of the samples is as likely as any other.
+    """A full shuffle: every order of the samples is equally likely.
 
-    The walk is a keyed Feistel network over the sample numbers, walked along its cycle until it lands inside
-    `range(num_samples)`. It is a bijection by construction, needs no table, and costs the same at position 0 and
+    A keyed Feistel network permutes the sample numbers, with cycle walking until the result is inside
+    `range(num_samples)`. It is a bijection by construction, needs no table, and takes the same time at position 0 and
     at position 10**12.
 
     Args:
         num_samples: samples in the data set, 1 to 2**40.
-        seed: any integer; two seeds give unrelated orders.
+        seed: any integer; two seeds give independent orders.
         shuffle: False visits the samples in storage order.
 
     Raises:
@@ -66,12 +66,12 @@ class Order:
         _check_num_samples(self.num_samples)
 
     @property
-    def stretch(self) -> int:
-        """None: any sample may come next."""
+    def window_size(self) -> int:
+        """0: there are no windows."""
         return 0
 
     def at(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Tell which epoch and which sample stand at the given positions; see `SampleOrder`."""
+        """Return epoch and sample at the given positions; see `SampleOrder`."""
         epochs, samples = np.divmod(np.asarray(positions, np.int64), self.num_samples)
         if self.shuffle:
             samples = _shuffle(samples, _keys(self.seed, epochs), self.num_samples)
@@ -80,20 +80,20 @@ class Order:
 
 @dataclass(frozen=True)
 class WindowedOrder:
-    """A shuffle that reads storage in long runs.
+    """A shuffle within windows, with sequential reads.
 
-    Storage is cut into blocks of neighbouring samples. Every epoch shuffles the blocks, takes them by the window, and
-    shuffles the samples of a window exactly. So any stretch of one window needs no more than its blocks at hand, each a
-    single run of bytes or two, and reading is sequential within them. The last block may be shorter; its turn comes at
-    a random place. No table is kept: a position is found in constant time, whatever the number of shards.
+    The samples are divided into blocks of consecutive samples. Every epoch shuffles the blocks, groups them into windows, and
+    fully shuffles the samples of each window. So a window needs only its own blocks, and each block is read sequentially.
+    The last block may be shorter; its position in an epoch is random. There is no table: a position is computed in constant
+    time, for any number of shards.
 
-    A sample can only meet those of its window in a batch; shards that hold shuffled samples make up for it.
+    Only samples of the same window can share a batch; shards with shuffled samples compensate for that.
 
     Args:
         num_samples: samples in the data set, 1 to 2**40.
         seed: any integer; two seeds give unrelated orders.
-        block_size: neighbouring samples that are read together, at least 1; best the samples of one shard.
-        window_blocks: blocks that are shuffled together, at least 1.
+        block_size: consecutive samples in a block, at least 1; ideally the samples of one shard.
+        window_blocks: blocks in a window, at least 1.
 
     Raises:
         ValueError: a number is out of range.
@@ -111,19 +111,19 @@ class WindowedOrder:
                 raise ValueError(f"{name} is {value}, should be at least 1")
 
     @property
-    def stretch(self) -> int:
-        """A window."""
+    def window_size(self) -> int:
+        """Samples in a window."""
         return self.block_size * self.window_blocks
 
     def at(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Tell which epoch and which sample stand at the given positions; see `SampleOrder`."""
-        epochs, places = np.divmod(np.asarray(positions, np.int64), self.num_samples)
-        return epochs, self._stored(epochs, self._shuffled_in_windows(epochs, places))
+        """Return epoch and sample at the given positions; see `SampleOrder`."""
+        epochs, offsets = np.divmod(np.asarray(positions, np.int64), self.num_samples)
+        return epochs, self._stored(epochs, self._shuffled_in_windows(epochs, offsets))
 
-    def _shuffled_in_windows(self, epochs: np.ndarray, places: np.ndarray) -> np.ndarray:
-        window_size = self.stretch
+    def _shuffled_in_windows(self, epochs: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+        window_size = self.window_size
         last_window, last_size = divmod(self.num_samples, window_size)
-        windows, inside = np.divmod(places, window_size)
+        windows, inside = np.divmod(offsets, window_size)
         keys = _keys(self.seed, epochs, windows + 1)
         is_last = windows == last_window
         for chosen, size in ((~is_last, window_size), (is_last, last_size)):
@@ -131,33 +131,33 @@ class WindowedOrder:
                 inside[chosen] = _shuffle(inside[chosen], keys[chosen], size)
         return windows * window_size + inside
 
-    def _stored(self, epochs: np.ndarray, places: np.ndarray) -> np.ndarray:
-        """Lay out the shuffled blocks one after the other, and tell which sample lies at each place."""
+    def _stored(self, epochs: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+        """Concatenate the shuffled blocks, and return the sample at each offset."""
         num_blocks, short = divmod(self.num_samples, self.block_size)
         if not num_blocks:
-            return places
+            return offsets
         keys = _keys(self.seed, epochs)
         short_begins = (_mix(keys) % np.uint64(num_blocks + 1)).astype(np.int64) * self.block_size
-        in_short = (places >= short_begins) & (places < short_begins + short)
-        before = np.where(places >= short_begins + short, places - short, places)
+        in_short = (offsets >= short_begins) & (offsets < short_begins + short)
+        before = np.where(offsets >= short_begins + short, offsets - short, offsets)
         blocks, inside = np.divmod(np.where(in_short, 0, before), self.block_size)
         samples = _shuffle(blocks, keys, num_blocks) * self.block_size + inside
-        return np.where(in_short, num_blocks * self.block_size + places - short_begins, samples)
+        return np.where(in_short, num_blocks * self.block_size + offsets - short_begins, samples)
 
 
-def shuffle_blocks(seed: int, blocks: np.ndarray, places: np.ndarray, block_size: int) -> np.ndarray:
-    """Permute the places of each block of a walk, unrelated to the orders of the same seed.
+def shuffle_blocks(seed: int, blocks: np.ndarray, offsets: np.ndarray, block_size: int) -> np.ndarray:
+    """Permute the offsets within each block of a sequence, independent of the orders with the same seed.
 
     Args:
         seed: any integer.
         blocks: int64 `[P]`, numbers of the blocks.
-        places: int64 `[P]` in `range(block_size)`.
-        block_size: places of a block.
+        offsets: int64 `[P]` in `range(block_size)`.
+        block_size: samples in a block.
 
     Returns:
         int64 `[P]` in `range(block_size)`, a permutation within each block.
     """
-    return _shuffle(places, _keys(seed, blocks, np.full_like(blocks, -1)), block_size)
+    return _shuffle(offsets, _keys(seed, blocks, np.full_like(blocks, -1)), block_size)
 
 
 def _check_num_samples(num_samples: int) -> None:
@@ -166,7 +166,7 @@ def _check_num_samples(num_samples: int) -> None:
 
 
 def _keys(seed: int, epochs: np.ndarray, windows: np.ndarray | None = None) -> np.ndarray:
-    """A key of 64 bits for the shuffle of each epoch, or of each window of it."""
+    """A 64-bit key for the shuffle of each epoch, or of each window."""
     keys = _mix(epochs.astype(np.uint64) * np.uint64(_GOLDEN) ^ _mix(np.array([seed & _WORD], np.uint64)))
     return keys if windows is None else _mix(keys ^ windows.astype(np.uint64) * np.uint64(_GOLDEN))
 
@@ -183,13 +183,13 @@ def _shuffle(values: np.ndarray, keys: np.ndarray, size: int) -> np.ndarray:
 
 
 def _permute(values: np.ndarray, keys: np.ndarray, bits: int) -> np.ndarray:
-    """Permute `range(2**bits)`: an unbalanced Feistel network whose halves take turns at masking each other."""
+    """Permute `range(2**bits)` with an unbalanced Feistel network: the two halves mask each other alternately."""
     low_bits = bits // 2
     low_mask, high_mask = np.uint64((1 << low_bits) - 1), np.uint64((1 << (bits - low_bits)) - 1)
     low, high = values & low_mask, values >> np.uint64(low_bits)
-    for turn in range(_ROUNDS):
-        key = keys + np.uint64((turn + 1) * _GOLDEN & _WORD)
-        if turn % 2:
+    for round_ in range(_ROUNDS):
+        key = keys + np.uint64((round_ + 1) * _GOLDEN & _WORD)
+        if round_ % 2:
             low = low ^ (_mix(high ^ key) & low_mask)
         else:
             high = high ^ (_mix(low ^ key) & high_mask)
@@ -197,7 +197,7 @@ def _permute(values: np.ndarray, keys: np.ndarray, bits: int) -> np.ndarray:
 
 
 def _mix(words: np.ndarray) -> np.ndarray:
-    """Scatter every input bit over all 64 output bits (the finaliser of SplitMix64, a bijection of 64-bit words)."""
+    """Mix every input bit into all 64 output bits (the finaliser of SplitMix64, a bijection of 64-bit words)."""
     words = (words ^ words >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
     words = (words ^ words >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
     mixed: np.ndarray = words ^ words >> np.uint64(31)

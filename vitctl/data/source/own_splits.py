@@ -1,4 +1,4 @@
-"""The splits of a data set of one's own: what to train on and what to score where no split is called `test`."""
+"""Default splits of a user's own data set: which to train on and which to score, where no split is called `test`."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -8,7 +8,7 @@ _VALIDATION = ("validation", "val", "valid", "dev")
 _OTHER_TRAIN = ("training",)
 _OTHER_TEST = ("testing",)
 NOT_TRAINED = (TEST, *_OTHER_TEST, *_VALIDATION)
-# What a folder or a shard is called, and what it is then for.
+# Name of a folder or a shard -> its role.
 ROLES = {
     **dict.fromkeys((TRAIN, *_OTHER_TRAIN), TRAIN),
     **dict.fromkeys((TEST, *_OTHER_TEST), TEST),
@@ -20,30 +20,30 @@ class OwnSplits(NamedTuple):
     """Split expressions.
 
     Args:
-        train: what is trained on.
-        scored: what is scored.
-        tried_on: what learning rates are tried on, and
-        chosen_by: what they are chosen by; neither has a scored image.
-        note: one line that says so; empty where the splits are the usual ones.
+        train: to train on.
+        scored: to score.
+        lr_train: training split of the search for the learning rate.
+        lr_validation: validation split of that search; neither has a scored image.
+        note: one line for the user; empty where the splits are `train` and `test`.
     """
 
     train: str
     scored: str
-    tried_on: str
-    chosen_by: str
+    lr_train: str
+    lr_validation: str
     note: str
 
 
 def own_splits(found: Sequence[str]) -> OwnSplits | None:
-    """The splits that a data set offers for training and scoring.
+    """Choose the splits of a data set for training and scoring.
 
-    A set in one piece is cut: of each class the last fifth, in the order of the MD5 of the names, is scored.
+    A data set with one split is divided: the last 20% of each class, in md5 order of the names, are scored.
 
     Args:
         found: names of its splits.
 
     Returns:
-        None where that cannot be told: several splits, none of them for training or none to be scored.
+        None where there is no clear choice: several splits, none of them for training or none to score.
     """
     train = next((name for name in (TRAIN, *_OTHER_TRAIN) if name in found), "")
     scored = next((name for name in (TEST, *_OTHER_TEST, *_VALIDATION) if name in found), "")

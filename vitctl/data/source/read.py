@@ -1,4 +1,4 @@
-"""Samples by number: the one way in which loaders, evaluations and few-shot see a data set."""
+"""Access to samples by number: the interface through which loaders, evaluation and few-shot read a data set."""
 
 import bisect
 import errno
@@ -22,13 +22,13 @@ from vitctl.data.shards.remote import is_remote, read_range
 from vitctl.data.shards.scan import member_name, split_name, unescape_key
 from vitctl.errors import DataError, explained
 from vitctl.system.bounds import IMAGE_FILE
-from vitctl.system.descriptors import open_files
+from vitctl.system.descriptors import max_open_shards
 
-_WANTS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+_RESOURCE_ERRORS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 class Source(Protocol):
-    """A data set whose samples are numbered from 0. It travels to other processes by pickling."""
+    """A data set whose samples are numbered from 0. It is passed to other processes by pickling."""
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -37,12 +37,12 @@ class Source(Protocol):
 
     @property
     def digest(self) -> str:
-        """Hex digest of what the samples are and how they are numbered."""
+        """Hex digest of the samples and their order."""
         ...
 
     @property
     def parts(self) -> "tuple[Source, ...]":
-        """The sources that a view takes its samples from; none for a source that holds them itself."""
+        """The sources behind a view; empty for a source that holds its samples itself."""
         ...
 
     def __len__(self) -> int: ...
@@ -58,8 +58,8 @@ class Source(Protocol):
         """The name of a sample, unique in its split."""
         ...
 
-    def place(self, sample: int) -> str:
-        """Where a sample lies, for messages."""
+    def location(self, sample: int) -> str:
+        """The path or URL of a sample, for messages."""
         ...
 
     def read(self, sample: int) -> bytes:
@@ -75,19 +75,19 @@ def has_label(labels: np.ndarray) -> np.ndarray:
 class ShardSource:
     """The samples of an indexed split, read by offset, in storage order.
 
-    Files are opened when first needed, at most 64 at a time. Reads carry their own offset, so the source
-    may be shared between threads and survives a fork; pickling it sends the folder, never a descriptor.
+    Files are opened on first use, at most 64 at a time. Reads are positional (pread), so the source can be shared between
+    threads and used after a fork; pickling it sends the folder, never a descriptor.
 
     Args:
         index: of the split.
-        cache: keeps the remote shards that were touched, whole; None reads single images by their range of bytes.
+        cache: stores remote shards as whole files; None reads single images by byte range.
     """
 
     def __init__(self, index: Index, cache: ShardCache | None = None) -> None:
         self.index = index
         self.cache = cache
         self._ends = list(accumulate(shard.num_samples for shard in index.shards))
-        self._open = lru_cache(open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0]))(self._opened)
+        self._open = lru_cache(max_open_shards(resource.getrlimit(resource.RLIMIT_NOFILE)[0]))(self._opened)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _reopen, (self.index.folder, self.index.digest, self.index.base, self.cache)
@@ -118,15 +118,15 @@ class ShardSource:
         header = self._pread(sample, int(row["header"]), int(row["data"]))
         name = member_name(header)
         if not name:
-            raise BadSample("damaged", f"{self.place(sample)} has no header at byte {row['header']}")
+            raise BadSample("damaged", f"{self.location(sample)} has no header at byte {row['header']}")
         return unescape_key(split_name(name)[0])
 
-    def place(self, sample: int) -> str:
-        """The path or the address of the shard that holds the sample."""
+    def location(self, sample: int) -> str:
+        """The path or URL of the shard that holds the sample."""
         return self.index.address(self._shard(sample))
 
     def read(self, sample: int) -> bytes:
-        """The encoded image, exactly as it was put into the shard."""
+        """The encoded image, exactly as stored in the shard."""
         row = self.index.rows[sample]
         return self._pread(sample, int(row["header"]) + int(row["data"]), int(row["size"]))
 
@@ -138,17 +138,19 @@ class ShardSource:
     def _pread(self, sample: int, offset: int, size: int) -> bytes:
         number = self._shard(sample)
         address = self.index.address(number)
-        if size > IMAGE_FILE.most:
+        if size > IMAGE_FILE.limit:
             raise BadSample("too large", f"{address}: {size} bytes at byte {offset}")
         if offset + size > self.index.shards[number].num_bytes:
             raise BadSample("unreadable", f"{address} ends before byte {offset + size}")
         if self.cache is None and is_remote(address):
             return read_range(address, offset, offset + size)
         try:
-            shard = self._open(number)  # held while it is read: another thread may push it out of those kept open
+            shard = self._open(
+                number
+            )  # a reference during the read: another thread may evict it from the cache of open files
             data = os.pread(shard.descriptor, size, offset)
         except OSError as error:
-            if error.errno in _WANTS:  # of the machine, not of the sample
+            if error.errno in _RESOURCE_ERRORS:  # a problem of the machine, not of the sample
                 raise DataError(str(explained(error))) from None
             raise BadSample("unreadable", f"{address}: {error.strerror}") from None
         if len(data) < size:
@@ -163,7 +165,7 @@ class ShardSource:
 
 
 class _OpenShard:
-    """A descriptor that closes when the last reader lets go of it."""
+    """A descriptor that is closed when the last reference is dropped."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
@@ -193,9 +195,9 @@ class View:
         """The key of the sample in its source."""
         return self.source.key(self._one(sample))
 
-    def place(self, sample: int) -> str:
-        """Where the sample lies in its source."""
-        return self.source.place(self._one(sample))
+    def location(self, sample: int) -> str:
+        """The path or URL of the sample."""
+        return self.source.location(self._one(sample))
 
     def read(self, sample: int) -> bytes:
         """The encoded image."""
@@ -207,7 +209,7 @@ class View:
 
 @dataclass(frozen=True, eq=False)
 class Subset(View):
-    """Some samples of a source, in an order of their own.
+    """Some samples of a source, in a given order.
 
     Args:
         source: where the samples come from.
@@ -238,7 +240,7 @@ class Subset(View):
 
 @dataclass(frozen=True)
 class Concat:
-    """Several sources with the same classes, one after the other."""
+    """The concatenation of several sources with the same classes."""
 
     parts: tuple[Source, ...]
 
@@ -298,10 +300,10 @@ class Concat:
         part, row = self._locate(sample)
         return part.key(row)
 
-    def place(self, sample: int) -> str:
-        """Where the sample lies in its part."""
+    def location(self, sample: int) -> str:
+        """The path or URL of the sample."""
         part, row = self._locate(sample)
-        return part.place(row)
+        return part.location(row)
 
     def read(self, sample: int) -> bytes:
         """The encoded image."""
@@ -322,9 +324,9 @@ def _names(source: Source) -> str:
 
 @dataclass(frozen=True)
 class SyntheticSource:
-    """Coloured noise in place of photographs, for smoke runs and benchmarks: nothing is stored.
+    """Generated images of coloured noise, for smoke tests and benchmarks: nothing is stored.
 
-    The tint of a picture tells its class, so that a model can learn it. Labels go round the classes.
+    The tint of an image depends on its class, so that a model can learn it. Labels cycle through the classes.
 
     Args:
         num_samples: samples in the set.
@@ -359,12 +361,12 @@ class SyntheticSource:
         """The number of the sample, as text."""
         return str(sample)
 
-    def place(self, sample: int) -> str:
+    def location(self, sample: int) -> str:
         """Says that the sample is synthetic."""
         return f"synthetic sample {sample}"
 
     def read(self, sample: int) -> bytes:
-        """A JPEG that is a pure function of the sample's number."""
+        """A JPEG, computed from the sample number."""
         tint = np.random.default_rng((0, sample % self.num_classes)).uniform(64, 192, 3)
         noise = np.random.default_rng((1, sample)).normal(0, 40, (16, 16, 3))
         pixels = np.clip(tint + noise, 0, 255).astype(np.uint8)

@@ -1,4 +1,4 @@
-"""Split expressions, and the order in which they count: `train[:98%]`, `train[:800]+validation[:200]`, `train[80%: of each class]`."""
+"""Split expressions, which count in md5 order: `train[:98%]`, `train[:800]+validation[:200]`, `train[80%: of each class]`."""
 
 import hashlib
 import re
@@ -50,17 +50,17 @@ def md5_order(keys: Iterable[str | int], split: str) -> np.ndarray:
 
 
 def _bytes(key: str | int) -> bytes:
-    """Of a name that is not UTF-8, the very bytes that it has in its shard."""
+    """The bytes of a key as in its shard, also where they are not UTF-8."""
     return str(key).replace("\\", "/").encode(errors="surrogateescape")
 
 
 def resolve(spec: str, sizes: Mapping[str, int]) -> list[Part]:
-    """Turn a split expression into ranges of samples.
+    """Convert a split expression to ranges of samples.
 
     Args:
         spec: parts joined by `+`; each a split's name, and perhaps `[start:stop]` with counts or percentages,
-            which count from the end when negative. Percentages round to the nearest sample. Shares of each class are for
-            `select` alone: sizes do not tell how many samples they are.
+            which count from the end when negative. Percentages round to the nearest sample. Percentages of each class work
+            in `select` only: their number of samples does not follow from the sizes.
         sizes: samples in each split.
 
     Raises:
@@ -73,12 +73,12 @@ def resolve(spec: str, sizes: Mapping[str, int]) -> list[Part]:
 
 
 def select(spec: str, sources: Mapping[str, Source]) -> Source:
-    """The samples that a split expression means.
+    """Select the samples of a split expression.
 
-    A whole split comes in storage order; the samples of a range are counted, and come, in md5 order of their keys.
+    A whole split is in storage order; a range is selected, and ordered, in md5 order of the keys.
 
     Args:
-        spec: see `resolve`; a range may also be `[start%:stop% of each class]`, which takes that share of every class by itself.
+        spec: see `resolve`; a range may also be `[start%:stop% of each class]`, which applies to every class separately.
         sources: the splits of one data set, by name.
 
     Raises:
@@ -93,10 +93,10 @@ def select(spec: str, sources: Mapping[str, Source]) -> Source:
 
 
 def num_repeated(source: Source) -> int:
-    """How many samples a split expression takes a second time, as `test[:20]+test[10:]` does.
+    """How many samples a split expression selects more than once, as `test[:20]+test[10:]` does.
 
     Args:
-        source: as `select` gave it, or a view of that.
+        source: as returned by `select`, or a view of that.
     """
     if not isinstance(source, Concat):
         return num_repeated(source.parts[0]) if len(source.parts) == 1 else 0
@@ -119,21 +119,21 @@ def _chosen(part: Part | Share, source: Source) -> Source:
 
 
 def _of_each_class(order: np.ndarray, labels: np.ndarray, start: int, stop: int) -> np.ndarray:
-    """The samples between two shares, in percent, of every class, in the order given; samples without a label are a class too.
+    """The samples of every class between two percentages, in the order given; samples without a label count as a class.
 
-    A class of two samples or more gives at least one to each side of every cut, a class of one gives it to the first.
+    A class of two samples or more has at least one on each side of every cut; a single sample goes to the first side.
     """
     first = (labels if labels.ndim == 1 else labels[:, 0])[order]
     _, classes, counts = np.unique(first, return_inverse=True, return_counts=True)
     by_class = np.argsort(classes, kind="stable")
-    places = np.empty(len(order), np.int64)  # of each sample among those of its class
-    places[by_class] = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
+    ranks = np.empty(len(order), np.int64)  # of each sample within its class
+    ranks[by_class] = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
     begin, end = _cuts(counts, start)[classes], _cuts(counts, stop)[classes]
-    return order[(places >= begin) & (places < end)]
+    return order[(ranks >= begin) & (ranks < end)]
 
 
 def _cuts(counts: np.ndarray, percent: int) -> np.ndarray:
-    """How many samples of each class come before a share."""
+    """How many samples of each class come before a percentage."""
     if percent in (0, 100):
         return counts * (percent // 100)
     nearest = np.round(percent * counts / 100).astype(np.int64)
@@ -141,15 +141,15 @@ def _cuts(counts: np.ndarray, percent: int) -> np.ndarray:
 
 
 def _order_of(source: Source, split: str) -> np.ndarray:
-    """The md5 order of a source, remembered: a task is cut out of one split three times, and that may hold 737,280 names."""
-    asked = source.digest, split
-    if asked not in _ORDERS:
+    """The md5 order of a source, cached: a VTAB task selects from one split three times, and a split may have 737,280 names."""
+    cache_key = source.digest, split
+    if cache_key not in _ORDERS:
         if len(_ORDERS) >= _MAX_ORDERS:
             _ORDERS.clear()
         order = md5_order(map(source.key, range(len(source))), split)
         order.flags.writeable = False
-        _ORDERS[asked] = order
-    return _ORDERS[asked]
+        _ORDERS[cache_key] = order
+    return _ORDERS[cache_key]
 
 
 def _part(text: str, sizes: Mapping[str, int]) -> Part | Share:

@@ -1,4 +1,4 @@
-"""Parts of a source that are experiments of their own: random subsets that nest, and some of the classes."""
+"""Subsets of a source for experiments: nested random subsets, and subsets of the classes."""
 
 import hashlib
 from collections.abc import Iterable
@@ -17,15 +17,15 @@ _CHUNK = 2**20
 
 
 def random_subset(source: Source, num_samples: int, seed: int) -> Source:
-    """Samples drawn at random, in storage order. Of one seed the smaller subset lies within the larger.
+    """A random subset, in storage order. With the same seed, a smaller subset is contained in a larger one.
 
     Args:
-        source: where they come from.
+        source: to select from.
         num_samples: 1 to `len(source)`.
-        seed: of the draw.
+        seed: of the random selection.
 
     Raises:
-        DataError: there are fewer samples than that, or none is asked for.
+        DataError: `num_samples` is out of range.
 
     Paper: Section 4.3 (random subsets of 9M, 30M and 90M images of JFT-300M)
     """
@@ -40,14 +40,14 @@ def random_subset(source: Source, num_samples: int, seed: int) -> Source:
 
 
 def of_classes(source: Source, names: tuple[str, ...]) -> Source:
-    """The samples of some classes, labelled anew in the order of `names`, in storage order.
+    """The samples of some classes, in storage order, with labels renumbered in the order of `names`.
 
     Args:
-        source: where they come from.
+        source: to select from.
         names: classes to keep.
 
     Raises:
-        DataError: a class is unknown or named twice, there are no samples of them, or a label is of no class.
+        DataError: a class is unknown or named twice, it has no samples, or a label is out of range.
     """
     known = {name: label for label, name in enumerate(source.class_names)}
     for name in names:
@@ -65,19 +65,19 @@ def of_classes(source: Source, names: tuple[str, ...]) -> Source:
 
 
 def no_class(name: str, known: Iterable[str]) -> DataError:
-    """What is wrong where a class is named that there is not."""
+    """The error for an unknown class name."""
     hint = did_you_mean(nearest(name, known)) or f"known: {', '.join(list(known)[:5])} ..."
     return DataError(f"there is no class {name!r}; {hint}")
 
 
 @dataclass(frozen=True, eq=False)
 class Relabelled(View):
-    """A source whose labels mean something else.
+    """A source with its labels mapped to other labels.
 
     Args:
         source: the samples.
         class_names: in the order of the new labels.
-        new: int64 `[num_old_classes + 1]`, the new label of each old one, -1 for none; the last is that of -1.
+        new: int64 `[num_old_classes + 1]`, the new label of each old one, -1 for none; the last entry is for -1.
     """
 
     class_names: tuple[str, ...]
@@ -88,7 +88,7 @@ class Relabelled(View):
 
     @cached_property
     def digest(self) -> str:
-        """Of the samples, and of what their labels mean now."""
+        """Digest of the samples and their new labels."""
         text = f"relabelled {self.source.digest} {self.new.tolist()} {list(self.class_names)}"
         return hashlib.sha256(text.encode()).hexdigest()
 

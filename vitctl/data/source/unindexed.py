@@ -1,4 +1,4 @@
-"""Local shards without an index, as other programs leave them: they are read once, and the index is kept."""
+"""Indexes local shards that have no index, as other programs write them. The shards are read once, and the index is stored."""
 
 import errno
 import fcntl
@@ -18,7 +18,7 @@ from vitctl.errors import DataError
 from vitctl.system.files import cache_folder, open_lock
 from vitctl.system.text import one_line
 
-INDEXED = "indexed by vitctl"  # where the images came from, as far as anybody can tell
+INDEXED = "indexed by vitctl"  # the provenance, which is otherwise unknown
 _LOCK = ".index.lock"
 _READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
@@ -26,35 +26,37 @@ _MIB = 2**20
 
 
 def index_folder(folder: Path, splits: Sequence[str]) -> None:
-    """Index the shards in a folder, or in those of its folders that are called as splits, where there is no index yet.
+    """Index the shards in a folder, or in its subfolders that are named like splits, where there is no index yet.
 
     Args:
         folder: local.
-        splits: names that are looked for beside the usual ones.
+        splits: names to look for in addition to the common ones.
 
     Raises:
-        DataError: a shard is damaged or lacks something, its names are those of several splits, or nothing can be written there.
+        DataError: a shard is damaged or incomplete, the shards belong to several splits by name, or the folder is read-only.
     """
     if (folder / INDEX_FILE).exists():
         return
     if any(folder.glob("*.tar")) and not any(folder.glob(f"*/{INDEX_FILE}")):
-        places = [folder]
+        candidates = [folder]
     else:
-        places = [folder / name for name in dict.fromkeys((*splits, *ROLES)) if name]
-    for place in places:
-        if not (place / INDEX_FILE).exists() and (paths := sorted(place.glob("*.tar"))):
-            _check_one_split(place, paths)
-            _index_once(place, paths)
+        candidates = [folder / name for name in dict.fromkeys((*splits, *ROLES)) if name]
+    for candidate in candidates:
+        if not (candidate / INDEX_FILE).exists() and (paths := sorted(candidate.glob("*.tar"))):
+            _check_one_split(candidate, paths)
+            _index_once(candidate, paths)
 
 
 def index_list(paths: Sequence[Path]) -> Path:
-    """Index some shards of a folder without an index; it is kept in the cache, with links to them, and belongs to these files as they are.
+    """Index selected shards of a folder without an index. The index is stored in the cache, with links to the shards.
+
+    A changed shard (path, size or mtime) gives a new index.
 
     Returns:
-        its folder.
+        the folder of the index.
 
     Raises:
-        DataError: as `index_folder`; or a shard is not there.
+        DataError: as `index_folder`; or a shard does not exist.
     """
     digest = hashlib.sha256()
     for path in paths:
@@ -71,7 +73,7 @@ def index_list(paths: Sequence[Path]) -> Path:
 
 
 def _check_one_split(folder: Path, paths: Sequence[Path]) -> None:
-    """Training and test shards side by side are the usual layout of ImageNet, and must not become one split."""
+    """Refuse training and test shards in one folder, a common layout for ImageNet: they must not become one split."""
     named = {
         frozenset(ROLES[word] for word in re.split("[^a-z]+", path.stem.lower()) if word in ROLES) for path in paths
     }
@@ -84,7 +86,7 @@ def _check_one_split(folder: Path, paths: Sequence[Path]) -> None:
 
 
 def _index_once(folder: Path, paths: Sequence[Path]) -> None:
-    """Of processes that come at once one does it, and the others wait; where locks are not to be had all write the same."""
+    """Write the index under a lock, so that one process does it and others wait. Without lock support each writes the same file."""
     try:
         with open_lock(folder / _LOCK) as lock:
             try:
@@ -108,16 +110,16 @@ def _index_once(folder: Path, paths: Sequence[Path]) -> None:
 
 def _index(folder: Path, paths: Sequence[Path]) -> None:
     size, began = sum(path.stat().st_size for path in paths), time.monotonic()
-    told = f"{one_line(str(paths[0].parent))}: {len(paths):,} shard(s) without an index, {size / _MIB:,.1f} MiB, are read once"
-    with suppress(OSError):  # a screen that is gone ends no work
-        print(told, end=" ... ", file=sys.stderr, flush=True)
+    message = f"{one_line(str(paths[0].parent))}: {len(paths):,} shard(s) without an index, {size / _MIB:,.1f} MiB, are read once"
+    with suppress(OSError):  # a closed terminal must not stop the job
+        print(message, end=" ... ", file=sys.stderr, flush=True)
     end = ""
     try:
         own = paths if paths[0].parent == folder else link_shards(paths, folder)
         index = index_shards(own, source=INDEXED)
         end = f"{index.num_samples:,} images of {len(index.class_names):,} classes, {time.monotonic() - began:.1f} s"
     except DataError as error:
-        raise DataError(f"{error}; if these are no shards, make some: `vitctl data shards SOURCE OUT`") from None
+        raise DataError(f"{error}; if these are not shards, make some: `vitctl data shards SOURCE OUT`") from None
     finally:
         with suppress(OSError):
             print(end, file=sys.stderr, flush=True)

@@ -1,6 +1,6 @@
-"""Originals looked at before they are written: every image decoded, every class held against the others.
+"""Validation of original images before they are written: every image is decoded, the classes of the splits are compared.
 
-Nothing of a source is lost in silence: what is not written is listed, with the reason.
+Files that are not written are listed, with the reason.
 """
 
 import shlex
@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 
 from vitctl.data.images.decode import BadSample, open_picture
-from vitctl.data.images.formats import HEAD_BYTES, image_extension, what_it_is
+from vitctl.data.images.formats import HEAD_BYTES, content_type, image_extension
 from vitctl.data.images.heic import CONVERSION, heic_to_jpeg, is_heic
 from vitctl.data.source.subsets import no_class
 from vitctl.data.writer.items import Item, LeftOut, Originals, read_item
@@ -26,7 +26,7 @@ from vitctl.system.tables import write_csv
 
 Bad = Literal["stop", "skip", "keep"]
 REPORT = "intake.csv"
-_TOGETHER = 64
+_IMAGES_PER_TASK = 64
 _HEIC = "heic"
 _HEIC_NAMES = (".heic", ".heif", ".hif")
 
@@ -80,7 +80,7 @@ class _Split:
         return [item.label if isinstance(item.label, tuple) else (item.label,) for item in self.originals.items]
 
 
-def take_in(
+def check_originals(
     splits: Mapping[str, Originals],
     *,
     bad: Bad = "stop",
@@ -89,7 +89,7 @@ def take_in(
     workers: int = 0,
     done: Done = lambda _: None,
 ) -> Intake:
-    """Look at every image and every class of what a user brings; sets that are known by name pass as they are.
+    """Check every image and every class of a user's own data set; known data sets are not checked.
 
     Args:
         splits: as a reader found them.
@@ -103,7 +103,7 @@ def take_in(
     Raises:
         DataError: a class to drop or to keep does not exist, or images with several labels would lose one.
     """
-    if not any(originals.is_own for originals in splits.values()):
+    if not any(originals.is_user_data for originals in splits.values()):
         return Intake(splits, (), (), (), ())
     looked = {name: _Split(originals, _look(originals.items, bad, workers, done)) for name, originals in splits.items()}
     wrong = {
@@ -136,23 +136,23 @@ def take_in(
     )
 
 
-def examine(data: bytes) -> str:
+def check_image(data: bytes) -> str:
     """What a file called an image is: empty for one that training can read, `heic` for one that is converted, else what is wrong.
 
     The whole of it is decoded.
     """
     if not data:
         return "empty file"
-    if len(data) > IMAGE_FILE.most:
+    if len(data) > IMAGE_FILE.limit:
         return f"too large: {len(data):,} bytes, should have at most {IMAGE_FILE}"
     try:
         if is_heic(data[:HEAD_BYTES]):
             heic_to_jpeg(data)
             return _HEIC
         if image_extension(data) is None:
-            return f"not an image: {what_it_is(data)}"
+            return f"not an image: {content_type(data)}"
         picture = open_picture(data)
-        picture.region(0, 0, picture.height, picture.width, short_lived=True)
+        picture.region(0, 0, picture.height, picture.width, reuse_buffer=True)
     except BadSample as error:
         return str(error)
     return ""
@@ -164,15 +164,15 @@ def _look(items: Sequence[Item], bad: Bad, workers: int, done: Done) -> list[str
 
     def block(task: int, done: Done) -> list[str]:
         found = []
-        for item in items[task * _TOGETHER : (task + 1) * _TOGETHER]:
+        for item in items[task * _IMAGES_PER_TASK : (task + 1) * _IMAGES_PER_TASK]:
             try:
-                found.append(examine(read_item(item)))
+                found.append(check_image(read_item(item)))
             except DataError as error:
                 found.append(f"unreadable: {error}")
             done(1)
         return found
 
-    blocks = run_tasks(block, -(-len(items) // _TOGETHER), workers=workers, done=done)
+    blocks = run_tasks(block, -(-len(items) // _IMAGES_PER_TASK), workers=workers, done=done)
     return [one for found in blocks for one in found]
 
 

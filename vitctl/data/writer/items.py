@@ -46,7 +46,7 @@ class Originals:
         items: its images.
         class_names: in label order.
         source: where they come from, in words.
-        is_own: files and classes are as a user arranged them, and are looked at before they are written; see `take_in`.
+        is_user_data: files and classes are as a user arranged them, and are looked at before they are written; see `check_originals`.
         left_out: files that its reader left out.
         empty_classes: class folders without an image.
         prefix: what stands before the keys of the items in the names of the source, such as `val/`.
@@ -55,7 +55,7 @@ class Originals:
     items: Sequence[Item]
     class_names: tuple[str, ...]
     source: str
-    is_own: bool = False
+    is_user_data: bool = False
     left_out: tuple[LeftOut, ...] = ()
     empty_classes: tuple[str, ...] = ()
     prefix: str = ""

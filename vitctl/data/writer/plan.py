@@ -1,4 +1,4 @@
-"""Which sample goes to which place of which shard, decided before the first is written."""
+"""The plan of the shards of a split: which sample goes to which position of which shard."""
 
 import hashlib
 import json
@@ -15,7 +15,7 @@ _END_BYTES = 10_240  # tar files are padded to whole records
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
+class ShardPlan:
     """A shuffle, cut into shards.
 
     Args:
@@ -38,7 +38,7 @@ class Plan:
         return self.order[self.bounds[shard] : self.bounds[shard + 1]]
 
 
-def make_plan(
+def plan_shards(
     keys: Sequence[str],
     labels: Sequence[int | tuple[int, ...]],
     sizes: np.ndarray,
@@ -47,7 +47,7 @@ def make_plan(
     max_bytes: int,
     max_samples: int,
     about: Sequence[object],
-) -> Plan:
+) -> ShardPlan:
     """Shuffle a split, and close each shard before it grows too large.
 
     Args:
@@ -71,7 +71,7 @@ def make_plan(
     digest = hashlib.sha256(json.dumps([_FORMAT, seed, max_bytes, max_samples, *about]).encode())
     for number, size in zip(order.tolist(), sizes[order].tolist(), strict=True):
         digest.update(json.dumps([keys[number], labels[number], size]).encode())
-    return Plan(order, np.array(bounds, np.int64), digest.hexdigest())
+    return ShardPlan(order, np.array(bounds, np.int64), digest.hexdigest())
 
 
 def label_text(label: int | tuple[int, ...]) -> tuple[str, bytes]:

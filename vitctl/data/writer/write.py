@@ -1,4 +1,4 @@
-"""Writing a split: images as they are, shuffled once, in shards that come out the same byte for byte."""
+"""Writes a split as shards: images unchanged, shuffled once; the shards are reproducible byte for byte."""
 
 import fcntl
 import os
@@ -21,18 +21,18 @@ from vitctl.data.shards.scan import ROW, Scan, escape_key, pad_labels, read_shar
 from vitctl.data.shards.tar import ShardWriter, names_header
 from vitctl.data.source.read import ShardSource
 from vitctl.data.writer.items import Item, read_item
-from vitctl.data.writer.plan import Plan, label_text, make_plan
+from vitctl.data.writer.plan import ShardPlan, label_text, plan_shards
 from vitctl.errors import DataError
 from vitctl.system.bounds import IMAGE_FILE
-from vitctl.system.files import no_links, replacing, write_text
+from vitctl.system.files import atomic_write, no_links, write_text
 from vitctl.system.pool import Done, Progress, run_tasks
-from vitctl.system.text import ends_line, one_line
+from vitctl.system.text import breaks_line, one_line
 
 MAX_BYTES = 256 * 2**20
 MAX_SAMPLES = 100_000
 _PLAN = "plan.sha256"
 _HELD_BYTES = 256 * 2**20
-_MEASURED_TOGETHER = 256
+_IMAGES_PER_TASK = 256
 _LOCK_SECONDS = 5
 
 
@@ -50,7 +50,7 @@ def write_split(
     progress: Progress | None = None,
     note: Callable[[str], None] = lambda _: None,
 ) -> Index:
-    """Write items as WebDataset shards with an index. The folder appears whole, or not at all.
+    """Write items as WebDataset shards with an index. The folder is written atomically.
 
     Each shard tells its class names, see `ShardWriter`. The extension of a member follows the bytes of the image, not its
     old name, so that a PNG called `.jpg` is stored untouched as `.png`. The same items and seed give the same bytes, whatever
@@ -80,7 +80,7 @@ def write_split(
     with _own_folder(out) as aside:
         count = _Count(progress, len(items))
         sizes, held = _measure(items, workers, count)
-        plan = make_plan(
+        plan = plan_shards(
             [item.key for item in items],
             [item.label for item in items],
             sizes,
@@ -123,7 +123,7 @@ class _Job:
     items: Sequence[Item]
     sizes: np.ndarray
     held: dict[int, bytes]
-    plan: Plan
+    plan: ShardPlan
     folder: Path
     reencode: Reencode | None
     class_names: tuple[str, ...]
@@ -139,7 +139,7 @@ class _Job:
             if found is not None:
                 done(len(numbers))
                 return found
-        with replacing(path) as aside, aside.open("wb") as file:
+        with atomic_write(path) as aside, aside.open("wb") as file:
             return self._write(file, numbers.tolist(), done)
 
     def finished_before(self, out: Path, class_names: list[str], source: str, note: Callable[[str], None]) -> Index:
@@ -188,8 +188,8 @@ class _Job:
             raise DataError(
                 f"{item.key}: not a JPEG, PNG, WEBP, GIF, BMP or TIFF file (begins with {data[:8].hex(' ')})"
             )
-        if len(data) > IMAGE_FILE.most:
-            raise DataError(f"{item.key}: {len(data)} bytes, should have at most {IMAGE_FILE.most}")
+        if len(data) > IMAGE_FILE.limit:
+            raise DataError(f"{item.key}: {len(data)} bytes, should have at most {IMAGE_FILE.limit}")
         if self.reencode and extension == "jpg":
             try:
                 data = self.reencode(data)
@@ -214,9 +214,9 @@ def _as_table(labels: np.ndarray) -> np.ndarray:
 
 def _check(items: Sequence[Item], out: Path, class_names: Sequence[str]) -> None:
     num_classes = len(class_names)
-    if ends_line(str(out)):
+    if breaks_line(str(out)):
         raise DataError(f"{one_line(str(out))}: has a control character in its name; choose another")
-    for name in filter(ends_line, class_names):
+    for name in filter(breaks_line, class_names):
         raise DataError(f"{out}: the class {one_line(name)!r} has a control character in its name; rename it")
     if out.exists() and not (out / INDEX_FILE).exists() and (not out.is_dir() or any(out.iterdir())):
         raise DataError(f"{out}: exists already, should be a new folder; remove it or choose another name")
@@ -224,7 +224,7 @@ def _check(items: Sequence[Item], out: Path, class_names: Sequence[str]) -> None
         raise DataError(f"{out}: no images to write")
     seen: set[str] = set()
     for item in items:
-        if ends_line(item.key):
+        if breaks_line(item.key):
             raise DataError(f"{out}: the image {one_line(item.key)!r} has a control character in its name; rename it")
         if item.key in seen:
             raise DataError(f"{out}: two images have the key {item.key!r}, should be unique in a split")
@@ -268,7 +268,7 @@ def _measure(items: Sequence[Item], workers: int, count: _Count) -> tuple[np.nda
     """The bytes of every image, int64 `[n]`. What has to be made for that is held, as far as there is room in this process."""
     sizes = np.array([-1 if item.size is None else item.size for item in items], np.int64)
     unknown, held, held_bytes = np.flatnonzero(sizes < 0), dict[int, bytes](), 0
-    blocks = [unknown[begin : begin + _MEASURED_TOGETHER] for begin in range(0, len(unknown), _MEASURED_TOGETHER)]
+    blocks = [unknown[begin : begin + _IMAGES_PER_TASK] for begin in range(0, len(unknown), _IMAGES_PER_TASK)]
     count.total += len(unknown)
 
     def measure(block: int, done: Done) -> list[int]:
@@ -288,7 +288,7 @@ def _measure(items: Sequence[Item], workers: int, count: _Count) -> tuple[np.nda
     return sizes, held
 
 
-def _go_on(aside: Path, plan: Plan, note: Callable[[str], None]) -> None:
+def _go_on(aside: Path, plan: ShardPlan, note: Callable[[str], None]) -> None:
     """Make the folder ready for a plan: with the shards that an earlier run of the same plan finished, or empty."""
     file, finished = aside / _PLAN, len(list(aside.glob("shard-*.tar")))
     if file.is_file() and file.read_text() == plan.digest:

@@ -206,7 +206,7 @@ def read_state(folder: Path) -> dict[str, Any]:
         if not path.is_file():
             raise torn
         with path.open("rb") as file:
-            state = parse_json(file.read(RUN_FILE.most), path, error=CheckpointError)
+            state = parse_json(file.read(RUN_FILE.limit), path, error=CheckpointError)
     except PermissionError:
         raise
     except (OSError, CheckpointError):

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from vitctl.data.shards.remote import is_remote
-from vitctl.data.source.locate import find_places
+from vitctl.data.source.locate import locate_splits
 from vitctl.data.source.own_splits import NOT_TRAINED, TEST, TRAIN, OwnSplits, own_splits
 from vitctl.errors import DataError
 from vitctl.jobs.inputs.fewshot_sets import SPLITS
@@ -42,7 +42,7 @@ def fit_splits(loaded: Loaded) -> Fitted:
     ):
         return Fitted([], "")
     try:
-        found = list(find_places(data.path, _ASKED_FOR))
+        found = list(locate_splits(data.path, _ASKED_FOR))
     except DataError:
         if not is_remote(data.path):
             raise
@@ -82,7 +82,7 @@ def _sweep(loaded: Loaded, recipe: Finetune, found: list[str], fitting: OwnSplit
     keys = ("sweep.train_split", "sweep.eval_split")
     if any(_typed(loaded, key) for key in keys) or (len(found) > 1 and _has(found, recipe.sweep.train_split)):
         return {}
-    return dict(zip(keys, (fitting.tried_on, fitting.chosen_by), strict=True))
+    return dict(zip(keys, (fitting.lr_train, fitting.lr_validation), strict=True))
 
 
 def _scored(loaded: Loaded, scored: str, found: list[str], fitting: OwnSplits) -> Fitted:

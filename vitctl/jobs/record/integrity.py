@@ -42,7 +42,7 @@ def verified(begun: Verification, runtime: Runtime, journal: Journal, *, is_scor
     Raises:
         DataError: a shard behind a score is not what its index says, changed while it was read, or could not be read.
     """
-    if begun.is_of_nothing:
+    if begun.is_empty:
         return {}
     begun.finish(None if is_score else _PATIENCE)
     runtime.wait()

@@ -1,4 +1,4 @@
-"""Tensors out of a file, whatever program wrote it. Nothing that could run code is ever opened."""
+"""Reads tensors from a file of any program. Files that could run code are never opened."""
 
 import math
 import pickle
@@ -35,7 +35,7 @@ _BAD_ARRAYS = (
     NotImplementedError,
     RuntimeError,
 )
-_MOST_SIDE = 2**53
+_MAX_SIDE = 2**53
 _ZEROS_BYTES = 256 * 2**20  # of a new head, which shrink to nothing
 # How files that are no weights begin, and what to tell their owner.
 _NOT_WEIGHTS = {
@@ -47,7 +47,7 @@ _PICKLE = rb"\x80[\x02-\x05]"
 # Where training programs put the weights inside their checkpoints, and what they wrap around a model.
 _INSIDE = ("state_dict", "model_state_dict", "model")
 _WRAPPERS = ("module.", "_orig_mod.")
-_MOST_WRAPPED = 4
+_MAX_WRAPPED = 4
 
 
 def kind_of(path: Path) -> Kind:
@@ -58,7 +58,7 @@ def kind_of(path: Path) -> Kind:
         )
     with path.open("rb") as file:
         start, size = file.read(256), path.stat().st_size
-    if size > WEIGHTS.most:
+    if size > WEIGHTS.limit:
         raise CheckpointError(f"{path}: {size:,} bytes, should be at most {WEIGHTS}")
     # The first eight bytes are the header's length and may look like anything, so the brace is what counts.
     if start[8:9] == b"{":
@@ -118,7 +118,7 @@ def _npz_shapes(path: Path) -> dict[str, tuple[int, ...]]:
                         else np.lib.format.read_array_header_2_0
                     )
                     shape, _, _ = read(member)
-                    if any(not 0 <= side < _MOST_SIDE for side in shape) or math.prod(shape) >= _MOST_SIDE:
+                    if any(not 0 <= side < _MAX_SIDE for side in shape) or math.prod(shape) >= _MAX_SIDE:
                         raise ValueError(f"{one_line(name)} has the shape {shape}")
                     shapes[name.removesuffix(".npy")] = shape
     except (*_BAD_ARRAYS, EOFError, OSError, ValueError) as error:
@@ -147,7 +147,7 @@ def _kind_of_zip(path: Path) -> Kind:
             f"{path}: damaged or truncated archive ({one_line(str(error))}); copy it again"
         ) from error
     claimed = sum(member.file_size for member in members)
-    if claimed > min(WEIGHTS.most, path.stat().st_size * WEIGHTS_GROWTH.most + _ZEROS_BYTES):
+    if claimed > min(WEIGHTS.limit, path.stat().st_size * WEIGHTS_GROWTH.limit + _ZEROS_BYTES):
         raise CheckpointError(f"{path}: claims to hold {claimed:,} bytes, more than a model of its size; not opened")
     if members and all(member.filename.endswith(".npy") for member in members):
         return "npz"
@@ -202,7 +202,7 @@ def _read_torch(path: Path) -> Tensors:
         raise
     except Exception as error:  # its unpickler, its zip reader and what they call raise a dozen types for damaged files
         raise CheckpointError(f"{path}: damaged or truncated torch file; copy it again") from error
-    for _ in range(_MOST_WRAPPED):  # a pickle may hold itself
+    for _ in range(_MAX_WRAPPED):  # a pickle may hold itself
         inside = next((key for key in _INSIDE if isinstance(found, Mapping) and _holds(found, key)), None)
         if inside is None:
             break

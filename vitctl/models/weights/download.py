@@ -1,4 +1,4 @@
-"""Files from the web: https alone, resumed after an interruption, checked, and kept in a cache."""
+"""Downloads over https: resumed after an interruption, verified, and cached."""
 
 import base64
 import fcntl
@@ -15,7 +15,16 @@ from urllib.parse import unquote, urlsplit
 from vitctl.errors import CheckpointError
 from vitctl.system.bounds import WEIGHTS
 from vitctl.system.files import cache_folder, no_links, open_lock, write_text
-from vitctl.system.http import ATTEMPTS, Client, PassingError, Response, pieces, split_address, told_bytes, told_span
+from vitctl.system.http import (
+    ATTEMPTS,
+    Client,
+    Response,
+    TransientError,
+    content_range,
+    parse_num_bytes,
+    read_chunks,
+    split_address,
+)
 from vitctl.system.text import has_control, one_line
 
 # Bytes done, and bytes in all (0 when the server does not say).
@@ -43,9 +52,9 @@ def fetch(
 
     Args:
         url: an https address.
-        progress: told after every piece.
+        progress: called after every chunk.
         cache: folder of the cache; $VITCTL_CACHE or ~/.cache/vitctl when not given.
-        attempts: tries in all.
+        attempts: total number of attempts.
         loopback: let plain http to 127.0.0.1 pass as well.
 
     Raises CheckpointError: another scheme, no such file (NotOnServerError), a login is needed, a web page came instead
@@ -57,13 +66,13 @@ def fetch(
     if target.exists():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
-    with _alone(target.with_name(target.name + ".lock")):
+    with _locked(target.with_name(target.name + ".lock")):
         for attempt in range(1, attempts + 1):
             if target.exists():  # another process was faster
                 break
             try:
                 os.replace(_transfer(url, target.with_name(target.name + ".part"), progress, client), target)
-            except PassingError as error:
+            except TransientError as error:
                 if attempt == attempts:
                     raise CheckpointError(
                         f"{url}: {error}; {attempts} attempts failed, run again to go on where it stopped"
@@ -101,15 +110,15 @@ def _check_address(url: str, loopback: bool) -> None:
 
 
 @contextmanager
-def _alone(lock: Path) -> Iterator[None]:
-    """Wait until no other process is inside; the system lets go of the lock when a process dies."""
+def _locked(lock: Path) -> Iterator[None]:
+    """Hold a lock against other processes; the kernel releases it when the process dies."""
     with open_lock(lock) as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
 def _transfer(url: str, part: Path, progress: Progress, client: Client) -> Path:
-    """Bring `part` to its full size, check it, and return it. Raises PassingError when trying again may help."""
+    """Bring `part` to its full size, check it, and return it. Raises TransientError when trying again may help."""
     version, headers = part.with_name(part.name + ".etag"), {}
     if part.exists() and part.stat().st_size and version.exists():
         # The server sends everything again when the file has changed since.
@@ -117,19 +126,19 @@ def _transfer(url: str, part: Path, progress: Progress, client: Client) -> Path:
     response = client.open(url, headers)
     if response.status == 416:  # what we have does not fit what the server has
         part.unlink(missing_ok=True)
-        raise PassingError("the partial file did not fit")
+        raise TransientError("the partial file did not fit")
     with response:
         total = _receive(url, response, part, version, progress)
-        digests = list(_told_digests(url, response.headers))
+        digests = list(_stated_digests(url, response.headers))
     size = part.stat().st_size
     if total and size != total:
-        raise PassingError(f"the connection ended after {size} of {total} bytes")
+        raise TransientError(f"the connection ended after {size} of {total} bytes")
     for algorithm, start in digests:
         with part.open("rb") as file:
             found = hashlib.file_digest(file, algorithm).hexdigest()
         if not found.startswith(start):
             part.unlink()
-            raise PassingError(f"its {algorithm} is {found[:16]}..., the server says {start[:16]}...")
+            raise TransientError(f"its {algorithm} is {found[:16]}..., the server says {start[:16]}...")
     version.unlink(missing_ok=True)
     with part.open("rb") as file:
         os.fsync(file.fileno())
@@ -141,21 +150,21 @@ def _receive(url: str, response: Response, part: Path, version: Path, progress: 
     headers: Message = response.headers
     if headers.get_content_type() == "text/html":
         raise CheckpointError(f"{url}: answered with a web page, not weights; the link is wrong or needs a login")
-    done, total = 0, told_bytes(headers.get("Content-Length")) or 0
+    done, total = 0, parse_num_bytes(headers.get("Content-Length")) or 0
     if response.status == 206:
         done = part.stat().st_size
-        span = told_span(response)
+        span = content_range(response)
         if span is None or span[0] != done or span[1] is None:
             part.unlink()
-            raise PassingError("the server went on at the wrong place")
+            raise TransientError("the server went on at the wrong place")
         total = span[1]
     _remember_version(version, headers)
     with open(part, "ab" if done else "wb", opener=no_links) as file:
-        for chunk in pieces(response):
+        for chunk in read_chunks(response):
             done += len(chunk)
-            if done > (total or WEIGHTS.most):
+            if done > (total or WEIGHTS.limit):
                 part.unlink()
-                raise CheckpointError(f"{url}: sends more than the {total or WEIGHTS.most} bytes that it may")
+                raise CheckpointError(f"{url}: sends more than the {total or WEIGHTS.limit} bytes that it may")
             file.write(chunk)
             progress(done, total)
     return total
@@ -169,13 +178,13 @@ def _remember_version(version: Path, headers: Message) -> None:
         version.unlink(missing_ok=True)
 
 
-def _told_digests(url: str, headers: Message) -> Iterator[tuple[str, str]]:
-    """The digests that this server tells: algorithm and (the start of) its hexadecimal form."""
+def _stated_digests(url: str, headers: Message) -> Iterator[tuple[str, str]]:
+    """The digests stated by the server: algorithm and (the start of) the hexadecimal digest."""
     linked = headers.get("X-Linked-ETag", "").strip('"')
     if re.fullmatch(r"[0-9a-f]{64}", linked):  # Hugging Face's large files
         yield "sha256", linked
-    for told in re.findall(r"md5=([A-Za-z0-9+/]{22}==)", " ".join(headers.get_all("x-goog-hash") or [])):
-        yield "md5", base64.b64decode(told).hex()
+    for stated in re.findall(r"md5=([A-Za-z0-9+/]{22}==)", " ".join(headers.get_all("x-goog-hash") or [])):
+        yield "md5", base64.b64decode(stated).hex()
     address = urlsplit(url)
     named = re.search(r"-([0-9a-f]{8,64})\.\w+$", address.path)
     if named and address.hostname == _HASHED_NAME_HOST:

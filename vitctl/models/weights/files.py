@@ -1,4 +1,4 @@
-"""Files on the disk: written whole or not at all, and read within bounds."""
+"""Files on disk: written atomically, and read within limits."""
 
 import json
 from collections.abc import Callable
@@ -10,15 +10,15 @@ from torch import Tensor
 
 from vitctl.errors import CheckpointError
 from vitctl.system import files
-from vitctl.system.files import replacing, write_text
+from vitctl.system.files import atomic_write, write_text
 from vitctl.system.text import escaped_json
 
 _JSON_BYTES = 16 * 2**20
 
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> Path:
-    """Let `write` fill a file beside `path`, flush it, and put it in place in one move; return `path`."""
-    with replacing(path) as aside:
+    """Atomic write: `write` fills a temporary file, which is flushed and renamed to `path`; return `path`."""
+    with atomic_write(path) as aside:
         write(aside)
     return path
 

@@ -1,4 +1,4 @@
-"""What every format of weights has to tell, and how a ViT's shape is read off its tensors."""
+"""The interface of a weights format, and how the shape of a ViT is inferred from its tensors."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""What a weights file says of its model in its header; no tensor is read. Our own files need no torch."""
+"""Reads the model configuration from the header of a weights file, without tensors. Our own files need no torch."""
 
 import math
 import os
@@ -10,8 +10,8 @@ from vitctl.system.bounds import TENSORS
 from vitctl.system.files import open_regular, parse_json
 
 OWN_KEY = "vitctl"  # of our JSON in the metadata of a safetensors file
-_MOST_NUMBER = 2**53
-_MOST_BYTES = 100 * 2**20  # the bound of safetensors itself
+_MAX_NUMBER = 2**53
+_MAX_BYTES = 100 * 2**20  # the bound of safetensors itself
 
 
 def safetensors_header(path: Path) -> dict[str, Any] | None:
@@ -25,7 +25,7 @@ def safetensors_header(path: Path) -> dict[str, Any] | None:
     with open_regular(path, error=CheckpointError) as file:
         length = int.from_bytes(file.read(8), "little")
         size = os.fstat(file.fileno()).st_size
-        if file.read(1) != b"{" or length > min(size - 8, _MOST_BYTES):
+        if file.read(1) != b"{" or length > min(size - 8, _MAX_BYTES):
             return None
         text = b"{" + file.read(length - 1)
     try:
@@ -35,7 +35,7 @@ def safetensors_header(path: Path) -> dict[str, Any] | None:
     metadata, entries = header.get("__metadata__", {}), [header[name] for name in header if name != "__metadata__"]
     if not isinstance(metadata, dict) or not all(map(_is_tensor, entries)):
         raise CheckpointError(f"{path}: damaged safetensors file (its header describes no tensors); copy it again")
-    if len(entries) > TENSORS.most:
+    if len(entries) > TENSORS.limit:
         raise CheckpointError(f"{path}: {len(entries):,} tensors, should be at most {TENSORS}")
     if 8 + length + max((entry["data_offsets"][1] for entry in entries), default=0) != size:
         raise CheckpointError(f"{path}: damaged or truncated safetensors file ({size} bytes); copy it again")
@@ -48,5 +48,5 @@ def _is_tensor(entry: Any) -> bool:
         return False
     shape, places = entry.get("shape"), entry.get("data_offsets")
     numbers = [*shape, *places] if isinstance(shape, list) and isinstance(places, list) and len(places) == 2 else [-1]
-    whole = all(type(number) is int and 0 <= number < _MOST_NUMBER for number in numbers)
-    return whole and math.prod(numbers[:-2]) < _MOST_NUMBER
+    whole = all(type(number) is int and 0 <= number < _MAX_NUMBER for number in numbers)
+    return whole and math.prod(numbers[:-2]) < _MAX_NUMBER

@@ -13,7 +13,7 @@ from vitctl.models.configs import Config
 from vitctl.system.text import one_line
 
 SMALLEST, LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127  # of float32's numbers, without those of fewer bits
-_MOST_PIXELS = 2**14  # as for images in the configurations of models
+_MAX_PIXELS = 2**14  # as for images in the configurations of models
 _SHOWN = 3
 
 # In float32, in which images become numbers.
@@ -32,9 +32,9 @@ class Meta(BaseModel):
 
     mean: Annotated[list[_Number], Field(min_length=3, max_length=3)] | None = None
     std: Annotated[list[_Deviation], Field(min_length=3, max_length=3)] | None = None
-    image_size: Annotated[int, Field(ge=1, le=_MOST_PIXELS)] | None = None
+    image_size: Annotated[int, Field(ge=1, le=_MAX_PIXELS)] | None = None
     eval_method: Literal["square", "shorter_side"] | None = None
-    eval_resize: Annotated[int, Field(ge=0, le=2 * _MOST_PIXELS)] | None = None
+    eval_resize: Annotated[int, Field(ge=0, le=2 * _MAX_PIXELS)] | None = None
     resample: str | None = None
     exif_orientation: bool | None = None
     position_resize: str | None = None

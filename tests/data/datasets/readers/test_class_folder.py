@@ -61,7 +61,7 @@ def test_class_tar__a_damaged_header_loses_nothing_in_silence(tmp_path: Path) ->
     data = bytearray(path.read_bytes())
     data[1024:1030] = b"broken"  # of the second member
     path.write_bytes(data)
-    with pytest.raises(DataError, match="damaged or cut off at byte 1024"):
+    with pytest.raises(DataError, match="damaged or truncated at byte 1024"):
         read_class_tar(path)
 
 

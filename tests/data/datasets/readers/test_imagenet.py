@@ -94,7 +94,7 @@ def test_read__refuses(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="not a whole, uncompressed tar file"):
         read(tmp_path)
     (tmp_path / "ILSVRC2012_img_train.tar").write_bytes(tar_of({"n01440764.tar": b"no tar at all" * 99}))
-    with pytest.raises(DataError, match="damaged or cut off at byte 512"):
+    with pytest.raises(DataError, match="damaged or truncated at byte 512"):
         read(tmp_path)
 
 

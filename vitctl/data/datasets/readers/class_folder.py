@@ -9,7 +9,7 @@ from typing import Literal
 
 from vitctl.data.datasets.readers.archives import archive_items
 from vitctl.data.datasets.readers.files import file_size, read_bytes
-from vitctl.data.images.formats import HEAD_BYTES, SYSTEM_FILE, is_system_file, reason_against
+from vitctl.data.images.formats import HEAD_BYTES, SYSTEM_FILE, exclusion_reason, is_system_file
 from vitctl.data.writer.items import Item, LeftOut, Originals
 from vitctl.errors import DataError
 
@@ -59,7 +59,7 @@ def read_class_tar(path: Path) -> dict[str, Originals]:
     """
     items, left_out = [], []
     for item in archive_items(path):
-        reason = reason_against(item.key, partial(_beginning, item))
+        reason = exclusion_reason(item.key, partial(_beginning, item))
         if reason:
             left_out.append(LeftOut(item.key, reason))
         else:
@@ -158,7 +158,7 @@ def _reason(name: str, path: Path, kind: str) -> str:
         return "a link to a folder, which is not followed"
     if not is_system_file(name) and path.exists() and not path.is_file():
         return "a FIFO, a socket or a device"
-    return reason_against(name, partial(_head, path))
+    return exclusion_reason(name, partial(_head, path))
 
 
 def _beginning(item: Item) -> bytes:

@@ -18,7 +18,7 @@ from vitctl.system.parsing import parsing
 NAME = "dsprites_ndarray_co1sh3sc6or40x32y32_64x64.npz"
 ARCHIVE = f"{NAME} from https://github.com/google-deepmind/dsprites-dataset"
 SIDE = 64
-_ROWS_AT_ONCE, _MOST_ROWS = 4096, 737_280
+_ROWS_AT_ONCE, _MAX_ROWS = 4096, 737_280
 CLASS_NAMES = {
     "location": tuple(f"x {cell} of 16" for cell in range(16)),
     "orientation": tuple(f"orientation {part} of 16" for part in range(16)),
@@ -66,8 +66,8 @@ def _read_bits(path: Path) -> np.ndarray:
         shape, by_columns, dtype = np.lib.format.read_array_header_1_0(file)
         if shape[1:] != (SIDE, SIDE) or by_columns or dtype != np.uint8:
             raise ValueError(f"imgs is {dtype} {shape}, should be uint8 (N, {SIDE}, {SIDE})")
-        if shape[0] > _MOST_ROWS:
-            raise ValueError(f"{shape[0]:,} images, there are {_MOST_ROWS:,}")
+        if shape[0] > _MAX_ROWS:
+            raise ValueError(f"{shape[0]:,} images, there are {_MAX_ROWS:,}")
         pieces = [_pack(file.read(_ROWS_AT_ONCE * SIDE**2)) for _ in range(-(-shape[0] // _ROWS_AT_ONCE))]
     bits = np.concatenate(pieces)
     if len(bits) != shape[0]:

@@ -75,15 +75,15 @@ def file_size(path: Path) -> int | None:
     return found.st_size if stat.S_ISREG(found.st_mode) else None
 
 
-def read_bytes(path: Path, most_bytes: int | None = None) -> bytes:
+def read_bytes(path: Path, max_bytes: int | None = None) -> bytes:
     """The bytes of a file, an image or a list. Raises DataError when it cannot be read, or is too large (None: for a list)."""
-    return files.read_bytes(path, LIST_FILE.most if most_bytes is None else most_bytes, error=DataError)
+    return files.read_bytes(path, LIST_FILE.limit if max_bytes is None else max_bytes, error=DataError)
 
 
 def read_part(path: Path, offset: int, size: int) -> bytes:
     """`size` bytes from `offset` on. Raises DataError when that is too large, the file cannot be read, or ends before."""
-    if size > IMAGE_FILE.most:
-        raise DataError(f"{path}: an image of {size} bytes at byte {offset}, should have at most {IMAGE_FILE.most}")
+    if size > IMAGE_FILE.limit:
+        raise DataError(f"{path}: an image of {size} bytes at byte {offset}, should have at most {IMAGE_FILE.limit}")
     try:
         with files.open_regular(path, error=DataError) as file:
             data = os.pread(file.fileno(), size, offset)
@@ -119,7 +119,7 @@ def load_mat(path: Path, *names: str) -> list[np.ndarray]:
         DataError: it is no such file, as when a download stored a web page, or a variable is missing.
     """
     scipy_io = library("scipy.io")
-    if (size := path.stat().st_size) > TABLE.most:
+    if (size := path.stat().st_size) > TABLE.limit:
         raise DataError(f"{path}: {size:,} bytes, should be at most {TABLE}")
     try:
         held = scipy_io.loadmat(path, squeeze_me=True, variable_names=names)

@@ -15,7 +15,7 @@ from vitctl.data.writer.items import Item, Originals
 from vitctl.errors import DataError
 from vitctl.system.bounds import TABLE
 from vitctl.system.files import open_regular
-from vitctl.system.parsing import parsing, said_by
+from vitctl.system.parsing import error_text, parsing
 from vitctl.system.text import one_line
 
 _IMAGE, _LABEL = ("image", "img", "jpg", "png"), ("label", "fine_label", "labels", "cls")
@@ -52,7 +52,7 @@ def _listed(path: Path) -> list[dict[str, str]]:
     for batch in _reading(path, open_table(path).iter_batches(batch_size=1024)):  # a dictionary makes much of little
         rows += (told := batch.to_pylist())
         num_bytes += sum(len(value) for row in told for value in row.values() if isinstance(value, str | list))
-        if num_bytes > TABLE.most:
+        if num_bytes > TABLE.limit:
             raise DataError(f"{path}: holds more than {TABLE} bytes of text")
     if not rows or not all(row["path"] and row.get("label", row.get("labels")) not in (None, []) for row in rows):
         raise DataError(f"{path}: should have a path and a label in every row")
@@ -90,7 +90,7 @@ def _read_split(paths: list[Path]) -> Originals:
             raise DataError(
                 f"{paths[0].parent}: image {one_line(item.key)} has label {item.label}, should be -1 to {len(names) - 1}"
             )
-    return Originals(items, tuple(names), str(paths[0].parent), is_own=True)
+    return Originals(items, tuple(names), str(paths[0].parent), is_user_data=True)
 
 
 def _largest(item: Item) -> int:
@@ -121,8 +121,8 @@ def open_table(path: Path) -> Any:
             file = pyarrow.parquet.ParquetFile(path)
             groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
     except OSError as error:
-        raise DataError(f"{path}: not a whole parquet file ({said_by(error)})") from None
-    if (largest := max((group.total_byte_size for group in groups), default=0)) > TABLE.most + path.stat().st_size:
+        raise DataError(f"{path}: not a whole parquet file ({error_text(error)})") from None
+    if (largest := max((group.total_byte_size for group in groups), default=0)) > TABLE.limit + path.stat().st_size:
         raise DataError(f"{path}: a row group of {largest:,} bytes, should be at most {TABLE}")
     return file
 
@@ -151,7 +151,7 @@ def _reading(path: Path, batches: Iterator[Any]) -> Iterator[Any]:
         with parsing(path, DataError, "damaged parquet file"):
             yield from batches
     except (OSError, MemoryError) as error:
-        raise DataError(f"{path}: damaged parquet file ({said_by(error)})") from None
+        raise DataError(f"{path}: damaged parquet file ({error_text(error)})") from None
 
 
 def _is_label(number: Any) -> bool:

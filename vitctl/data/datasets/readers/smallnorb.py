@@ -59,8 +59,8 @@ def _split(root: Path, stem: str, task: str) -> Originals:
 
 def _unpacked(path: Path) -> bytes:
     with open_regular(path, error=DataError) as packed, gzip.GzipFile(fileobj=packed) as file:
-        data = file.read(TABLE.most + 1)
-    if len(data) > TABLE.most:
+        data = file.read(TABLE.limit + 1)
+    if len(data) > TABLE.limit:
         raise DataError(f"{path}: holds more than {TABLE} bytes")
     return data
 
@@ -72,7 +72,7 @@ def read_norb(path: Path) -> np.ndarray:
         DataError: it is in another format, or cut short.
     """
     with parsing(path, DataError, "not a whole NORB file"):
-        data = _unpacked(path) if path.suffix == ".gz" else read_bytes(path, TABLE.most)
+        data = _unpacked(path) if path.suffix == ".gz" else read_bytes(path, TABLE.limit)
         magic, num_axes = struct.unpack_from("<ii", data)
         lengths = struct.unpack_from(f"<{max(3, num_axes)}i", data, 8)
     dtype, shape, start = _TYPES.get(magic), lengths[:num_axes], 8 + 4 * len(lengths)

@@ -52,7 +52,7 @@ def read_rows(path: Path, rows: Sequence[Row]) -> dict[str, Originals]:
         labels = tuple(numbers[name] for name in names)
         item = Item(row["path"], labels if several else labels[0], partial(read_bytes, path.parent / row["path"]), size)
         splits.setdefault(SPLITS.get(split.lower(), split), []).append(item)
-    return {split: Originals(items, class_names, str(path), is_own=True) for split, items in splits.items()}
+    return {split: Originals(items, class_names, str(path), is_user_data=True) for split, items in splits.items()}
 
 
 def _rows(path: Path) -> list[dict[str, str]]:
@@ -78,7 +78,7 @@ def _rows(path: Path) -> list[dict[str, str]]:
 
 
 def _text(path: Path) -> str:
-    return read_bytes(path, TABLE.most).decode("utf-8-sig")
+    return read_bytes(path, TABLE.limit).decode("utf-8-sig")
 
 
 def _labels(text: str) -> tuple[str, ...]:
@@ -88,7 +88,7 @@ def _labels(text: str) -> tuple[str, ...]:
 
 def numbered(num_classes: int) -> tuple[str, ...]:
     """Names of classes that have none but their numbers. Raises DataError where a label of a few digits claims millions of them."""
-    if num_classes > CLASSES.most:
+    if num_classes > CLASSES.limit:
         raise DataError(f"a label of {num_classes - 1}: {num_classes:,} classes, should be at most {CLASSES}")
     return tuple(str(label) for label in range(num_classes))
 

@@ -23,7 +23,7 @@ def records(path: Path) -> Iterator[tuple[int, bytes]]:
         while header := file.read(_HEADER.size):
             offset = file.tell()
             length, checksum = _HEADER.unpack(header) if len(header) == _HEADER.size else (0, -1)
-            if checksum == _masked_crc32c(header[:8]) and length > RECORD.most:
+            if checksum == _masked_crc32c(header[:8]) and length > RECORD.limit:
                 raise DataError(f"{path}: a record of {length:,} bytes, should be at most {RECORD}")
             if checksum != _masked_crc32c(header[:8]):
                 raise DataError(f"{path}: damaged, or no TFRecord file, at byte {offset - len(header)}; copy it again")
