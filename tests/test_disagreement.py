@@ -12,7 +12,7 @@ import pytest
 from tests.conftest import SHORT, TINY, harmed, records, train_records, two_processes
 from tests.harmed import NEWEST
 from tests.jobs.conftest import CPU, SMALL, pretrained  # noqa: F401
-from vitctl.launch.prepare import prepare
+from vitctl.launch.prepare import prepare_run
 from vitctl.launch.worker import work
 from vitctl.recipe.load import Override, load_recipe
 
@@ -21,7 +21,7 @@ TWO = {"machine.processes": 2}
 
 
 def prepared(recipe: str | Path, folder: Path, **values: Any) -> Path:
-    prepare(load_recipe(str(recipe), [Override(key, value) for key, value in values.items()]), folder)
+    prepare_run(load_recipe(str(recipe), [Override(key, value) for key, value in values.items()]), folder)
     return folder
 
 

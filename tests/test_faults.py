@@ -21,7 +21,7 @@ from vitctl.engine.checkpoint.files import newest_checkpoint
 from vitctl.engine.preemption import StopFlag
 from vitctl.errors import CheckpointError, VitctlError
 from vitctl.jobs.pretrain import pretrain
-from vitctl.launch.prepare import prepare
+from vitctl.launch.prepare import prepare_run
 from vitctl.recipe.load import Override, load_recipe
 
 
@@ -42,7 +42,7 @@ def interfere(folder: Path, data: Path, step: int, harm: Callable[[], None]) -> 
     """Run to the end, with `harm` done right after a step."""
     values = {"data.path": str(data), **SHORT}
     loaded = load_recipe(str(TINY), [Override(key, value) for key, value in values.items()])
-    prepare(loaded, folder)
+    prepare_run(loaded, folder)
 
     def report(record: dict[str, Any]) -> None:
         if (record["kind"], record.get("step")) == ("train", step):

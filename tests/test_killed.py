@@ -30,7 +30,7 @@ from tests.harmed import poisoned
 from vitctl.engine.checkpoint.files import newest_checkpoint
 from vitctl.engine.nonfinite import SKIPPED
 from vitctl.jobs import training
-from vitctl.launch.prepare import prepare
+from vitctl.launch.prepare import prepare_run
 from vitctl.recipe.load import Override, load_recipe
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -42,7 +42,7 @@ Bound = Callable[[list[str]], "subprocess.CompletedProcess[str]"]
 
 def prepared(folder: Path, data: Path, **values: Any) -> Path:
     given = {"data.path": str(data), **SHORT, **values}
-    prepare(load_recipe(str(TINY), [Override(key, value) for key, value in given.items()]), folder)
+    prepare_run(load_recipe(str(TINY), [Override(key, value) for key, value in given.items()]), folder)
     return folder
 
 

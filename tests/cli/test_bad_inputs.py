@@ -14,8 +14,8 @@ from safetensors.numpy import save_file
 from tests.conftest import TINY
 from vitctl.cli.app import main
 from vitctl.cli.show.render import CONSOLE
-from vitctl.engine.journal import read_json
-from vitctl.launch.prepare import prepare
+from vitctl.engine.journal import read_run_json
+from vitctl.launch.prepare import prepare_run
 from vitctl.launch.worker import work
 from vitctl.recipe.load import Override, load_recipe
 
@@ -182,7 +182,7 @@ def world(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_file({"encoder.weight": np.zeros((2, 2), np.float32)}, root / "other.safetensors")
     loaded = load_recipe(str(TINY), [Override("data.path", str(root / "shards")), Override("schedule.total_steps", 6)])
     for name in ("run", "unbegun"):
-        prepare(loaded, root / name)
+        prepare_run(loaded, root / name)
     work(root / "run")
     [weights] = sorted((root / "run" / "checkpoints").glob("step_00000006/model.safetensors"))
     (root / "cut.safetensors").write_bytes(weights.read_bytes()[:500])
@@ -242,7 +242,7 @@ def test_slip(slip: Slip, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     ):  # only a job itself could tell: its folder says that it failed, and the corrected command takes it
         written = {Path(name).parts[0] for name in after.keys() ^ before.keys()}
         assert len(written) == 1 and slip.meant
-        assert read_json(here / written.pop() / "result.json")["status"] == "failed"
+        assert read_run_json(here / written.pop() / "result.json")["status"] == "failed"
         assert {name: after[name] for name in before} == before
     if slip.meant:
         code, _, said = typed(slip.meant, monkeypatch, capsys)

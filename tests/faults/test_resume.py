@@ -17,11 +17,11 @@ from vitctl.data.datasets.readers import shapes
 from vitctl.data.writer.write import write_split
 from vitctl.engine.checkpoint.files import STATE, read_checkpoint
 from vitctl.engine.checkpoint.files import _digest as state_digest
-from vitctl.engine.journal import LOG, read_lines
+from vitctl.engine.journal import LOG, read_records
 from vitctl.errors import CheckpointError, LaunchError, RecipeError
 from vitctl.jobs.record import identity
 from vitctl.launch.launcher import launch
-from vitctl.launch.prepare import prepare
+from vitctl.launch.prepare import prepare_run
 from vitctl.recipe.load import Override, load_recipe
 
 STEPS = {
@@ -117,12 +117,12 @@ def data(stopped: Path) -> Path:
 def resume(folder: Path, *allow: str, **values: Any) -> dict[str, Any]:
     """As `vitctl resume RUN --set ... --allow ...`."""
     overrides = [Override(key, value) for key, value in values.items()]
-    prepare(load_recipe(str(folder / "recipe.toml"), overrides), folder, allow)
+    prepare_run(load_recipe(str(folder / "recipe.toml"), overrides), folder, allow)
     return launch(folder, lambda _: None)
 
 
 def warnings(folder: Path) -> str:
-    return "\n".join(record["text"] for record in read_lines(folder / LOG) if record["kind"] == "warning")
+    return "\n".join(record["text"] for record in read_records(folder / LOG) if record["kind"] == "warning")
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -166,7 +166,7 @@ def test_resume__what_was_allowed_is_not_a_licence_for_more(data: Path, stopped:
 def test_resume__allowed_when_a_job_was_handed_over(data: Path, stopped: Path) -> None:
     """`vitctl resume RUN --allow data --slurm` prepares; the job in the queue types `vitctl resume RUN`."""
     images_fewer(data, stopped)
-    prepare(load_recipe(str(stopped / "recipe.toml")), stopped, ["data"])
+    prepare_run(load_recipe(str(stopped / "recipe.toml")), stopped, ["data"])
     assert resume(stopped)["status"] == "done"
 
 

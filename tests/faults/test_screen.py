@@ -18,7 +18,7 @@ from rich.console import Console
 
 from tests.faults.conftest import ENVIRONMENT, assert_same, command, prepared, records, resume, status, warnings
 from vitctl.cli.show.render import Screen
-from vitctl.engine.journal import append_line, read_lines, spared
+from vitctl.engine.journal import append_record, never_raising, read_records
 from vitctl.launch.follower import Follower
 from vitctl.launch.worker import work
 from vitctl.system.screen import Lenient, check_screen, outlive_screen, restore_screen
@@ -130,14 +130,14 @@ def test_screen__of_a_broken_terminal_ends_nothing(tmp_path: Path, monkeypatch: 
     outlive_screen()
     try:
         with Screen(tmp_path, Console(force_terminal=True)) as screen:
-            report = spared(screen.report, tmp_path / "log.jsonl")
+            report = never_raising(screen.report, tmp_path / "log.jsonl")
             for step in (1, 2):
                 report({"kind": "warning", "step": step, "text": "said"})
             time.sleep(1.2)  # the view is redrawn every second
         check_screen()  # it was told
     finally:
         restore_screen()
-    assert [record["text"] for record in read_lines(tmp_path / "log.jsonl")] == [
+    assert [record["text"] for record in read_records(tmp_path / "log.jsonl")] == [
         f"{SHOWN} (Input/output error); the run goes on"
     ]
 
@@ -166,7 +166,7 @@ def test_follower__a_log_of_foreign_lines_and_a_folder_in_its_place_end_nothing(
     (tmp_path / "log.jsonl").rmdir()
     (tmp_path / "log.jsonl").write_text("5\n")
     follower.poll()
-    append_line(tmp_path / "log.jsonl", {"kind": "train", "time": time.time()})
+    append_record(tmp_path / "log.jsonl", {"kind": "train", "time": time.time()})
     follower.poll()
     assert [record["kind"] for record in seen] == ["train"]
 

@@ -18,7 +18,7 @@ from vitctl.engine.ridge import L2_GRID, choose_l2
 from vitctl.errors import DataError, RecipeError
 from vitctl.jobs.inputs.fewshot_sets import SPLITS
 from vitctl.jobs.inputs.weights import find_weights, loaded_model
-from vitctl.launch.prepare import prepare
+from vitctl.launch.prepare import prepare_run
 from vitctl.recipe.load import Override, load_recipe
 
 
@@ -188,7 +188,7 @@ def test_fewshot__two_processes_give_the_same_features(
     folder = tmp_path / "other" / "two"
     two = {**values, "machine.processes": 2}
     loaded = load_recipe("fewshot", [Override(key, value) for key, value in two.items()])
-    prepare(loaded, folder)
+    prepare_run(loaded, folder)
     environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
     line = (folder / "launch.txt").read_text()
     subprocess.run(line, shell=True, check=True, env=environment, capture_output=True)

@@ -10,7 +10,7 @@ from tests.launch.conftest import Load
 from vitctl.errors import LaunchError
 from vitctl.launch.command import (
     LaunchConfig,
-    check_spread,
+    check_processes,
     launch_line,
     own_address,
     parse_nodes,
@@ -37,16 +37,16 @@ def test_parse_nodes__several_have_to_meet_somewhere() -> None:
 
 
 def test_check_spread() -> None:
-    check_spread(LaunchConfig(2, "127.0.0.1", restarts=3), 4)
+    check_processes(LaunchConfig(2, "127.0.0.1", restarts=3), 4)
     with pytest.raises(LaunchError) as caught:
-        check_spread(LaunchConfig(2, "a"), 1)
+        check_processes(LaunchConfig(2, "a"), 1)
     assert str(caught.value) == (
         "--nodes 2: 1 process cannot be spread evenly over them; --processes is their number on all machines, a multiple of 2"
     )
     with pytest.raises(LaunchError, match="--nodes 4: 6 processes cannot be spread"):
-        check_spread(LaunchConfig(4, "a"), 6)
+        check_processes(LaunchConfig(4, "a"), 6)
     with pytest.raises(LaunchError, match="--restarts -1: should be 0 or more"):
-        check_spread(LaunchConfig(restarts=-1), 2)
+        check_processes(LaunchConfig(restarts=-1), 2)
 
 
 def flags(line: str) -> dict[str, str]:

@@ -23,13 +23,13 @@ from vitctl.engine.checkpoint.files import newest_checkpoint
 from vitctl.errors import LaunchError
 from vitctl.launch import launcher
 from vitctl.launch.launcher import launch
-from vitctl.launch.prepare import prepare
+from vitctl.launch.prepare import prepare_run
 from vitctl.recipe.load import Override, load_recipe
 from vitctl.system.signals import SIGNALS
 
 
 def test_launch__one_run_per_folder(load: Load, tmp_path: Path) -> None:
-    prepare(load(), tmp_path)
+    prepare_run(load(), tmp_path)
     other = [sys.executable, "-c", HOLD, str(tmp_path / ".lock")]
     with subprocess.Popen(other, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout is not None
@@ -127,7 +127,7 @@ def test_processes__are_not_started_inside_a_cluster_job(
     load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Under srun or torchrun the processes are there already: each is the body, none starts others."""
-    prepare(load(**{"machine.processes": 2}), tmp_path)
+    prepare_run(load(**{"machine.processes": 2}), tmp_path)
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     called: list[Path] = []
@@ -183,7 +183,7 @@ def test_launch__progress_is_told_from_step_0(tiny_data: Path, tmp_path: Path) -
     for processes in (1, 2):
         values = {"data.path": str(tiny_data), "machine.processes": processes, "log.every_steps": 10}
         folder = tmp_path / str(processes)
-        prepare(load_recipe(str(TINY), [Override(key, value) for key, value in values.items()]), folder)
+        prepare_run(load_recipe(str(TINY), [Override(key, value) for key, value in values.items()]), folder)
         seen: list[dict[str, Any]] = []
         launch(folder, seen.append)
         told = [record for record in seen if record["kind"] == "now"]
@@ -225,7 +225,7 @@ def test_two_launches_at_once__beside_a_configuration_of_somebody_else(
     """One by vitctl, one by its line, pasted: neither takes the other's port, a rank or a setting."""
     folder, pasted = tmp_path / "run", tmp_path / "pasted"
     two = {"machine.processes": 2, "optimizer.clip_norm": 0.0, "machine.micro_batch": 8}
-    prepare(load(**two), pasted)
+    prepare_run(load(**two), pasted)
     hostile_line = {name: value for name, value in hostile.items() if not name.startswith("PET_")}
     both = [
         subprocess.Popen(command(folder, tiny_data, **two), stderr=subprocess.PIPE, text=True, env=hostile),
@@ -280,8 +280,8 @@ def test_launch__of_a_line_that_accelerate_does_not_understand_is_no_silence(
     load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As of an accelerate that has dropped a flag."""
-    prepare(load(**{"machine.processes": 2}), tmp_path)
-    monkeypatch.setattr(launcher, "accelerate_words", lambda *_: ["--no_such_flag", "--module", "x"])
+    prepare_run(load(**{"machine.processes": 2}), tmp_path)
+    monkeypatch.setattr(launcher, "accelerate_arguments", lambda *_: ["--no_such_flag", "--module", "x"])
     monkeypatch.delenv("RANK", raising=False)
     before = {number: signal.getsignal(number) for number in SIGNALS}
     with pytest.raises(RuntimeError, match=r"the processes ended \(.*\) and left no word"):

@@ -30,7 +30,7 @@ from vitctl.errors import LaunchError
 from vitctl.launch import launcher
 from vitctl.launch.command import LaunchConfig
 from vitctl.launch.errors import LOGS
-from vitctl.launch.prepare import prepare
+from vitctl.launch.prepare import prepare_run
 
 # One process computes these to the bit as two do: without clipping, each sums the gradients of the same halves.
 EXACT = {"optimizer.clip_norm": 0.0, "machine.micro_batch": 8, "checkpoint.every_steps": 2}
@@ -203,7 +203,7 @@ def test_machines__that_do_not_meet_are_one_line(load: Load, tmp_path: Path, mon
 
     config = LaunchConfig(2, "127.0.0.1", 29_400)
     monkeypatch.setattr(launcher, "_accelerate", wait_in_vain)
-    prepare(load(**{"machine.processes": 2}), tmp_path, config=config)
+    prepare_run(load(**{"machine.processes": 2}), tmp_path, config=config)
     with pytest.raises(LaunchError) as caught:
         launcher.launch(tmp_path, lambda _: None, config)
     [log] = (tmp_path / LOGS).glob("launcher_*.txt")
@@ -266,7 +266,7 @@ def test_torchrun__typed_by_a_person_starts_a_killed_process_again(run: Run, tin
 def test_line__pasted_on_two_machines_with_a_killed_process(run: Run, load: Load, tmp_path: Path) -> None:
     """RUN/launch.txt, typed into two shells."""
     folder, config = tmp_path / "run", LaunchConfig(2, "127.0.0.1", free_port(), restarts=1)
-    prepare(load(**EXACT, **{"machine.processes": 2, "checkpoint.background": False}), folder, config=config)
+    prepare_run(load(**EXACT, **{"machine.processes": 2, "checkpoint.background": False}), folder, config=config)
     line = (folder / "launch.txt").read_text()
     pair = [subprocess.Popen(line, shell=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in "12"]
     wait_for(logged(folder, 5), pair)

@@ -8,10 +8,10 @@ import pytest
 from tests.report.conftest import finished
 from vitctl.data.datasets.catalog import known_size
 from vitctl.data.datasets.vtab import VTAB
-from vitctl.engine.journal import LOG, write_json
+from vitctl.engine.journal import LOG, write_run_json
 from vitctl.recipe.paper import RESULTS
 from vitctl.report.our_results import OurResults, Pretraining, our_results
-from vitctl.report.paper_cells import judges
+from vitctl.report.paper_cells import experiments_for
 
 REAL_SCORE = {"data.dataset": "imagenet", "data.eval_split": "validation", "evaluation.labels": "real"}
 B32 = Pretraining("jft_b32")
@@ -88,34 +88,34 @@ def test_runs__of_a_pretraining_on_a_part_or_for_less_do_not_count(tmp_path: Pat
 def test_resnets__take_the_better_of_sweep_and_bit_rule_and_vits_the_sweep_alone(tmp_path: Path) -> None:
     pretrained(tmp_path, "jft_r50x1", "r50")
     pretrained(tmp_path)
-    assert judges("6", "jft_r50x1", "Pets") == ("finetune_pets", "bit_pets")
-    assert judges("6", "jft_b32", "Pets") == judges("6", "jft_r50_b32", "Pets") == ("finetune_pets",)
+    assert experiments_for("6", "jft_r50x1", "Pets") == ("finetune_pets", "bit_pets")
+    assert experiments_for("6", "jft_b32", "Pets") == experiments_for("6", "jft_r50_b32", "Pets") == ("finetune_pets",)
     for digest in ("r50", "b32"):
         finished(tmp_path, f"sweep_{digest}", "finetune_pets", {"accuracy": 0.8}, from_sha256=digest)
     ours = our_results(tmp_path)
-    one = ours.best(Pretraining("jft_r50x1"), judges("6", "jft_r50x1", "Pets"))
+    one = ours.best(Pretraining("jft_r50x1"), experiments_for("6", "jft_r50x1", "Pets"))
     assert one is not None and (one.mean, one.remark) == (80.0, "bit_pets has not been run")
     for digest in ("r50", "b32"):
         finished(tmp_path, f"bit_{digest}", "bit_pets", {"accuracy": 0.9}, from_sha256=digest)
     ours = our_results(tmp_path)
-    one = ours.best(Pretraining("jft_r50x1"), judges("6", "jft_r50x1", "Pets"))
+    one = ours.best(Pretraining("jft_r50x1"), experiments_for("6", "jft_r50x1", "Pets"))
     assert one is not None and (one.mean, one.remark) == (90.0, "bit_pets is the better")
-    vit = ours.best(B32, judges("6", "jft_b32", "Pets"))
+    vit = ours.best(B32, experiments_for("6", "jft_b32", "Pets"))
     assert vit is not None and (vit.mean, vit.remark) == (80.0, "")
 
 
 def test_table_2__takes_the_resolution_of_each_network() -> None:
-    at = {recipe: judges("2", recipe, "ImageNet") for recipe in RESULTS["2"].rows}
+    at = {recipe: experiments_for("2", recipe, "ImageNet") for recipe in RESULTS["2"].rows}
     assert at == {
         "jft_h14": ("finetune_imagenet_518",),
         "jft_l16_14ep": ("finetune_imagenet_512",),
         "in21k_l16": ("finetune_imagenet_512",),
         "jft_r152x4": ("bit_imagenet_480",),
     }
-    assert judges("5", "jft_h14", "ImageNet") == ("finetune_imagenet",)
-    assert judges("2", "jft_r152x4", "Flowers") == ("bit_flowers102_480",)
-    assert judges("2", "jft_r152x4", "CIFAR-10") == ("bit_cifar10",)
-    assert judges("2", "jft_r152x4", "VTAB") == ()
+    assert experiments_for("5", "jft_h14", "ImageNet") == ("finetune_imagenet",)
+    assert experiments_for("2", "jft_r152x4", "Flowers") == ("bit_flowers102_480",)
+    assert experiments_for("2", "jft_r152x4", "CIFAR-10") == ("bit_cifar10",)
+    assert experiments_for("2", "jft_r152x4", "VTAB") == ()
 
 
 def test_real__is_the_score_of_the_fine_tuned_network_at_that_resolution(tmp_path: Path) -> None:
@@ -132,8 +132,8 @@ def test_real__is_the_score_of_the_fine_tuned_network_at_that_resolution(tmp_pat
         "small": "data.image_size is 224, of the recipe 0",
         "part": "1,000 images of validation of imagenet, should be 50,000",
     }
-    assert judges("5", "jft_b32", "ReaL") == ("real of finetune_imagenet",)
-    assert judges("2", "jft_h14", "ReaL") == ("real of finetune_imagenet_518",)
+    assert experiments_for("5", "jft_b32", "ReaL") == ("real of finetune_imagenet",)
+    assert experiments_for("2", "jft_h14", "ReaL") == ("real of finetune_imagenet_518",)
 
 
 def test_real__of_a_recipe_with_averaging_is_that_of_the_average(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_figure_4__subsets_are_cells_of_their_own_in_a_sweep_too(tmp_path: Path)
         shots = {"accuracy": {"5": 0.5}, "by_seed": {"5": [0.5 + images / 1e8, 0.5]}}
         used = {"from_sha256": f"w{images}", "num_train": 65_000}
         finished(tmp_path, f"shots_{images}", "fewshot", shots, {"data.dataset": "imagenet"}, **used)
-    write_json(sweep / "sweep.json", {"runs": []})
+    write_run_json(sweep / "sweep.json", {"runs": []})
     ours = our_results(tmp_path)
     assert ours.accuracies == {
         (Pretraining("fig4_b32", 9_000_000), "5-shot"): (pytest.approx(59.0), 50.0),

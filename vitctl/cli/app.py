@@ -28,7 +28,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-TRAINING, MODELS, DATA, AROUND = "Train", "Judge and hand on", "Data and recipes", "Around"
+TRAINING, MODELS, DATA, START = "Train", "Judge and hand on", "Data and recipes", "Around"
 
 app.command(rich_help_panel=TRAINING)(train.pretrain)
 app.command(rich_help_panel=TRAINING)(train.finetune)
@@ -46,8 +46,8 @@ shards.app.command("prepare")(sets.prepare)
 shards.app.command("export-vtab1k")(sets.export_vtab1k)
 app.add_typer(shards.app, name="data", rich_help_panel=DATA)
 app.add_typer(recipes.app, name="recipes", rich_help_panel=DATA)
-app.command(rich_help_panel=AROUND)(system.quickstart)
-app.command(rich_help_panel=AROUND)(system.doctor)
+app.command(rich_help_panel=START)(system.quickstart)
+app.command(rich_help_panel=START)(system.doctor)
 
 
 def _version(value: bool) -> None:
@@ -89,18 +89,18 @@ def main() -> None:
     except BrokenPipeError:
         code = EXIT_BUG
     except Exception as error:
-        code = _said_why(error)
+        code = _report_error(error)
     restore_screen()
-    _give_up_unwritten()
+    _discard_unwritten()
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _said_why(error: Exception) -> int:
+def _report_error(error: Exception) -> int:
     """Say what ended the command: one line for what the user can mend, all that is known of a bug; its exit code."""
     unnamed = isinstance(error, OSError) and error.filename is None
-    mendable = explained(error, "standard output" if unnamed and not (is_outlived() or _can_print()) else "")
-    if mendable is not None:
-        _say(str(mendable))
+    fixable = explained(error, "standard output" if unnamed and not (is_outlived() or _can_print()) else "")
+    if fixable is not None:
+        _say(str(fixable))
         return EXIT_USER
     with suppress(OSError):
         traceback.print_exception(error)
@@ -139,7 +139,7 @@ def _can_print() -> bool:
     return True
 
 
-def _give_up_unwritten() -> None:
+def _discard_unwritten() -> None:
     """What a full disk or a closed pipe did not take must not fail once more when Python ends."""
     for stream in (sys.stdout, sys.stderr):
         try:

@@ -179,21 +179,21 @@ def run_job(
     if everything and not dry_run:
         raise RecipeError("--all shows more of a plan; give it with --dry-run")
     check_flags({flag: value for flag, (_, value) in flags.items()})
-    member = begin()
+    member = start_command()
     if not (dry_run or slurm):
         outlive_screen()
     config = launch_config(member, nodes, restarts, out, slurm)
     overrides = [parse_override(text) for text in sets or ()]
     overrides += [Override(key, value, flag) for flag, (key, value) in flags.items() if value is not None]
-    overrides += started_with(member) + asked_of(slurm)
-    loaded = _fitted(recipe, overrides, job, in_time=dry_run)
+    overrides += processes_from_launcher(member) + processes_from_slurm(slurm)
+    loaded = _load_fitted(recipe, overrides, job, in_time=dry_run)
     source = getattr(getattr(loaded.recipe, "weights", None), "source", "")
     if "://" in source and not dry_run:
         from vitctl.cli.show.download import fetch_weights
 
         fetch_weights(source)
-    from vitctl.launch.command import check_spread
-    from vitctl.launch.prepare import prepare
+    from vitctl.launch.command import check_processes
+    from vitctl.launch.prepare import prepare_run
     from vitctl.launch.run_folder import new_run_dir
 
     run_dir = out or (member.run_dir(loaded.name) if member else new_run_dir(loaded.name))
@@ -202,20 +202,20 @@ def run_job(
 
         show_plan(loaded, run_dir, config, everything=everything)
         return
-    check_spread(config, loaded.recipe.machine.processes)
+    check_processes(config, loaded.recipe.machine.processes)
     from vitctl.cli.show.render import CONSOLE, waiting
 
     with waiting("looking at data and weights"):
-        taken = prepare(loaded, run_dir, config=config)
+        taken = prepare_run(loaded, run_dir, config=config)
     if taken:
         CONSOLE.print(taken, style="bold yellow", markup=False, soft_wrap=True)
     if slurm:
-        hand_over(slurm, run_dir, loaded.name)
+        write_slurm_job(slurm, run_dir, loaded.name)
         return
-    go(run_dir, member, config)
+    run_prepared(run_dir, member, config)
 
 
-def _fitted(recipe: str, overrides: "list[Override]", job: str, *, in_time: bool) -> "Loaded":
+def _load_fitted(recipe: str, overrides: "list[Override]", job: str, *, in_time: bool) -> "Loaded":
     """The recipe with the splits that --data has, and a line that says which they are.
 
     Args:
@@ -230,11 +230,15 @@ def _fitted(recipe: str, overrides: "list[Override]", job: str, *, in_time: bool
         return loaded
     from vitctl.cli.show.render import CONSOLE
     from vitctl.data.shards.remote import is_remote
-    from vitctl.jobs.inputs.own_splits import Fitted, fit_splits
-    from vitctl.jobs.plan import LOOK_UP_SECONDS, within
+    from vitctl.jobs.inputs.own_splits import FittedSplits, fit_splits
+    from vitctl.jobs.plan import LOOKUP_SECONDS, call_with_timeout
 
-    found = within(LOOK_UP_SECONDS, lambda: fit_splits(loaded)) if in_time and is_remote(path) else fit_splits(loaded)
-    fitted = found if isinstance(found, Fitted) else Fitted([], "")
+    found = (
+        call_with_timeout(LOOKUP_SECONDS, lambda: fit_splits(loaded))
+        if in_time and is_remote(path)
+        else fit_splits(loaded)
+    )
+    fitted = found if isinstance(found, FittedSplits) else FittedSplits([], "")
     if fitted.note:
         CONSOLE.print(fitted.note, markup=False, highlight=False, soft_wrap=True)
     return load_recipe(recipe, [*overrides, *fitted.overrides], job=job) if fitted.overrides else loaded
@@ -268,7 +272,7 @@ def check_flags(flags: Mapping[str, Any]) -> None:
         raise RecipeError(f"{given[0]} and {given[1]}: both say where the images come from; leave one of them out")
 
 
-def hand_over(slurm: str, run_dir: Path, name: str) -> None:
+def write_slurm_job(slurm: str, run_dir: Path, name: str) -> None:
     """Write the Slurm job of a prepared run, and submit it where that is asked for."""
     from vitctl.launch.slurm import parse_job, submit, write_job
 
@@ -277,13 +281,13 @@ def hand_over(slurm: str, run_dir: Path, name: str) -> None:
     print(submit(file) if job.submit else f"wrote {file}; submit it with: sbatch {typed(file)}")
 
 
-def begin() -> "Member | None":
+def start_command() -> "Member | None":
     """Before anything slow: a signal ends the command with code 3, and of several processes only the first speaks."""
-    from vitctl.engine.preemption import leave_on_signals
+    from vitctl.engine.preemption import exit_on_signals
     from vitctl.launch.environment import find_member
 
     member = find_member()
-    leave_on_signals(while_waiting=member is not None)
+    exit_on_signals(while_waiting=member is not None)
     if member is not None and member.rank > 0:
         silence = os.open(os.devnull, os.O_WRONLY)
         os.dup2(silence, 1)
@@ -291,14 +295,14 @@ def begin() -> "Member | None":
     return member
 
 
-def started_with(member: "Member | None") -> "list[Override]":
+def processes_from_launcher(member: "Member | None") -> "list[Override]":
     """The number of processes, where something else started them, is a fact and no choice."""
     from vitctl.recipe.load import Override
 
-    return [Override("machine.processes", member.num_processes, member.starter)] if member else []
+    return [Override("machine.processes", member.num_processes, member.launcher)] if member else []
 
 
-def asked_of(slurm: str | None) -> "list[Override]":
+def processes_from_slurm(slurm: str | None) -> "list[Override]":
     """The number of processes that is asked of Slurm."""
     from vitctl.recipe.load import Override
 
@@ -322,14 +326,14 @@ def launch_config(
 
     config = parse_nodes(nodes or "1", restarts)
     if (nodes or restarts) and (member is not None or slurm):
-        other = member.starter if member is not None else "--slurm"
+        other = member.launcher if member is not None else "--slurm"
         raise LaunchError(f"--nodes and --restarts start the processes, and so does {other}: leave one of them out")
     if config.nodes > 1 and out is None:
         raise LaunchError(f"--nodes {nodes}: give all machines the same run folder with --out")
     return config
 
 
-def end(result: Mapping[str, Any], run_dir: Path) -> None:
+def exit_if_stopped(result: Mapping[str, Any], run_dir: Path) -> None:
     """Exit with code 3 where a run was stopped."""
     if result["status"] == "stopped":
         began = (run_dir / "recipe.toml").exists()
@@ -338,7 +342,7 @@ def end(result: Mapping[str, Any], run_dir: Path) -> None:
         raise typer.Exit(3)
 
 
-def go(run_dir: Path, member: "Member | None" = None, config: "LaunchConfig | None" = None) -> None:
+def run_prepared(run_dir: Path, member: "Member | None" = None, config: "LaunchConfig | None" = None) -> None:
     """Run a prepared folder with progress on the screen, print its result, and exit with its code."""
     from vitctl.cli.show.render import Screen, show_result
     from vitctl.launch.command import LaunchConfig
@@ -348,10 +352,10 @@ def go(run_dir: Path, member: "Member | None" = None, config: "LaunchConfig | No
     if config.nodes > 1:
         print(f"{config.nodes} machines meet at {config.host}:{config.port}", file=sys.stderr)
     if member is not None and member.rank > 0:
-        from vitctl.launch.worker import be_quiet
+        from vitctl.launch.worker import redirect_output
 
-        be_quiet(run_dir)
+        redirect_output(run_dir)
     with Screen(run_dir) as screen:
         result = launch(run_dir, screen.report, config)
-    end(result, run_dir)
+    exit_if_stopped(result, run_dir)
     show_result(result, run_dir)

@@ -19,7 +19,7 @@ def compare(
     """Two or more results side by side, and whether they may be compared. For example: vitctl compare runs/a runs/b"""
     from vitctl.cli.show.render import CONSOLE, show_table
     from vitctl.errors import CheckpointError
-    from vitctl.report.compare import compare as held
+    from vitctl.report.compare import compare_runs as held
 
     if len(runs) < 2:
         raise CheckpointError(f"{runs[0]}: one run alone cannot be compared; give another one")
@@ -32,10 +32,12 @@ def compare(
         show_table(("differs", *header[1:]), [(name, *values) for name, values in found.differences], left=None)
     for reason in found.reasons:
         CONSOLE.print(f"must not be compared: {reason}", markup=False, soft_wrap=True)
-    if found.untold:
-        CONSOLE.print(f"not told by any of them: {', '.join(found.untold)}; score them anew to know", soft_wrap=True)
+    if found.unrecorded:
+        CONSOLE.print(
+            f"not told by any of them: {', '.join(found.unrecorded)}; score them anew to know", soft_wrap=True
+        )
     if not found.reasons:
-        known = "as far as they tell, " * bool(found.untold)
+        known = "as far as they tell, " * bool(found.unrecorded)
         CONSOLE.print(
             f"{known}same images, split, labels and way of scoring: these numbers may be compared", soft_wrap=True
         )

@@ -13,8 +13,8 @@ from vitctl.cli.show.render import CONSOLE, Screen, show_table
 from vitctl.data.datasets.catalog import find_data_set, make_set, open_split
 from vitctl.errors import writing
 from vitctl.launch.launcher import launch
-from vitctl.launch.prepare import prepare
-from vitctl.launch.run_folder import not_foreign
+from vitctl.launch.prepare import prepare_run
+from vitctl.launch.run_folder import check_not_foreign
 from vitctl.recipe.load import Override, load_recipe
 
 SETS = ("glyphs", "digits", "shapes-location", "shapes-count")
@@ -44,7 +44,7 @@ class Row:
     files: str
 
 
-def run(out: Path, seed: int) -> list[Row]:
+def run_quickstart(out: Path, seed: int) -> list[Row]:
     """Do every step in its own folder under `out`, going on where a stopped quickstart ended, and print the closing table.
 
     Args:
@@ -57,7 +57,7 @@ def run(out: Path, seed: int) -> list[Row]:
     Raises:
         KeyboardInterrupt: stopped by a signal; every step so far is kept.
     """
-    not_foreign(out, FOLDERS, what="a quickstart")
+    check_not_foreign(out, FOLDERS, what="a quickstart")
     step = _Steps(out, seed)
     pretrained = {"weights.source": str(out / "pretrain")}
     scratch = {**pretrained, "weights.initialise": "random"}
@@ -119,7 +119,7 @@ class _Steps:
         run_dir = self.out / folder
         data = {"data.root": str(self.out / "data"), "seed": self.seed} if recipe != "export" else {}
         given = {"machine.precision": PRECISION, **data, **values}
-        prepare(load_recipe(recipe, [Override(key, value, "quickstart") for key, value in given.items()]), run_dir)
+        prepare_run(load_recipe(recipe, [Override(key, value, "quickstart") for key, value in given.items()]), run_dir)
         with Screen(run_dir) as screen:
             result = launch(run_dir, screen.report)
         if result["status"] == "stopped":

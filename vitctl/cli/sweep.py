@@ -7,7 +7,18 @@ from typing import Annotated
 import typer
 
 from vitctl.cli import completion
-from vitctl.cli.common import Data, Dataset, DryRun, Out, Processes, Set, Slurm, asked_of, check_flags, hand_over
+from vitctl.cli.common import (
+    Data,
+    Dataset,
+    DryRun,
+    Out,
+    Processes,
+    Set,
+    Slurm,
+    check_flags,
+    processes_from_slurm,
+    write_slurm_job,
+)
 from vitctl.system.screen import outlive_screen
 
 What = Annotated[
@@ -51,7 +62,7 @@ def sweep(
     from vitctl.launch.run_folder import new_run_dir
     from vitctl.launch.sweep import is_done, prepare_cells
     from vitctl.recipe.load import Override, parse_override
-    from vitctl.recipe.sweep import find_sweep, parse_axis, spread
+    from vitctl.recipe.sweep import expand_sweep, find_sweep, parse_axis
 
     if not (print_ or dry_run or slurm):
         outlive_screen()
@@ -63,8 +74,8 @@ def sweep(
         Override("machine.processes", processes, "--processes"),
     )
     sets = [parse_override(text) for text in set_ or ()] + [flag for flag in flags if flag.value is not None]
-    sets += asked_of(slurm)
-    cells = spread(found, dict(parse_axis(text) for text in grid or ()), sets)
+    sets += processes_from_slurm(slurm)
+    cells = expand_sweep(found, dict(parse_axis(text) for text in grid or ()), sets)
     if dry_run:
         from vitctl.cli.show.sweep import show_costs
 
@@ -77,7 +88,7 @@ def sweep(
             if not slurm:
                 typer.echo(f"vitctl resume {shlex.quote(str(folder / cell.name))}")
             elif not is_done(folder / cell.name):
-                hand_over(slurm, folder / cell.name, cell.name)
+                write_slurm_job(slurm, folder / cell.name, cell.name)
         print(
             f"when they are done: the same command with --out {folder}, without {'--slurm' if slurm else '--print'}, makes "
             "the table",

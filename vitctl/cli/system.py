@@ -11,9 +11,9 @@ from vitctl.system.screen import outlive_screen
 def doctor() -> None:
     """Check this installation and this machine, and say what would be used."""
     from vitctl.cli.show.render import CONSOLE, show_table
-    from vitctl.launch.doctor import examine
+    from vitctl.launch.doctor import run_checks
 
-    findings = examine()
+    findings = run_checks()
     show_table(("", "", ""), [("ok" if f.ok else "!!", f.what, f.said) for f in findings], left=None)
     bad = [f for f in findings if not f.ok]
     CONSOLE.print(f"{len(bad)} of {len(findings)} need attention" if bad else "all is well")
@@ -28,7 +28,7 @@ def quickstart(
     seed: Annotated[int, typer.Option("--seed", help="Of everything random.")] = 0,
 ) -> None:
     """The whole way on data that comes with vitctl: shards, pretrain, fewshot, finetune, vtab, export. Under 4 minutes on 2 cores."""
-    from vitctl.cli.quickstart import run
+    from vitctl.cli.quickstart import run_quickstart
 
     outlive_screen()
-    run(out, seed)
+    run_quickstart(out, seed)

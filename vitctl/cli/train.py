@@ -28,15 +28,15 @@ from vitctl.cli.common import (
     Slurm,
     Steps,
     WhichWeights,
-    asked_of,
-    begin,
-    go,
-    hand_over,
     launch_config,
+    processes_from_launcher,
+    processes_from_slurm,
     run_job,
+    run_prepared,
     schedule_flags,
-    started_with,
+    start_command,
     weights_flags,
+    write_slurm_job,
 )
 from vitctl.system.screen import outlive_screen
 from vitctl.system.text import typed
@@ -187,11 +187,11 @@ def resume(
     """Go on with a stopped run from its newest whole checkpoint. For example: vitctl resume runs/smoke_20260101-120000"""
     from vitctl.cli.show.render import waiting
     from vitctl.errors import CheckpointError
-    from vitctl.launch.command import check_spread
-    from vitctl.launch.prepare import prepare
+    from vitctl.launch.command import check_processes
+    from vitctl.launch.prepare import prepare_run
     from vitctl.recipe.load import Override, load_recipe, parse_override
 
-    member = begin()
+    member = start_command()
     if not slurm:
         outlive_screen()
     config = launch_config(member, nodes, restarts, run, slurm)
@@ -201,12 +201,12 @@ def resume(
         )
     overrides = [parse_override(text) for text in set_ or ()]
     overrides += [Override("machine.processes", processes, "--processes")] if processes else []
-    overrides += started_with(member) + asked_of(slurm)
+    overrides += processes_from_launcher(member) + processes_from_slurm(slurm)
     loaded = load_recipe(str(run / "recipe.toml"), overrides)
-    check_spread(config, loaded.recipe.machine.processes)
+    check_processes(config, loaded.recipe.machine.processes)
     with waiting("looking at data and weights"):
-        prepare(loaded, run, allow or (), config)
+        prepare_run(loaded, run, allow or (), config)
     if slurm:
-        hand_over(slurm, run, run.name)
+        write_slurm_job(slurm, run, run.name)
         return
-    go(run, member, config)
+    run_prepared(run, member, config)

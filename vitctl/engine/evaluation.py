@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from vitctl.data.loader.batches import Batch
 from vitctl.engine.distributed.runtime import Runtime
-from vitctl.engine.metrics import NUM_BEST, count_by_class, count_hits, mean_per_class, right_answers
+from vitctl.engine.metrics import TOP_K, correct_predictions, count_by_class, count_hits, mean_per_class
 from vitctl.engine.preemption import StopFlag, Stopped
 from vitctl.errors import DataError
 
@@ -56,7 +56,7 @@ class Score:
         return self.correct / self.total
 
 
-def evaluate(
+def evaluate_model(
     runtime: Runtime,
     model: nn.Module,
     batches: Iterable[Batch],
@@ -90,7 +90,7 @@ def evaluate(
         runtime.autocast(),
     ):  # sharded weights that were gathered in inference mode could not be trained
         for batch in batches:
-            agree(runtime, stop)
+            stop_together(runtime, stop)
             logits = model(normalise(batch.images))
             best = logits.argmax(dim=-1, keepdim=True).cpu().numpy()
             is_image = batch.weights.numpy() > 0
@@ -114,11 +114,11 @@ def _by_class(best: np.ndarray, labels: np.ndarray, num_classes: int) -> np.ndar
     """Counts of each class [K, 3]; an image of several labels is of the first, one without any of none."""
     classes = labels.reshape(len(labels), -1)[:, 0]
     counted = classes >= 0
-    return count_by_class(right_answers(best, labels)[counted], classes[counted], num_classes)
+    return count_by_class(correct_predictions(best, labels)[counted], classes[counted], num_classes)
 
 
 @torch.inference_mode()
-def best_answers(
+def top_predictions(
     runtime: Runtime,
     model: nn.Module,
     batches: Iterable[Batch],
@@ -126,13 +126,13 @@ def best_answers(
     num_images: int,
     normalise: Callable[[Tensor], Tensor],
     stop: StopFlag,
-    answers: Callable[[Tensor], Tensor] = lambda logits: logits,
+    to_scores: Callable[[Tensor], Tensor] = lambda logits: logits,
 ) -> Tensor:
     """The classes that a classifier finds likeliest for every image of a split, in the split's order.
 
     Args:
-        as for `evaluate`.
-        answers: makes the scores of the possible answers [B, A] from the logits [B, K].
+        as for `evaluate_model`.
+        to_scores: logits [B, K] to the scores of the classes that may be predicted [B, A].
 
     Returns:
         int64 [num_images, min(5, A)] on the CPU, the same on every process; the first column is the argmax, and the lower
@@ -149,8 +149,8 @@ def best_answers(
         with runtime.autocast():
             logits = model(normalise(batch.images))
         finite.append(logits.isfinite().all())
-        scores = answers(logits)
-        return scores.sort(dim=1, descending=True, stable=True).indices[:, :NUM_BEST]
+        scores = to_scores(logits)
+        return scores.sort(dim=1, descending=True, stable=True).indices[:, :TOP_K]
 
     found = _table(runtime, batches, best, num_images, stop)
     if runtime.sum([float(len(finite) - sum(map(bool, finite)))])[0]:
@@ -173,7 +173,7 @@ def representations(
     """What the classification layer sees, for every image of a split, in the split's order.
 
     Args:
-        as for `evaluate`; `model.features` gives [B, R].
+        as for `evaluate_model`; `model.features` gives [B, R].
 
     Returns:
         [num_images, R] float32 on the CPU, the same on every process.
@@ -199,7 +199,7 @@ def _table(
     rows: list[Tensor] = []
     samples: list[Tensor] = []
     for batch in batches:
-        agree(runtime, stop)
+        stop_together(runtime, stop)
         rows.append(row(batch))
         samples.append(batch.samples.to(runtime.device))
     return _in_order(runtime, torch.cat(rows), torch.cat(samples), num_images)
@@ -218,7 +218,7 @@ def _in_order(runtime: Runtime, rows: Tensor, samples: Tensor, num_images: int) 
     return table
 
 
-def agree(runtime: Runtime, stop: StopFlag) -> None:
+def stop_together(runtime: Runtime, stop: StopFlag) -> None:
     """Stop here together when a signal came to any process."""
     if runtime.sum([float(stop.raised)])[0]:
         raise Stopped

@@ -20,7 +20,7 @@ from vitctl.system.text import escaped_json
 
 LOG = "log.jsonl"
 WATCH_SECONDS = 5.0
-TELL_SECONDS = 1.0
+SHOW_SECONDS = 1.0
 MOST_HELD = 20_000  # records of a file that cannot be written
 
 Record = dict[str, Any]
@@ -33,7 +33,7 @@ def silent(_record: Record) -> None:
     """A report that nobody reads."""
 
 
-def spared(
+def never_raising(
     report: Callable[..., None], log: Path | None, what: str = "progress cannot be shown any more"
 ) -> Callable[..., None]:
     """`report` without its errors: what is shown never ends what is done.
@@ -43,20 +43,20 @@ def spared(
         log: gets a line about the first error; None for none.
         what: the first error means, in words.
     """
-    told = log is None
+    was_reported = log is None
 
     def show(record: Record, **named: Any) -> None:
-        nonlocal told
+        nonlocal was_reported
         try:
             report(record, **named)
         except Exception as error:
-            if told or log is None:
+            if was_reported or log is None:
                 return
-            told = True
+            was_reported = True
             reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
             said = {"step": record.get("step", named.get("step", 0)), "text": f"{what} ({reason}); the run goes on"}
             with suppress(OSError):
-                append_line(log, _stamped("warning", said))
+                append_record(log, _stamped("warning", said))
 
     return show
 
@@ -67,10 +67,10 @@ _NO_NUMBERS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 def json_text(value: Any, *, indent: int | None = None) -> str:
     """A value as JSON that every reader takes: NaN and infinities are the texts "NaN", "Infinity" and "-Infinity"."""
-    return escaped_json(json.dumps(_written(value), indent=indent, ensure_ascii=False, allow_nan=False))
+    return escaped_json(json.dumps(_encoded(value), indent=indent, ensure_ascii=False, allow_nan=False))
 
 
-def parse_json(text: str) -> Any:
+def parse_json_text(text: str) -> Any:
     """The value of `json_text`, with its NaN and infinities; their bare names, which older files have, are understood too.
 
     Raises:
@@ -86,10 +86,10 @@ def with_infinities(value: Any) -> Any:
     return _inside(value, with_infinities)
 
 
-def _written(value: Any) -> Any:
+def _encoded(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return next(name for name, number in _NO_NUMBERS.items() if repr(number) == repr(float(value)))
-    return _inside(value, _written)
+    return _inside(value, _encoded)
 
 
 def _inside(value: Any, change: Callable[[Any], Any]) -> Any:
@@ -98,21 +98,21 @@ def _inside(value: Any, change: Callable[[Any], Any]) -> Any:
     return [change(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_run_json(path: Path, value: Any) -> None:
     """Write a value as `json_text`, as `write_text` does."""
     write_text(path, json_text(value, indent=2) + "\n")
 
 
-def read_json(path: Path) -> Any:
-    """What `write_json` wrote. Raises FileNotFoundError; LaunchError where it is no file; ValueError where it is not JSON."""
+def read_run_json(path: Path) -> Any:
+    """What `write_run_json` wrote. Raises FileNotFoundError; LaunchError where it is no file; ValueError where it is not JSON."""
     os.stat(path)
     try:
-        return parse_json(read_bytes(path, RUN_FILE.most, error=LaunchError).decode())
+        return parse_json_text(read_bytes(path, RUN_FILE.most, error=LaunchError).decode())
     except RecursionError:
         raise ValueError("too deep") from None
 
 
-def append_line(path: Path, record: Record) -> None:
+def append_record(path: Path, record: Record) -> None:
     """Append one record in a single write, so that processes may share a file; a line torn before it is ended first.
 
     Raises:
@@ -139,7 +139,7 @@ def _is_torn(descriptor: int) -> bool:
     return True
 
 
-def read_lines(path: Path) -> list[Record]:
+def read_records(path: Path) -> list[Record]:
     """All whole records; a line torn by a crash, and what somebody else wrote there, is left out.
 
     Raises:
@@ -148,12 +148,12 @@ def read_lines(path: Path) -> list[Record]:
     if not os.path.lexists(path):
         return []
     with open_regular(path, error=LaunchError) as file:
-        return [record for line in _short_lines(file) if (record := _record(line)) is not None]
+        return [record for line in _short_lines(file) if (record := _parse_record(line)) is not None]
 
 
-def parse_lines(text: str) -> list[Record]:
+def parse_records(text: str) -> list[Record]:
     """The records of the lines of `text` that are whole."""
-    return [record for line in text.split("\n") if (record := _record(line)) is not None]
+    return [record for line in text.split("\n") if (record := _parse_record(line)) is not None]
 
 
 def _short_lines(file: IO[bytes]) -> Iterator[str]:
@@ -165,10 +165,10 @@ def _short_lines(file: IO[bytes]) -> Iterator[str]:
         inside = not ends
 
 
-def _record(line: str) -> Record | None:
+def _parse_record(line: str) -> Record | None:
     """What a line says; None where it is none of ours: a record is an object whose kind is text and whose counts are numbers."""
     try:
-        value = parse_json(line)
+        value = parse_json_text(line)
     except (ValueError, RecursionError):
         return None
     if not isinstance(value, dict) or not isinstance(value.get("kind", ""), str):
@@ -181,7 +181,7 @@ def cut_after(path: Path, step: int) -> None:
     """Drop the records of steps later than `step`: the resumed run writes them again."""
     if not path.exists():
         return
-    kept = [record for record in read_lines(path) if record.get("step", 0) <= step]
+    kept = [record for record in read_records(path) if record.get("step", 0) <= step]
     text = "".join(json_text(r) + "\n" for r in kept)
     if text.encode(errors="backslashreplace") != path.read_bytes():  # who follows the log would read a new file again
         write_text(path, text)
@@ -205,9 +205,9 @@ class Journal:
         self._held: dict[Path, deque[Record]] = {}
         self._is_failing = False
         self._lock = threading.Lock()  # a checkpoint is written, and told, beside the training
-        self.told = -TELL_SECONDS
+        self.last_shown = -SHOW_SECONDS
 
-    def tell(self, *, at_once: bool = False, **values: Any) -> None:
+    def show_progress(self, *, at_once: bool = False, **values: Any) -> None:
         """What is under way, for whoever shows progress: at most once a second, and not written down.
 
         Args:
@@ -215,8 +215,8 @@ class Journal:
             values: a step of training, or `what`, `done` and `total` of a pass over images, or the `text` of what is awaited.
         """
         now = time.monotonic()
-        if self.path is not None and (at_once or now - self.told >= TELL_SECONDS):
-            self.told = now
+        if self.path is not None and (at_once or now - self.last_shown >= SHOW_SECONDS):
+            self.last_shown = now
             self.report(_stamped("now", values))
 
     def write(self, kind: str, **values: Any) -> None:
@@ -235,13 +235,13 @@ class Journal:
             num_images: of all processes together.
             num_processes: that work on as many batches each.
         """
-        done, told = 0, time.monotonic()
+        done, last_written = 0, time.monotonic()
         for batch in batches:
             yield batch
             done += len(batch) * num_processes
-            self.tell(what=what, done=min(done, num_images), total=num_images)
-            if time.monotonic() - told > WATCH_SECONDS and done < num_images:
-                told = time.monotonic()
+            self.show_progress(what=what, done=min(done, num_images), total=num_images)
+            if time.monotonic() - last_written > WATCH_SECONDS and done < num_images:
+                last_written = time.monotonic()
                 self.write("progress", step=0, what=what, done=done, total=num_images)
 
     def append(self, path: Path, record: Record) -> None:
@@ -258,7 +258,7 @@ class Journal:
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 while held:
-                    append_line(path, held[0])
+                    append_record(path, held[0])
                     held.popleft()
             except OSError as error:
                 first, self._is_failing = not self._is_failing, True

@@ -13,11 +13,11 @@ from vitctl.data.loader.batches import Batch
 from vitctl.engine.averaging import Average
 from vitctl.engine.distributed.runtime import Runtime, seed_step
 from vitctl.engine.distributed.sharding import synced
-from vitctl.engine.evaluation import agree
+from vitctl.engine.evaluation import stop_together
 from vitctl.engine.losses import Objective
 from vitctl.engine.optimizer import clip_gradients, gradient_norms
 from vitctl.engine.preemption import StopFlag, Stopped
-from vitctl.engine.task import Task, is_due
+from vitctl.engine.task import TrainingTask, is_due
 
 
 @dataclass(frozen=True)
@@ -40,14 +40,14 @@ class Result:
 class Trainer:
     """A model and all that changes it.
 
-    `model` is wrapped by the runtime, `bare` is the same model unwrapped. `objective(model, batch, step)` sums over its batch,
-    `lr(step)` is the rate after `step` finished updates, `batch_size` is global. `is_changing` while weights, optimizer and
+    `model` is wrapped by the runtime, `unwrapped` is the same model unwrapped. `objective(model, batch, step)` sums over its batch,
+    `lr(step)` is the rate after `step` finished updates, `batch_size` is global. `is_updating` while weights, optimizer and
     average belong to no number of steps: an error then leaves nothing that could be gone on from.
     """
 
     runtime: Runtime
     model: nn.Module
-    bare: nn.Module
+    unwrapped: nn.Module
     optimizer: Optimizer
     average: Average | None
     objective: Objective
@@ -56,7 +56,7 @@ class Trainer:
     clip_norm: float
     seed: int
     stop: StopFlag
-    is_changing: bool = False
+    is_updating: bool = False
 
     def update(self, step: int, micro_batches: list[Batch]) -> Result:
         """One optimizer step after `step` finished ones, from this process's share of the global batch.
@@ -76,13 +76,13 @@ class Trainer:
         ]
         loss_sum, num_images, num_bad, stop = self.runtime.sum(own)
         if 0 < num_images < self.batch_size:
-            for p in self.bare.parameters():
+            for p in self.unwrapped.parameters():
                 if p.grad is not None:
                     p.grad.mul_(self.batch_size / num_images)
-        norm, lr = float(clip_gradients(self.bare.parameters(), self.clip_norm)), self.lr(step)
+        norm, lr = float(clip_gradients(self.unwrapped.parameters(), self.clip_norm)), self.lr(step)
         skipped = not (math.isfinite(loss_sum) and math.isfinite(norm))
-        norms = gradient_norms(self.bare) if skipped else {}
-        self.is_changing = True  # until the step is counted
+        norms = gradient_norms(self.unwrapped) if skipped else {}
+        self.is_updating = True  # until the step is counted
         if not skipped:
             self._step(lr)
         self.optimizer.zero_grad(set_to_none=True)
@@ -106,7 +106,7 @@ class Trainer:
             group["lr"] = lr
         self.optimizer.step()
         if self.average is not None:
-            self.average.update(self.bare)
+            self.average.update(self.unwrapped)
 
 
 class Hooks(Protocol):
@@ -129,7 +129,7 @@ class Hooks(Protocol):
 
 
 def run_steps(
-    trainer: Trainer, task: Task, batches: Iterator[Batch], share: int, first_step: int, hooks: Hooks
+    trainer: Trainer, task: TrainingTask, batches: Iterator[Batch], share: int, first_step: int, hooks: Hooks
 ) -> None:
     """Train from `first_step` finished steps to `task.total_steps`.
 
@@ -147,14 +147,14 @@ def run_steps(
     """
     step = first_step
     try:
-        agree(trainer.runtime, trainer.stop)
+        stop_together(trainer.runtime, trainer.stop)
         while step < task.total_steps:
             began = time.perf_counter()
             micro_batches = take(batches, share)
             waited = time.perf_counter() - began
             result = trainer.update(step, micro_batches)
             step += 1
-            trainer.is_changing = False
+            trainer.is_updating = False
             hooks.log(step, result, waited, micro_batches)
             if result.stop:
                 raise Stopped

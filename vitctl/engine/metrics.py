@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-NUM_BEST = 5
+TOP_K = 5
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Hits:
         return self.correct_top5 / self.total
 
 
-def right_answers(best: np.ndarray, labels: np.ndarray) -> np.ndarray:
+def correct_predictions(best: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """Which answers are among an image's labels: bool `[N, 5]`.
 
     Args:
@@ -39,9 +39,9 @@ def right_answers(best: np.ndarray, labels: np.ndarray) -> np.ndarray:
 
 
 def count_hits(best: np.ndarray, labels: np.ndarray) -> Hits:
-    """Count right answers; images without any label do not count. Arguments as for `right_answers`."""
+    """Count right answers; images without any label do not count. Arguments as for `correct_predictions`."""
     labelled = (labels.reshape(len(labels), -1) >= 0).any(axis=1)
-    right = right_answers(best, labels)[labelled]
+    right = correct_predictions(best, labels)[labelled]
     return Hits(int(right[:, 0].sum()), int(right.any(axis=1).sum()), int(labelled.sum()))
 
 
@@ -49,7 +49,7 @@ def count_by_class(right: np.ndarray, classes: np.ndarray, num_classes: int) -> 
     """Images, right best answers, and hits among the five best of every class: int64 `[K, 3]`.
 
     Args:
-        right: as `right_answers` gives them.
+        right: as `correct_predictions` gives them.
         classes: int64 `[N]`, the class of each image, 0 to K - 1.
         num_classes: K.
     """
@@ -93,7 +93,7 @@ def count_confusions(best: np.ndarray, classes: np.ndarray) -> list[tuple[int, i
     """(class, answer, images) of every pair that occurs, in order of class and answer.
 
     Args:
-        best: as for `right_answers`.
+        best: as for `correct_predictions`.
         classes: int64 `[N]`, the class of each image.
     """
     pairs, counts = np.unique(np.stack([classes, best[:, 0]], axis=1), axis=0, return_counts=True)

@@ -44,7 +44,7 @@ class StopFlag:
 
 
 @contextmanager
-def stop_on_signals(echo_seconds: float = 0.0, *, deaf_afterwards: bool = False) -> Iterator[StopFlag]:
+def stop_on_signals(echo_seconds: float = 0.0, *, ignore_afterwards: bool = False) -> Iterator[StopFlag]:
     """Within the block the signals that end a process raise the flag instead.
 
     A second one that somebody sends ends the process at once with code 3, also from within a library that lets no Python run
@@ -52,17 +52,17 @@ def stop_on_signals(echo_seconds: float = 0.0, *, deaf_afterwards: bool = False)
 
     Args:
         echo_seconds: after the first signal, in which others are taken for its echo.
-        deaf_afterwards: ignore signals after the block, where nothing is left but to end: one that is late must not make
+        ignore_afterwards: ignore signals after the block, where nothing is left but to end: one that is late must not make
             a failure of it.
     """
     flag = StopFlag()
     read, write = os.pipe()
     os.set_blocking(write, False)
-    watcher = threading.Thread(target=_leave_at_the_second, args=(read, echo_seconds), daemon=True)
+    watcher = threading.Thread(target=_exit_on_second_signal, args=(read, echo_seconds), daemon=True)
     waker = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
     watcher.start()
     try:
-        with handled(flag.raise_, signal.SIG_IGN if deaf_afterwards else None):
+        with handled(flag.raise_, signal.SIG_IGN if ignore_afterwards else None):
             yield flag
     finally:
         signal.set_wakeup_fd(waker)
@@ -71,19 +71,19 @@ def stop_on_signals(echo_seconds: float = 0.0, *, deaf_afterwards: bool = False)
         watcher.join()
 
 
-def _leave_at_the_second(read: int, echo_seconds: float) -> None:
+def _exit_on_second_signal(read: int, echo_seconds: float) -> None:
     """Count the signals, whose numbers the interpreter writes into a pipe the moment they come."""
     first = 0.0
     while (number := os.read(read, 1)) not in (_END, b""):
         if number[0] not in ASKED:
             continue
         if first and time.monotonic() - first >= echo_seconds:
-            _leave_saying("left at once; what was saved before is whole")
+            _exit_with_message("left at once; what was saved before is whole")
         first = first or time.monotonic()
     os.close(read)
 
 
-def leave_on_signals(*, while_waiting: bool = False) -> None:
+def exit_on_signals(*, while_waiting: bool = False) -> None:
     """From here on a signal ends the process with code 3: while it starts there is nothing to save.
 
     Args:
@@ -94,9 +94,9 @@ def leave_on_signals(*, while_waiting: bool = False) -> None:
         read, write = os.pipe()
         os.set_blocking(write, False)
         signal.set_wakeup_fd(write, warn_on_full_buffer=False)
-        threading.Thread(target=_leave_at_the_first, args=(read,), daemon=True).start()
+        threading.Thread(target=_exit_on_first_signal, args=(read,), daemon=True).start()
     for number in heard():
-        signal.signal(number, _heard if while_waiting else _leave)
+        signal.signal(number, _ignore if while_waiting else _exit)
 
 
 @contextmanager
@@ -106,7 +106,7 @@ def interrupt_on_signals() -> Iterator[None]:
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         if is_second(number, came):
-            _leave(number, frame)
+            _exit(number, frame)
         came.append(number)
         if len(came) == 1:
             raise KeyboardInterrupt
@@ -126,21 +126,21 @@ def say(text: str, file: int = 2) -> None:
         os.write(file, f"{_NEW_LINE if os.isatty(file) else ''}vitctl: {one_line(text)}\n".encode())
 
 
-def _leave_at_the_first(read: int) -> None:
+def _exit_on_first_signal(read: int) -> None:
     while number := os.read(read, 1):
         if number[0] in SIGNALS:
-            _leave_saying("stopped")
+            _exit_with_message("stopped")
 
 
-def _heard(_number: int, _frame: FrameType | None) -> None:
+def _ignore(_number: int, _frame: FrameType | None) -> None:
     """Keeps the signal from ending the process in its own way."""
 
 
-def _leave(_number: int, _frame: FrameType | None) -> None:
-    _leave_saying("stopped")
+def _exit(_number: int, _frame: FrameType | None) -> None:
+    _exit_with_message("stopped")
 
 
-def _leave_saying(text: str) -> None:
+def _exit_with_message(text: str) -> None:
     say(text + (_SHOW_CURSOR if os.isatty(2) else ""))
     os._exit(RESUMABLE)
 

@@ -11,7 +11,7 @@ from vitctl.engine.evaluation import Score
 
 
 @dataclass(frozen=True)
-class Task:
+class TrainingTask:
     """On what is trained, how long, how it is judged, and what is done how often.
 
     `batches(first_step)` gives this process's micro-batches, `flops_per_image` are those of training, `key(sample)` names

@@ -10,19 +10,25 @@ from pathlib import Path
 from vitctl.data.loader.batches import Batch, share
 from vitctl.engine import nonfinite
 from vitctl.engine.averaging import averaged
-from vitctl.engine.checkpoint.files import AVERAGE, MODEL, OPTIMIZER, Saved, set_aside_after
+from vitctl.engine.checkpoint.files import AVERAGE, MODEL, OPTIMIZER, SavedCheckpoint, set_aside_after
 from vitctl.engine.checkpoint.rescue import rescue
 from vitctl.engine.checkpoint.saving import Saver, check_space, parts
-from vitctl.engine.distributed.agreement import Held, agreed_checkpoint, agreed_tensors, agreed_to_go_on, check_numbers
+from vitctl.engine.distributed.agreement import (
+    CheckpointTensors,
+    agreed_checkpoint,
+    agreed_tensors,
+    check_resumable,
+    check_same_state,
+)
 from vitctl.engine.distributed.runtime import Runtime
 from vitctl.engine.distributed.sharding import is_sharded, load_full_state
-from vitctl.engine.evaluation import Score, agree
-from vitctl.engine.journal import LOG, Journal, cut_after, read_lines
+from vitctl.engine.evaluation import Score, stop_together
+from vitctl.engine.journal import LOG, Journal, cut_after, read_records
 from vitctl.engine.loop import Result, Trainer, run_steps, take
 from vitctl.engine.nonfinite import SKIPPED, Counts
 from vitctl.engine.optimizer import load_optimizer_tensors
 from vitctl.engine.preemption import Stopped
-from vitctl.engine.task import Task, is_due
+from vitctl.engine.task import TrainingTask, is_due
 from vitctl.errors import CheckpointError, DataError
 from vitctl.system.text import typed
 
@@ -35,7 +41,7 @@ class Run:
     """One training run on disk, as one process sees it."""
 
     folder: Path
-    task: Task
+    task: TrainingTask
     trainer: Trainer
     saver: Saver
     counts: Counts = field(default_factory=Counts)
@@ -66,17 +72,19 @@ class Run:
         for problem in problems:
             self.journal.write("warning", step=0, text=problem)
         step = saved.step if saved else 0
-        if saved and (said := agreed_to_go_on(self.runtime, saved, self.task.total_steps, self.task.identity)):
+        if saved and (said := check_resumable(self.runtime, saved, self.task.total_steps, self.task.identity)):
             self.journal.write("warning", step=step, text=said)
         read = self._load(saved) if saved is not None else {}
         trainer = self.trainer
-        check_numbers(self.runtime, step, trainer.bare, parts(trainer.bare, trainer.average, trainer.optimizer), read)
+        check_same_state(
+            self.runtime, step, trainer.unwrapped, parts(trainer.unwrapped, trainer.average, trainer.optimizer), read
+        )
         if self.runtime.is_main:
             set_aside_after(self.folder / CHECKPOINTS, step)
             logs = (self.folder / name for name in (LOG, BAD_SAMPLES, SKIPPED))
             for path in (*logs, *(self.folder / SAMPLES).glob("rank_*.jsonl")):
                 cut_after(path, step)
-            records = read_lines(self.folder / LOG)
+            records = read_records(self.folder / LOG)
             self.scores |= Score.by_step(records)
             self.probed |= {r["step"] for r in records if r.get("kind") == "fewshot" and "step" in r}
             if step:
@@ -87,11 +95,11 @@ class Run:
         """Throughput is measured from here."""
         self._window = (time.perf_counter(), step, 0.0)
 
-    def _load(self, saved: Saved) -> Held:
+    def _load(self, saved: SavedCheckpoint) -> CheckpointTensors:
         """Take over a checkpoint; what was read of it."""
         read = agreed_tensors(self.runtime, saved)
-        load_full_state(self.trainer.bare, read[MODEL])
-        load_optimizer_tensors(self.trainer.optimizer, self.trainer.bare, read[OPTIMIZER])
+        load_full_state(self.trainer.unwrapped, read[MODEL])
+        load_optimizer_tensors(self.trainer.optimizer, self.trainer.unwrapped, read[OPTIMIZER])
         self.counts = Counts(**{name: int(saved.state.get(name, 0)) for name in asdict(Counts())})
         if self.trainer.average is not None:
             self.trainer.average.load(read[AVERAGE], saved.step - self.counts.num_skipped)
@@ -128,7 +136,7 @@ class Run:
         seconds = time.perf_counter() - began
         rate = (step - first) * self.trainer.batch_size / seconds
         if step % self.task.log_every and step != self.task.total_steps:
-            self.journal.tell(
+            self.journal.show_progress(
                 step=step,
                 total_steps=self.task.total_steps,
                 samples=read,
@@ -161,14 +169,14 @@ class Run:
 
     def _note_skipped(self, step: int, result: Result, micro_batches: list[Batch]) -> None:
         keys = [self.task.key(int(i)) for batch in micro_batches for i in batch.samples]
-        record = nonfinite.record(step, self.runtime.rank, result, self.trainer.bare, keys)
+        record = nonfinite.record(step, self.runtime.rank, result, self.trainer.unwrapped, keys)
         self.journal.append(self.folder / SKIPPED, record)
         text = f"step {step} was not finite and is skipped: {nonfinite.in_words(result)}"
         self.journal.write("warning", step=step, text=text)
 
     def bad_reasons(self) -> str:
         """How many images could not be used for which reason, the most frequent first."""
-        counts = Counter(str(record.get("reason")) for record in read_lines(self.folder / BAD_SAMPLES))
+        counts = Counter(str(record.get("reason")) for record in read_records(self.folder / BAD_SAMPLES))
         return ", ".join(f"{count} {reason}" for reason, count in counts.most_common())
 
     def _log_samples(self, step: int, micro_batches: list[Batch]) -> None:
@@ -182,42 +190,42 @@ class Run:
 
     def evaluate(self, step: int) -> None:
         """Score the model, its average when there is one, once per step."""
-        if self.task.score is None or self._all_have(step in self.scores):
+        if self.task.score is None or self._main_has(step in self.scores):
             return
         if step == self.task.total_steps:
             self.save(step, last=True)  # whatever ends the process in the last evaluation, no step is lost
         began = time.perf_counter()
-        with averaged(self.trainer.bare, self.trainer.average):
-            score = self.task.score(self.trainer.bare)
+        with averaged(self.trainer.unwrapped, self.trainer.average):
+            score = self.task.score(self.trainer.unwrapped)
         self.scores[step] = score
         seconds = round(time.perf_counter() - began, 3)
         self.journal.write("evaluate", step=step, **score.numbers, seconds=seconds)
         self.runtime.accelerator.log({"accuracy": score.accuracy}, step=step)
-        self._leave_out(seconds)
+        self._exclude_time(seconds)
 
     def probe(self, step: int) -> None:
         """Few-shot accuracies of the model, its average when there is one, once per step."""
-        if self.task.probe is None or self._all_have(step in self.probed):
+        if self.task.probe is None or self._main_has(step in self.probed):
             return
         if step == self.task.total_steps:
             self.save(step)
         began = time.perf_counter()
-        with averaged(self.trainer.bare, self.trainer.average):
-            scores = self.task.probe(self.trainer.bare)
+        with averaged(self.trainer.unwrapped, self.trainer.average):
+            scores = self.task.probe(self.trainer.unwrapped)
         self.probed.add(step)
         seconds = round(time.perf_counter() - began, 3)
         means = {shots: sum(values) / len(values) for shots, values in scores.items()}
         for shots, values in scores.items():
             self.journal.write("fewshot", step=step, shots=shots, accuracy=means[shots], seeds=values, seconds=seconds)
         self.runtime.accelerator.log({f"fewshot_{shots}": mean for shots, mean in means.items()}, step=step)
-        self._leave_out(seconds)
+        self._exclude_time(seconds)
 
-    def _leave_out(self, seconds: float) -> None:
+    def _exclude_time(self, seconds: float) -> None:
         """Time that was not spent on training does not count for its speed."""
         began, first, waited = self._window
         self._window = (began + seconds, first, waited)
 
-    def _all_have(self, has: bool) -> bool:
+    def _main_has(self, has: bool) -> bool:
         """What the main process has: of a resumed run only that one read the log."""
         return self.runtime.sum([float(self.runtime.is_main and has)])[0] > 0
 
@@ -227,12 +235,12 @@ class Run:
         Raises:
             CheckpointError: the last one could not be written; one before it is tried again by the next.
         """
-        self._settle()
+        self._finish_save()
         if self.saved_step != step:
             self.start_saving(step)
         if not last and self.task.save_in_background:
             return
-        problem = self._settle()
+        problem = self._finish_save()
         if problem and last:
             raise CheckpointError(
                 f"{problem}; those that are there are whole: make room or mend its rights, then: vitctl resume {typed(self.folder)}"
@@ -242,12 +250,12 @@ class Run:
 
     def start_saving(self, step: int) -> None:
         """Begin to write a checkpoint of this step; only of a sharded model other processes have a part in it."""
-        everything = parts(self.trainer.bare, self.trainer.average, self.trainer.optimizer)
+        everything = parts(self.trainer.unwrapped, self.trainer.average, self.trainer.optimizer)
         if self.runtime.is_main:
             state = {"samples": step * self.trainer.batch_size, **asdict(self.counts)}
             state |= self.task.identity.state if self.task.identity else {}
             self.saver.start(step, everything, state, self._accuracies)
-        elif is_sharded(self.trainer.bare):
+        elif is_sharded(self.trainer.unwrapped):
             for _ in everything:
                 pass
         self.saved_step = step
@@ -256,9 +264,9 @@ class Run:
         """What `vitctl.engine.checkpoint.rescue` does."""
         rescue(self, step, error)
 
-    def _settle(self) -> str:
+    def _finish_save(self) -> str:
         """Wait for the save under way; on every process what went wrong with it, "" when it is whole."""
-        problem = self.runtime.first(self.saver.finish() if self.runtime.is_main else "")
+        problem = self.runtime.broadcast(self.saver.finish() if self.runtime.is_main else "")
         if problem:
             self.saved_step = -1
         return problem
@@ -268,7 +276,7 @@ class Run:
         return {at: score.accuracy for at, score in self.scores.items()}
 
 
-def fit(folder: Path, task: Task, trainer: Trainer, saver: Saver) -> Score | None:
+def fit(folder: Path, task: TrainingTask, trainer: Trainer, saver: Saver) -> Score | None:
     """Train in `folder`, going on from its newest checkpoint, to task.total_steps.
 
     Args:
@@ -296,7 +304,7 @@ def _fit(run: Run) -> Score | None:
     first_step = run.resume()
     if run.runtime.is_main:
         kept = run.saver.last + run.saver.best
-        check_space(run.saver.root, trainer.bare, trainer.average, trainer.optimizer, kept=kept)
+        check_space(run.saver.root, trainer.unwrapped, trainer.average, trainer.optimizer, kept=kept)
     if first_step and is_due(first_step, task.evaluate_every):
         run.evaluate(first_step)
     if first_step and is_due(first_step, task.probe_every):
@@ -304,7 +312,7 @@ def _fit(run: Run) -> Score | None:
     if first_step < total_steps:
         own = len(share(trainer.batch_size, run.runtime.num_processes, run.runtime.rank))
         batches = task.batches(first_step)
-        run.journal.tell(at_once=True, step=first_step, total_steps=total_steps)
+        run.journal.show_progress(at_once=True, step=first_step, total_steps=total_steps)
         if task.warm_up:
             batches = _warmed_up(run, batches, own, first_step)
         run.start_clock(first_step)
@@ -312,7 +320,7 @@ def _fit(run: Run) -> Score | None:
     else:
         run.evaluate(total_steps)
         run.probe(total_steps)
-    agree(run.runtime, trainer.stop)
+    stop_together(run.runtime, trainer.stop)
     nonfinite.check_share(total_steps, run.counts, run.folder / SKIPPED)
     if run.counts.num_skipped:
         text = f"{run.counts.num_skipped} of {total_steps} updates were not finite and were skipped; {run.folder / SKIPPED} lists them"
@@ -326,12 +334,12 @@ def _fit(run: Run) -> Score | None:
 def _warmed_up(run: Run, batches: Iterator[Batch], own: int, step: int) -> Iterator[Batch]:
     """The same batches, after a first pass over those of one update in which all that is compiled gets compiled."""
     try:
-        agree(run.runtime, run.trainer.stop)
+        stop_together(run.runtime, run.trainer.stop)
     except Stopped:
         run.save(step, last=True)
         raise
     began = time.perf_counter()
-    run.journal.tell(at_once=True, text="compiling")
+    run.journal.show_progress(at_once=True, text="compiling")
     first = take(batches, own)
     run.trainer.warm_up(first)
     run.journal.write("compile", step=step, seconds=round(time.perf_counter() - began, 3))

@@ -12,16 +12,16 @@ from vitctl.data.images.transforms import EvalTransform
 from vitctl.data.loader.batches import eval_batches
 from vitctl.data.source.read import Source
 from vitctl.engine.distributed.runtime import Runtime
-from vitctl.engine.evaluation import best_answers
+from vitctl.engine.evaluation import top_predictions
 from vitctl.engine.journal import Journal, Report, silent
 from vitctl.engine.metrics import baselines, count_hits, mean_per_class
 from vitctl.engine.preemption import StopFlag
 from vitctl.errors import CheckpointError, RecipeError
 from vitctl.jobs.inputs.data import open_scored
-from vitctl.jobs.inputs.labels import OF_OBJECTNET, Judge, choose_judge, write_counts
+from vitctl.jobs.inputs.labels import OF_OBJECTNET, LabelRule, choose_label_rule, write_counts
 from vitctl.jobs.inputs.network import unseen_pixels
 from vitctl.jobs.inputs.same_inputs import check_found
-from vitctl.jobs.inputs.weights import Found, loaded_model, scored_weights
+from vitctl.jobs.inputs.weights import FoundWeights, loaded_model, scored_weights
 from vitctl.jobs.provenance import computed, shown, weights_scored
 from vitctl.jobs.record.integrity import verified, verify
 from vitctl.jobs.record.result import RunResult, data_used
@@ -58,28 +58,28 @@ def evaluate(recipe: Evaluate, run_dir: Path, report: Report = silent, stop: Sto
         raise CheckpointError(
             f"{found.path}: its head is all zeros, as in the released ImageNet-21k files; fine-tune it first"
         )
-    judge = choose_judge(recipe.evaluation.labels, source, found, Path(recipe.data.root))
+    rule = choose_label_rule(recipe.evaluation.labels, source, found, Path(recipe.data.root))
     runtime = start_runtime(recipe.machine, run_dir)
     journal = open_journal(runtime, run_dir, report)
     check_found(runtime, found, [source])
     bytes_read = verify(runtime, run_dir, source)
     meta = found.weights.meta
-    transform = eval_transform(recipe, meta)
+    transform = stored_eval_transform(recipe, meta)
     model, _ = loaded_model(found, transform.image_size, runtime.dtype)
     journal.write("weights", step=0, path=found.path, text=_text(found, str(transform)))
     for text in unseen_pixels(model.config):
         journal.write("warning", step=0, text=text)
-    best = _answers(recipe, runtime, journal, on_device(model, runtime), source, transform, found, judge, stop)
+    best = _predictions(recipe, runtime, journal, on_device(model, runtime), source, transform, found, rule, stop)
     data_verified = verified(bytes_read, runtime, journal, is_score=True)
     metrics = {}
-    for name, labels in judge.labels.items():
+    for name, labels in rule.labels.items():
         hits = count_hits(best, labels)
         numbers = {"accuracy": hits.accuracy, "correct": hits.correct, "total": hits.total}
         numbers |= {"top5_accuracy": hits.top5, "top5_correct": hits.correct_top5}
-        metrics[name] = numbers | baselines(labels, len(judge.answer_names))
+        metrics[name] = numbers | baselines(labels, len(rule.prediction_names))
         journal.write("evaluate", step=0, labels=name, **metrics[name])
     first, *others = metrics
-    metrics[first]["mean_per_class"] = mean_per_class(judge.count_by_class(best))
+    metrics[first]["mean_per_class"] = mean_per_class(rule.count_by_class(best))
     return RunResult(
         "evaluate",
         "done",
@@ -94,15 +94,15 @@ def evaluate(recipe: Evaluate, run_dir: Path, report: Report = silent, stop: Sto
             "mean": list(meta["mean"]),
             "std": list(meta["std"]),
         },
-        files=write_counts(run_dir, judge, best) if runtime.is_main else {},
+        files=write_counts(run_dir, rule, best) if runtime.is_main else {},
     )
 
 
-def _text(found: Found, text: str) -> str:
+def _text(found: FoundWeights, text: str) -> str:
     return "; ".join(filter(None, (found.chosen.text, text)))
 
 
-def eval_transform(recipe: Evaluate, meta: Mapping[str, Any]) -> EvalTransform:
+def stored_eval_transform(recipe: Evaluate, meta: Mapping[str, Any]) -> EvalTransform:
     """The pre-processing of [data]: what it leaves open is as stored with the weights, and for ObjectNet's labels as in BiT.
 
     At another image size the centre crop keeps its share: 224 out of 256 becomes 336 out of 384.
@@ -140,15 +140,15 @@ def eval_transform(recipe: Evaluate, meta: Mapping[str, Any]) -> EvalTransform:
     )
 
 
-def _answers(
+def _predictions(
     recipe: Evaluate,
     runtime: Runtime,
     journal: Journal,
     model: nn.Module,
     source: Source,
     transform: EvalTransform,
-    found: Found,
-    judge: Judge,
+    found: FoundWeights,
+    rule: LabelRule,
     stop: StopFlag,
 ) -> np.ndarray:
     """The five best answers to every image, `[N, 5]`, in the split's order."""
@@ -161,12 +161,12 @@ def _answers(
         num_processes=runtime.num_processes,
         num_workers=num_workers(recipe.machine, runtime),
     )
-    return best_answers(
+    return top_predictions(
         runtime,
         model,
         journal.watch(batches, "scoring", len(source), runtime.num_processes),
         num_images=len(source),
         normalise=partial(runtime.images, mean=tuple(meta["mean"]), std=tuple(meta["std"])),
         stop=stop,
-        answers=judge.answers,
+        to_scores=rule.to_scores,
     ).numpy()

@@ -16,7 +16,7 @@ from vitctl.data.shards.remote import is_remote
 from vitctl.data.source.locate import find_places, nothing_indexed
 from vitctl.engine.schedule import total_steps
 from vitctl.errors import DataError, RecipeError
-from vitctl.jobs.inputs.length import TASK_IMAGES, fit, fitted, is_open, learning_rate
+from vitctl.jobs.inputs.length import TASK_IMAGES, fit_schedule, fitted_recipe, learning_rate, needs_num_images
 from vitctl.jobs.inputs.network import find_network, model_config, needs_labels, rates_in_words, rates_of, unseen_pixels
 from vitctl.jobs.inputs.sampling import check_order, open_train, sampling_notes, subset_size
 from vitctl.models.configs import Config, ViTConfig
@@ -30,14 +30,14 @@ from vitctl.recipe.schema import Evaluate, ExportRecipe, Fewshot, Finetune, Pret
 CURVE_POINTS = 9
 GPU_BYTES = 80 * 2**30
 USABLE_SHARE = 0.9  # of a GPU's memory; the rest is the framework's
-LOOK_UP_SECONDS = 2.0  # each of the two that a plan makes: which splits there are, and how large they are
+LOOKUP_SECONDS = 2.0  # each of the two that a plan makes: which splits there are, and how large they are
 ASSUMED_CLASSES = 1000
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Plan:
+class TrainingPlan:
     """The cost of a training run. Sizes are in bytes; `curve` is (step, learning rate).
 
     `num_images` is 0 where the data could not be looked up. `fitting_micro_batch` is the largest micro-batch whose estimate
@@ -92,16 +92,16 @@ class _Memory:
         return max(0, int((USABLE_SHARE * GPU_BYTES - self.at(0, shards)) // self.image))
 
 
-def plan_loaded(loaded: Loaded) -> tuple[Loaded, Plan]:
-    """A recipe that trains, with what it leaves to the number of images filled in, and its cost as `make_plan` gives it."""
+def plan_loaded(loaded: Loaded) -> tuple[Loaded, TrainingPlan]:
+    """A recipe that trains, with what it leaves to the number of images filled in, and its cost as `plan_training` gives it."""
     assert isinstance(loaded.recipe, Pretrain | Finetune)
     size = _size(loaded.recipe)
-    loaded = fit(loaded, size.num_images) if is_open(loaded.recipe) else loaded
+    loaded = fit_schedule(loaded, size.num_images) if needs_num_images(loaded.recipe) else loaded
     assert isinstance(loaded.recipe, Pretrain | Finetune)
-    return loaded, make_plan(loaded.recipe, size)
+    return loaded, plan_training(loaded.recipe, size)
 
 
-def make_plan(recipe: Pretrain | Finetune, size: "_Size | None" = None) -> Plan:
+def plan_training(recipe: Pretrain | Finetune, size: "_Size | None" = None) -> TrainingPlan:
     """The cost of `recipe`, from the data where it is, else from what is known of the data set it names.
 
     Nothing is fetched; an index that is far away is waited for a few seconds.
@@ -110,9 +110,9 @@ def make_plan(recipe: Pretrain | Finetune, size: "_Size | None" = None) -> Plan:
         RecipeError: the length is not to be known without the data.
         CheckpointError: the weights are not here, and their model is not named.
     """
-    num_images, num_classes, data, told = size or _size(recipe)
-    notes = list(told)
-    recipe = fitted(recipe, num_images)
+    num_images, num_classes, data, size_notes = size or _size(recipe)
+    notes = list(size_notes)
+    recipe = fitted_recipe(recipe, num_images)
     config: Config
     if isinstance(recipe, Pretrain):
         config = model_config(recipe, num_classes)
@@ -145,7 +145,7 @@ def make_plan(recipe: Pretrain | Finetune, size: "_Size | None" = None) -> Plan:
     )
     rate = learning_rate(recipe, steps)
     notes += unseen_pixels(config)
-    return Plan(
+    return TrainingPlan(
         config=config,
         data=data,
         num_images=num_images,
@@ -208,11 +208,11 @@ def _size(recipe: Pretrain | Finetune) -> _Size:
     data = recipe.data
     if not any(is_remote(place) for place in (data.path, *(part.path for part in data.mixture))):
         return _counted(data)
-    answer = within(LOOK_UP_SECONDS, lambda: _counted(data))
+    answer = call_with_timeout(LOOKUP_SECONDS, lambda: _counted(data))
     if not isinstance(answer, str):
         return answer
     place = data.path or "data.mixture"
-    if not recipe.schedule.total_steps or is_open(recipe):
+    if not recipe.schedule.total_steps or needs_num_images(recipe):
         raise RecipeError(
             f"{place}: could not be looked up: {answer}; the length of the run is planned from the number of images: give "
             "--steps, a warm-up and a batch size, or --synthetic"
@@ -221,7 +221,7 @@ def _size(recipe: Pretrain | Finetune) -> _Size:
     return _Size(0, ASSUMED_CLASSES, place, [note])
 
 
-def within(seconds: float, call: Callable[[], T]) -> T | str:
+def call_with_timeout(seconds: float, call: Callable[[], T]) -> T | str:
     """What `call` gives, or in words why there is nothing after so many seconds; a call that hangs is left behind."""
     answers: list[T | str] = []
 
@@ -263,12 +263,14 @@ def fit_to_data(loaded: Loaded, run_dir: Path) -> Loaded:
     from vitctl.jobs.inputs.data import open_training_images
 
     recipe = loaded.recipe
-    if isinstance(recipe, Pretrain | Finetune) and is_open(recipe):
-        return fit(loaded, len(open_training_images(recipe.data, run_dir, needs_labels=needs_labels(recipe))[0]))
-    return fit(loaded, TASK_IMAGES) if isinstance(recipe, Vtab) else loaded
+    if isinstance(recipe, Pretrain | Finetune) and needs_num_images(recipe):
+        return fit_schedule(
+            loaded, len(open_training_images(recipe.data, run_dir, needs_labels=needs_labels(recipe))[0])
+        )
+    return fit_schedule(loaded, TASK_IMAGES) if isinstance(recipe, Vtab) else loaded
 
 
-def check(recipe: Recipe, run_dir: Path) -> None:
+def check_recipe(recipe: Recipe, run_dir: Path) -> None:
     """All that can be known before the first process starts; sets that come with vitctl are written here, once.
 
     Raises:

@@ -26,7 +26,7 @@ Progress = Callable[[str, int, int], None]
 Fetch = Callable[..., Path]
 
 
-def prepare(
+def prepare_data_set(
     name: str,
     root: Path,
     *,

@@ -8,7 +8,7 @@ from torch import nn
 
 from vitctl.data.images.transforms import EvalTransform
 from vitctl.engine.distributed.runtime import Runtime
-from vitctl.engine.evaluation import agree
+from vitctl.engine.evaluation import stop_together
 from vitctl.engine.journal import Journal
 from vitctl.engine.preemption import StopFlag
 from vitctl.jobs.features import FeaturePass
@@ -71,7 +71,7 @@ def make_probe(
                 if not stop.raised
             ]
             scores[shots] = [score.accuracy for score in draws]
-        agree(runtime, stop)
+        stop_together(runtime, stop)
         return scores
 
     return probe

@@ -14,12 +14,12 @@ import torch
 from vitctl.data.images.transforms import EvalTransform
 from vitctl.data.source.provenance import source_text
 from vitctl.data.source.read import Source
-from vitctl.engine.checkpoint.files import Saved, read_state
+from vitctl.engine.checkpoint.files import SavedCheckpoint, read_state
 from vitctl.engine.distributed.runtime import Runtime
 from vitctl.engine.evaluation import Score
 from vitctl.engine.metrics import baselines
 from vitctl.jobs.inputs.data import eval_transform
-from vitctl.jobs.inputs.weights import Found
+from vitctl.jobs.inputs.weights import FoundWeights
 from vitctl.jobs.record.identity import changed_on_purpose
 from vitctl.jobs.record.result import RunResult, data_used, installed
 from vitctl.jobs.record.runs import choose_weights, logged_probes, logged_scores
@@ -65,14 +65,14 @@ def shown(transform: EvalTransform) -> dict[str, Any]:
     }
 
 
-def _network_digest(found: Found) -> str:
+def _network_digest(found: FoundWeights) -> str:
     """Of what the same tensors would be another network by: its configuration, and how images become numbers."""
     meta = found.weights.meta
-    told = [repr(found.weights.config), list(meta["mean"]), list(meta["std"])]
-    return hashlib.sha256(json.dumps(told).encode()).hexdigest()
+    described = [repr(found.weights.config), list(meta["mean"]), list(meta["std"])]
+    return hashlib.sha256(json.dumps(described).encode()).hexdigest()
 
 
-def weights_used(found: Found, section: StartWeights) -> dict[str, Any]:
+def weights_used(found: FoundWeights, section: StartWeights) -> dict[str, Any]:
     """Which pre-trained weights a result stands on."""
     return {
         "from": found.path,
@@ -82,7 +82,7 @@ def weights_used(found: Found, section: StartWeights) -> dict[str, Any]:
     }
 
 
-def weights_scored(found: Found) -> dict[str, Any]:
+def weights_scored(found: FoundWeights) -> dict[str, Any]:
     """Which weights a result is of."""
     return {
         "weights": found.path,
@@ -157,7 +157,7 @@ def training_result(
     state = read_state(path.parent)
     weights = {
         **chosen.used(),
-        "weights_sha256": weights_digest(Saved(path.parent, state).tensors(path.stem)),
+        "weights_sha256": weights_digest(SavedCheckpoint(path.parent, state).tensors(path.stem)),
         "skipped_updates": state.get("num_skipped", 0),
         **changed_on_purpose(run_dir),
     }

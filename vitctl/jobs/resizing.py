@@ -14,8 +14,8 @@ from vitctl.data.loader.batches import eval_batches
 from vitctl.data.source.read import Source
 from vitctl.data.source.subsets import random_subset
 from vitctl.errors import DataError, VitctlError
-from vitctl.jobs.inputs.sampling import open_images
-from vitctl.jobs.inputs.weights import Found
+from vitctl.jobs.inputs.sampling import open_recipe_split
+from vitctl.jobs.inputs.weights import FoundWeights
 from vitctl.recipe.images import TrainImages
 from vitctl.recipe.load import load_recipe
 from vitctl.system.text import one_line
@@ -87,10 +87,10 @@ def their_transform(to: str, own: EvalTransform) -> EvalTransform:
     return replace(own, resample=antialias)
 
 
-class AnswerCheck:
+class ResizingCheck:
     """Counts the answers of a model that another pre-processing changes, on images of the run that trained it."""
 
-    def __init__(self, found: Found, model: nn.Module, num_images: int) -> None:
+    def __init__(self, found: FoundWeights, model: nn.Module, num_images: int) -> None:
         """Nothing is read before it is needed.
 
         Args:
@@ -151,7 +151,7 @@ class AnswerCheck:
             data = data.model_copy(update={"path": data.mixture[0].path})
         if "://" in data.path:
             raise DataError(f"its images are not on this machine ({data.path})")
-        source = open_images(data, data.eval_split, run / "data" if (run / "data").is_dir() else None)
+        source = open_recipe_split(data, data.eval_split, run / "data" if (run / "data").is_dir() else None)
         return random_subset(source, min(self.num_images, len(source)), 0), f"{data.eval_split} of {run}"
 
     @torch.inference_mode()

@@ -21,15 +21,15 @@ from vitctl.engine.checkpoint.saving import Saver
 from vitctl.engine.distributed.micro_batch import fits_everywhere, largest_micro_batch
 from vitctl.engine.distributed.runtime import Runtime, start
 from vitctl.engine.distributed.sharding import is_sharded, shard
-from vitctl.engine.evaluation import Score, evaluate
-from vitctl.engine.journal import LOG, Journal, Report, write_json
+from vitctl.engine.evaluation import Score, evaluate_model
+from vitctl.engine.journal import LOG, Journal, Report, write_run_json
 from vitctl.engine.loop import Trainer
 from vitctl.engine.losses import classify
 from vitctl.engine.mixing import Mixing, classify_mixed
 from vitctl.engine.optimizer import build_optimizer
 from vitctl.engine.preemption import StopFlag
 from vitctl.engine.schedule import total_steps
-from vitctl.engine.task import Task
+from vitctl.engine.task import TrainingTask
 from vitctl.engine.training import CHECKPOINTS, fit
 from vitctl.errors import LaunchError
 from vitctl.jobs.inputs.data import eval_transform, mixing, train_transform
@@ -37,7 +37,7 @@ from vitctl.jobs.inputs.length import learning_rate
 from vitctl.jobs.inputs.same_inputs import check_inputs
 from vitctl.jobs.inputs.sampling import training_order
 from vitctl.jobs.record.identity import identity
-from vitctl.jobs.record.kept import Attention, MicroBatch, read_kept
+from vitctl.jobs.record.kept import AttentionKernel, MicroBatch, read_kept
 from vitctl.jobs.record.runs import choose_weights, logged_scores
 from vitctl.jobs.record.tracking import tracking
 from vitctl.models.attention import choose_attention, set_attention
@@ -83,7 +83,7 @@ def open_journal(runtime: Runtime, run_dir: Path, report: Report) -> Journal:
 
 
 @dataclass(frozen=True)
-class Work:
+class RunContext:
     """Where a training runs: this process among its peers, the folder and its log, and the flag that signals raise."""
 
     runtime: Runtime
@@ -133,14 +133,14 @@ def images_of(data: TrainImages, train_on: Source, score_on: Source | None, seed
 
 def train(
     recipe: Pretrain | Finetune | Vtab,
-    work: Work,
+    context: RunContext,
     model: Model,
     images: Images,
     meta: dict[str, Any],
     *,
     objective: Callable[..., Tensor] | None = None,
     probe: Probe | None = None,
-    started_from: str = "",
+    start_weights_sha256: str = "",
 ) -> Score | None:
     """Train `model` as [optimizer], [schedule], [loss], [averaging], [evaluation], [checkpoint] and [log] say.
 
@@ -152,13 +152,14 @@ def train(
         meta: what is stored with its weights.
         objective: in place of [loss]; it looks at no labels.
         probe: few-shot accuracies of the model.
-        started_from: digest of the pre-trained weights; empty without any.
+        start_weights_sha256: digest of the pre-trained weights; empty without any.
 
     Returns:
         the score after the last step, or with early stopping that of the best checkpoint; None without images to score, and
         perhaps on other processes than the main one.
     """
-    runtime, folder, journal, source, scored = work.runtime, work.folder, work.journal, images.train, images.scored
+    runtime, folder, journal = context.runtime, context.folder, context.journal
+    source, scored = images.train, images.scored
     check_inputs(runtime, model.state_dict(), model.config, meta, (source, scored))
     s, machine = recipe.schedule, recipe.machine
     steps = total_steps(len(source), s.batch_size, steps=s.total_steps, epochs=s.total_epochs)
@@ -167,7 +168,7 @@ def train(
     share = -(-s.batch_size // runtime.num_processes)
     loss = partial(objective or _classification(recipe.loss, images.mixing, recipe.seed), normalise=normalise)
     batches = _batches(recipe, runtime, images, needs_labels=objective is None)
-    score = partial(score_images, work, images, normalise, recipe.evaluation.batch_size, workers)
+    score = partial(score_images, context, images, normalise, recipe.evaluation.batch_size, workers)
 
     choose_kernels(machine, runtime, folder, model, _most(machine.micro_batch, share))
     if isinstance(machine, ShardedMachine) and machine.sharding == "fsdp":
@@ -178,14 +179,14 @@ def train(
             )
         shard(model, runtime.device, runtime.num_processes)
     micro_batch = _micro_batch(recipe, runtime, folder, model, loss, lambda n: next(batches(0, n, 0)), share)
-    task = Task(
+    task = TrainingTask(
         batches=lambda first_step: batches(first_step, micro_batch, workers),
         num_images=len(source),
         flops_per_image=training_flops(model.config, 1),
         key=partial(told_key, source),
         score=score if scored is not None else None,
         probe=probe,
-        identity=identity(recipe, folder, source, scored, started_from),
+        identity=identity(recipe, folder, source, scored, start_weights_sha256),
         total_steps=steps,
         evaluate_every=recipe.evaluation.every_steps,
         probe_every=recipe.fewshot_probe.every_steps if isinstance(recipe, Pretrain) else 0,
@@ -196,7 +197,7 @@ def train(
         max_bad_fraction=recipe.data.max_bad_fraction,
         warm_up=machine.compile,
     )
-    trainer = _trainer(recipe, work, model, loss, learning_rate(recipe, steps))
+    trainer = _trainer(recipe, context, model, loss, learning_rate(recipe, steps))
     kept = recipe.checkpoint.keep_last, recipe.checkpoint.keep_best
     saver = Saver(folder / CHECKPOINTS, model.config, meta, *kept, journal=journal)
     with tracking(runtime, recipe, folder), compile_errors() if machine.compile else nullcontext():
@@ -205,23 +206,27 @@ def train(
 
 
 def _trainer(
-    recipe: TrainRecipe, work: Work, model: nn.Module, objective: Callable[..., Tensor], lr: Callable[[int], float]
+    recipe: TrainRecipe,
+    context: RunContext,
+    model: nn.Module,
+    objective: Callable[..., Tensor],
+    lr: Callable[[int], float],
 ) -> Trainer:
     average, o = recipe.averaging, recipe.optimizer
     adam = {"beta1": o.beta1, "beta2": o.beta2, "eps": o.eps}
     optimizer = build_optimizer(model, name=o.name, weight_decay=o.weight_decay, momentum=o.momentum, **adam)
     return Trainer(
-        runtime=work.runtime,
+        runtime=context.runtime,
         average=Average(model, average.decay, debias=average.debias) if average.decay else None,
-        model=work.runtime.wrap(model),
-        bare=model,
+        model=context.runtime.wrap(model),
+        unwrapped=model,
         optimizer=optimizer,
         objective=objective,
         lr=lr,
         batch_size=recipe.schedule.batch_size,
         clip_norm=o.clip_norm,
         seed=recipe.seed,
-        stop=work.stop,
+        stop=context.stop,
     )
 
 
@@ -281,15 +286,15 @@ def _micro_batch(
     file = run_dir / MICRO_BATCH
     # The first process reads it for all: one that did not see the file would try, and wait for the others for ever.
     there = runtime.is_main and file.exists()
-    known = json.loads(runtime.first(read_kept(file, MicroBatch).model_dump_json() if there else "{}"))
-    setting = json.loads(runtime.first(json.dumps(setting)))
+    known = json.loads(runtime.broadcast(read_kept(file, MicroBatch).model_dump_json() if there else "{}"))
+    setting = json.loads(runtime.broadcast(json.dumps(setting)))
     if {name: known.get(name) for name in setting} == setting:
         return int(known["micro_batch"])
     copies = OPTIMIZER_SLOTS[recipe.optimizer.name] + (recipe.averaging.decay > 0) + (runtime.num_processes > 1)
     reserve = copies * sum(p.numel() * p.element_size() for p in model.parameters())
     found = largest_micro_batch(lambda n: fits_everywhere(runtime, model, objective, batch(n), reserve), share)
     if runtime.is_main:
-        write_json(file, {**setting, "micro_batch": found})
+        write_run_json(file, {**setting, "micro_batch": found})
     return found
 
 
@@ -309,9 +314,9 @@ def choose_kernels(machine: TrainMachine, runtime: Runtime, run_dir: Path, model
         if runtime.is_main and not file.exists():
             shape = (micro_batch, config.num_heads, config.num_tokens, config.hidden_size // config.num_heads)
             dtype = torch.bfloat16 if runtime.precision == "bf16" else runtime.dtype
-            write_json(file, {"kernel": choose_attention(shape, dtype, runtime.device)})
-        kernel = Attention.model_validate(
-            {"kernel": runtime.first(read_kept(file, Attention).kernel if runtime.is_main else "")}
+            write_run_json(file, {"kernel": choose_attention(shape, dtype, runtime.device)})
+        kernel = AttentionKernel.model_validate(
+            {"kernel": runtime.broadcast(read_kept(file, AttentionKernel).kernel if runtime.is_main else "")}
         ).kernel
     set_attention(kernel)
     if machine.checkpoint_blocks:
@@ -321,10 +326,15 @@ def choose_kernels(machine: TrainMachine, runtime: Runtime, run_dir: Path, model
 
 
 def score_images(
-    work: Work, images: Images, normalise: Callable[[Tensor], Tensor], batch_size: int, workers: int, model: nn.Module
+    context: RunContext,
+    images: Images,
+    normalise: Callable[[Tensor], Tensor],
+    batch_size: int,
+    workers: int,
+    model: nn.Module,
 ) -> Score:
     """Top-1 accuracy on every image that is scored, over all processes."""
-    runtime, source = work.runtime, images.scored
+    runtime, source = context.runtime, images.scored
     assert source is not None
     batches = eval_batches(
         source,
@@ -334,8 +344,8 @@ def score_images(
         num_processes=runtime.num_processes,
         num_workers=workers,
     )
-    batches = work.journal.watch(batches, "scoring", len(source), runtime.num_processes)
-    return evaluate(runtime, model, batches, num_images=len(source), normalise=normalise, stop=work.stop)
+    batches = context.journal.watch(batches, "scoring", len(source), runtime.num_processes)
+    return evaluate_model(runtime, model, batches, num_images=len(source), normalise=normalise, stop=context.stop)
 
 
 def on_device(model: M, runtime: Runtime) -> M:

@@ -53,7 +53,7 @@ def parse_nodes(text: str, restarts: int = 0) -> LaunchConfig:
     return config
 
 
-def check_spread(config: LaunchConfig, processes: int) -> None:
+def check_processes(config: LaunchConfig, processes: int) -> None:
     """The processes are a whole number on each machine, and this one has a way to where they meet.
 
     Raises:
@@ -90,7 +90,7 @@ def own_address(config: LaunchConfig) -> str:
     return host if own == place[0] or own.startswith("127.") else own
 
 
-def accelerate_words(run_dir: Path, processes: int, config: LaunchConfig) -> list[str]:
+def accelerate_arguments(run_dir: Path, processes: int, config: LaunchConfig) -> list[str]:
     """The arguments of `accelerate launch`, the same on each machine.
 
     The agents give out the ranks of the machines where they meet. Any rank but 0 keeps accelerate from asking that nobody
@@ -134,7 +134,7 @@ def launch_line(run_dir: Path, recipe: Recipe, config: LaunchConfig = LaunchConf
     script = Path(sys.executable).with_name("accelerate")
     accelerate = [str(script)] if script.exists() else [sys.executable, "-m", "accelerate.commands.accelerate_cli"]
     settings = [f"{name}={shlex.quote(value)}" for name, value in accelerate_environment(run_dir, config).items()]
-    return " ".join([*settings, shlex.join([*accelerate, "launch", *accelerate_words(run_dir, processes, config)])])
+    return " ".join([*settings, shlex.join([*accelerate, "launch", *accelerate_arguments(run_dir, processes, config)])])
 
 
 def write_accelerate_config(run_dir: Path, recipe: Recipe, config: LaunchConfig) -> None:

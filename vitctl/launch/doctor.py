@@ -22,7 +22,7 @@ class Finding:
     said: str
 
 
-def examine() -> list[Finding]:
+def run_checks() -> list[Finding]:
     """Look at everything that a run stands on. Nothing is changed, nothing is fetched."""
     return [finding for look in (_python, _packages, _torch, _precision, _data, _disk) for finding in _guarded(look)]
 

@@ -51,7 +51,7 @@ class Member:
     `job` names all that were started together, the same on each; "" when only the addresses are known.
     """
 
-    starter: str
+    launcher: str
     rank: int
     num_processes: int
     job: str
@@ -64,7 +64,7 @@ class Member:
         """
         if not self.job:
             raise LaunchError(
-                f"one of {self.num_processes} processes started by {self.starter}: give all of them the same run folder "
+                f"one of {self.num_processes} processes started by {self.launcher}: give all of them the same run folder "
                 "with --out"
             )
         return Path("runs") / f"{Path(name).stem}_{self.job}"

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from vitctl.engine.journal import write_json
+from vitctl.engine.journal import write_run_json
 from vitctl.errors import LaunchError, VitctlError, is_lost_peer
 from vitctl.system.files import no_links, read_json
 from vitctl.system.text import printable, typed
@@ -25,15 +25,15 @@ def log_of(run_dir: Path, rank: int) -> Path:
 
 def note_error(run_dir: Path, error: Exception) -> None:
     """Write down what ended this process: in words for everybody, with its traceback for its log alone."""
-    rank, mendable = int(os.environ.get("RANK", "0")), isinstance(error, VitctlError)
+    rank, fixable = int(os.environ.get("RANK", "0")), isinstance(error, VitctlError)
     log = log_of(run_dir, rank)
     log.parent.mkdir(parents=True, exist_ok=True)
     with open(log, "a", encoding="utf-8", errors="backslashreplace", opener=no_links) as file:
         file.write(printable("".join(traceback.format_exception(error))))
-    text = str(error) if mendable else f"{type(error).__name__}: {error}"
-    own_fault = mendable and not isinstance(error, LaunchError)
-    lost_peer = not own_fault and is_lost_peer(text)
-    _write_note(run_dir, rank, mendable=mendable, lost_peer=lost_peer, text=text, log=str(log))
+    text = str(error) if fixable else f"{type(error).__name__}: {error}"
+    is_own_error = fixable and not isinstance(error, LaunchError)
+    lost_peer = not is_own_error and is_lost_peer(text)
+    _write_note(run_dir, rank, mendable=fixable, lost_peer=lost_peer, text=text, log=str(log))
 
 
 def note_killed(run_dir: Path, rank: int, signal_name: str) -> None:
@@ -42,7 +42,7 @@ def note_killed(run_dir: Path, rank: int, signal_name: str) -> None:
 
 
 def _write_note(run_dir: Path, rank: int, **values: Any) -> None:
-    write_json(run_dir / LOGS / f"error_{rank:02d}.json", {"rank": rank, "time": time.time(), **values})
+    write_run_json(run_dir / LOGS / f"error_{rank:02d}.json", {"rank": rank, "time": time.time(), **values})
 
 
 def forget_errors(run_dir: Path) -> None:
@@ -104,7 +104,7 @@ def raise_first_error(run_dir: Path, num_processes: int) -> None:
     raise RuntimeError(f"process {rank} failed: {error['text']}; {log} has the traceback")
 
 
-def write_failure(run_dir: Path, job: str, text: str) -> None:
+def write_failed_result(run_dir: Path, job: str, text: str) -> None:
     """RUN/result.json of a run that failed; where even that cannot be written, the error alone is to be heard."""
     from vitctl.jobs.record.result import RunResult, write_result
 

@@ -4,7 +4,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from vitctl.engine.journal import Record, Report, parse_lines, read_json
+from vitctl.engine.journal import Record, Report, parse_records, read_run_json
 from vitctl.errors import VitctlError
 
 
@@ -12,11 +12,11 @@ class Follower:
     """Hands the records that other processes append to a log to `report`, each once, and what is under way."""
 
     def __init__(self, path: Path, report: Report, now: Path | None = None) -> None:
-        self.path, self.report, self.now = path, report, now
-        self.told: Record = {}
-        self.partial_from = 0
+        self.path, self.report, self.now_file = path, report, now
+        self.last_now: Record = {}
+        self.offset = 0
         self.inode = -1
-        self.known = set[
+        self.seen = set[
             int
         ]()  # lines that were there before, or are reported; clocks are set back, so times do not tell
         with suppress(OSError):
@@ -26,16 +26,16 @@ class Follower:
         """Report what has come since the last poll; what cannot be read now, or is no record, does not end the run."""
         with suppress(OSError, AttributeError):
             self._follow_log()
-        if self.now is None:
+        if self.now_file is None:
             return
         with suppress(OSError, ValueError, RecursionError, VitctlError):
-            record = read_json(self.now)
-            if isinstance(record, dict) and record != self.told and record.get("kind") == "now":
-                self.told = record
+            record = read_run_json(self.now_file)
+            if isinstance(record, dict) and record != self.last_now and record.get("kind") == "now":
+                self.last_now = record
                 self.report(record)
 
     def _follow_log(self) -> None:
-        for record in parse_lines("\n".join(line.decode(errors="replace") for line in self._new_lines())):
+        for record in parse_records("\n".join(line.decode(errors="replace") for line in self._new_lines())):
             self.report(record)
 
     def _new_lines(self) -> list[bytes]:
@@ -43,14 +43,14 @@ class Follower:
         try:
             with self.path.open("rb") as file:
                 status = os.fstat(file.fileno())
-                if status.st_ino != self.inode or status.st_size < self.partial_from:
-                    self.inode, self.partial_from = status.st_ino, 0
-                file.seek(self.partial_from)
+                if status.st_ino != self.inode or status.st_size < self.offset:
+                    self.inode, self.offset = status.st_ino, 0
+                file.seek(self.offset)
                 lines = file.read()
         except FileNotFoundError:
             return []
         whole = lines[: lines.rfind(b"\n") + 1]
-        self.partial_from += len(whole)
-        new = [line for line in whole.split(b"\n") if line and hash(line) not in self.known]
-        self.known.update(map(hash, new))
+        self.offset += len(whole)
+        new = [line for line in whole.split(b"\n") if line and hash(line) not in self.seen]
+        self.seen.update(map(hash, new))
         return new

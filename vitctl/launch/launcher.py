@@ -20,10 +20,10 @@ from typing import Any
 
 import psutil
 
-from vitctl.engine.journal import LOG, Report, read_json, spared, write_json
+from vitctl.engine.journal import LOG, Report, never_raising, read_run_json, write_run_json
 from vitctl.engine.preemption import say
 from vitctl.errors import LaunchError
-from vitctl.launch.command import WORKER, LaunchConfig, accelerate_environment, accelerate_words, own_address
+from vitctl.launch.command import WORKER, LaunchConfig, accelerate_arguments, accelerate_environment, own_address
 from vitctl.launch.environment import find_member, without_settings
 from vitctl.launch.errors import (
     LOGS,
@@ -33,10 +33,10 @@ from vitctl.launch.errors import (
     is_final,
     note_killed,
     raise_first_error,
-    write_failure,
+    write_failed_result,
 )
 from vitctl.launch.follower import Follower
-from vitctl.launch.run_folder import keeping_result, owned, read_status
+from vitctl.launch.run_folder import keeping_result, locked_for_run, read_status
 from vitctl.launch.worker import LOCKED, NOW, work, work_as_member
 from vitctl.recipe.load import load_recipe
 from vitctl.recipe.schema import Recipe
@@ -72,9 +72,9 @@ def launch(run_dir: Path, report: Report, config: LaunchConfig = LaunchConfig())
         work(run_dir, report)
     else:
         # Of several machines the first process locks the folder, wherever that is.
-        with owned(run_dir) if config.nodes == 1 else keeping_result(run_dir):
+        with locked_for_run(run_dir) if config.nodes == 1 else keeping_result(run_dir):
             _launch_processes(run_dir, recipe, report, config)
-    return dict(read_json(run_dir / "result.json"))
+    return dict(read_run_json(run_dir / "result.json"))
 
 
 def _launch_processes(run_dir: Path, recipe: Recipe, report: Report, config: LaunchConfig) -> None:
@@ -83,9 +83,9 @@ def _launch_processes(run_dir: Path, recipe: Recipe, report: Report, config: Lau
     # The processes of this run start only when all machines have come this far: nothing of theirs is removed here.
     forget_errors(run_dir)
     (logs / NOW).unlink(missing_ok=True)
-    follower = Follower(run_dir / LOG, spared(report, run_dir / LOG), logs / NOW)
+    follower = Follower(run_dir / LOG, never_raising(report, run_dir / LOG), logs / NOW)
     log = logs / f"launcher_{socket.gethostname()}.txt"
-    machine = _Machine(run_dir, follower)
+    machine = _MachineWatcher(run_dir, follower)
     ended: BaseException | None = None
     with _errors_into(log) as machine.screen, _settings(run_dir, config), machine.watched():
         try:
@@ -94,9 +94,9 @@ def _launch_processes(run_dir: Path, recipe: Recipe, report: Report, config: Lau
             ended = error
             logging.getLogger(__name__).error("%s", error)
     try:
-        _conclude(run_dir, recipe, config, machine, ended, log)
+        _check_outcome(run_dir, recipe, config, machine, ended, log)
     except Exception as error:
-        write_failure(run_dir, recipe.job, str(error))
+        write_failed_result(run_dir, recipe.job, str(error))
         raise
 
 
@@ -104,7 +104,7 @@ def _accelerate(run_dir: Path, processes: int, config: LaunchConfig) -> None:
     """`accelerate launch`, as its command does it."""
     from accelerate.commands.launch import launch_command, launch_command_parser
 
-    words = accelerate_words(run_dir, processes, config)
+    words = accelerate_arguments(run_dir, processes, config)
     words += [LOCKED] if config.nodes == 1 else []
     launch_command(launch_command_parser().parse_args(words))
 
@@ -150,18 +150,18 @@ def _errors_into(log: Path) -> Iterator[int]:
             os.close(screen)
 
 
-class _Over(BaseException):
+class _Abort(BaseException):
     """The agent waits for what will not come, or was told twice to end; torch must not take it for an error of its own."""
 
 
-class _Machine:
+class _MachineWatcher:
     """The processes of this machine, watched by a thread while the main thread is in `accelerate launch`."""
 
     def __init__(self, run_dir: Path, follower: Follower) -> None:
         self.run_dir, self.follower, self.screen = run_dir, follower, 2
         self.signals: list[int] = []
-        self.told: set[int] = set()
-        self.had_workers = self.said = self.over = False
+        self.signalled: set[int] = set()
+        self.had_workers = self.announced = self.aborting = False
         self.clocks: dict[str, float] = {}
         self.ended = threading.Event()
 
@@ -172,11 +172,11 @@ class _Machine:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Within the block signals are passed on; at its end no process is left. `_Over` ends it, too."""
+        """Within the block signals are passed on; at its end no process is left. `_Abort` ends it, too."""
         watcher = threading.Thread(target=self._watch, daemon=True)
-        with handled(self._hear):
+        with handled(self._on_signal):
             try:
-                with suppress(_Over):
+                with suppress(_Abort):
                     try:
                         watcher.start()
                         yield
@@ -184,50 +184,50 @@ class _Machine:
                         self.ended.set()
             finally:
                 watcher.join()
-                left = _workers()
-                for worker in left:
+                remaining = _workers()
+                for worker in remaining:
                     worker.kill()
-                psutil.wait_procs(left, timeout=GRACE_SECONDS)
+                psutil.wait_procs(remaining, timeout=GRACE_SECONDS)
         self.follower.poll()
 
-    def _hear(self, number: int, _frame: FrameType | None) -> None:
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         """The signal handler. The first signal lets all processes save; the second that somebody sends ends them at once."""
         if self.ended.is_set():
             return
-        if self.over:
-            self._leave()
+        if self.aborting:
+            self._kill_and_abort()
         second = is_second(number, self.signals)
         self.signals.append(number)
         if second:
-            self._leave()
+            self._kill_and_abort()
         if len(self.signals) == 1:
             name = signal.Signals(number).name
             say(f"{name}: stopping after what is under way; a second signal leaves at once", self.screen)
 
-    def _leave(self) -> None:
+    def _kill_and_abort(self) -> None:
         for worker in _workers():
             worker.kill()
-        raise _Over
+        raise _Abort
 
     def _watch(self) -> None:
         while not self.ended.wait(POLL_SECONDS):
             self.follower.poll()
             with suppress(OSError, psutil.Error):  # a disk that fails for a moment must not end the run
-                if self._is_over():
-                    self.over = True
+                if self._should_abort():
+                    self.aborting = True
                     signal.pthread_kill(threading.main_thread().ident or 0, ASKED[0])
                     return
 
-    def _is_over(self) -> bool:
+    def _should_abort(self) -> bool:
         """Whether the agent waits for what will not come; signals are passed on, and what it does wait for is said."""
         workers = _workers()
         self.had_workers |= bool(workers)
-        self._pass_on(workers)
-        through = not workers and (self.stopping or read_status(self.run_dir) in ("done", "stopped"))
+        self._forward_signal(workers)
+        finished = not workers and (self.stopping or read_status(self.run_dir) in ("done", "stopped"))
         failed = is_final(first_error(self.run_dir))
-        waiting = self.had_workers and not (workers or through or failed or self.said)
-        if self._lasts("waiting", waiting, WAIT_SECONDS):
-            self.said = True
+        waiting = self.had_workers and not (workers or finished or failed or self.announced)
+        if self._holds_for("waiting", waiting, WAIT_SECONDS):
+            self.announced = True
             say(
                 "the processes ended with one that was lost, and start again when all machines meet; where one is missing, type "
                 "the same command there, or on another",
@@ -235,18 +235,18 @@ class _Machine:
             )
         return (
             (self.stopping and not self.had_workers)
-            or self._lasts("through", through, LINGER_SECONDS)
-            or self._lasts("failed", failed, GRACE_SECONDS)
+            or self._holds_for("finished", finished, LINGER_SECONDS)
+            or self._holds_for("failed", failed, GRACE_SECONDS)
         )
 
-    def _pass_on(self, workers: list[psutil.Process]) -> None:
+    def _forward_signal(self, workers: list[psutil.Process]) -> None:
         """Each process is told to stop once: a second signal would end it before it has saved."""
         for worker in workers if self.stopping else ():
-            if worker.pid not in self.told and hears(worker.pid, signal.SIGUSR1):
-                self.told.add(worker.pid)
+            if worker.pid not in self.signalled and hears(worker.pid, signal.SIGUSR1):
+                self.signalled.add(worker.pid)
                 worker.send_signal(signal.SIGUSR1)
 
-    def _lasts(self, name: str, holds: bool, seconds: float) -> bool:
+    def _holds_for(self, name: str, holds: bool, seconds: float) -> bool:
         """Whether something has held for that long."""
         if not holds:
             self.clocks.pop(name, None)
@@ -264,8 +264,13 @@ def _workers() -> list[psutil.Process]:
     return found
 
 
-def _conclude(
-    run_dir: Path, recipe: Recipe, config: LaunchConfig, machine: _Machine, ended: BaseException | None, log: Path
+def _check_outcome(
+    run_dir: Path,
+    recipe: Recipe,
+    config: LaunchConfig,
+    machine: _MachineWatcher,
+    ended: BaseException | None,
+    log: Path,
 ) -> None:
     """RUN/result.json is there, or what failed first is raised.
 
@@ -287,7 +292,7 @@ def _conclude(
     if status == "done" or (status == "stopped" and (machine.stopping or not is_cause(error))):
         return
     if machine.stopping and not is_cause(error):
-        write_json(run_dir / "result.json", {"job": recipe.job, "status": "stopped"})
+        write_run_json(run_dir / "result.json", {"job": recipe.job, "status": "stopped"})
         return
     raise_first_error(run_dir, recipe.machine.processes)
     if config.nodes > 1:

@@ -9,12 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from vitctl.engine.journal import LOG, Journal, write_json
+from vitctl.engine.journal import LOG, Journal, write_run_json
 from vitctl.errors import LaunchError, RecipeError, VitctlError
 from vitctl.launch.command import LaunchConfig, launch_line, write_accelerate_config
 from vitctl.launch.environment import Member, find_member
 from vitctl.launch.errors import forget_errors
-from vitctl.launch.run_folder import clear, failed_at_once, not_foreign, owning
+from vitctl.launch.run_folder import check_not_foreign, clear, failed_without_output, prepared_folder
 from vitctl.launch.worker import on_cpu
 from vitctl.recipe.load import Loaded, every_key, load_recipe
 from vitctl.recipe.neutral import FREE_TO_CHANGE
@@ -38,7 +38,7 @@ PACKAGES = (
 WAIT_SECONDS = 600.0  # for another machine of the same run to be through with this
 
 
-def prepare(loaded: Loaded, run_dir: Path, allow: Sequence[str] = (), config: LaunchConfig = LaunchConfig()) -> str:
+def prepare_run(loaded: Loaded, run_dir: Path, allow: Sequence[str] = (), config: LaunchConfig = LaunchConfig()) -> str:
     """Check all that can be checked before the first process, then write recipe.toml, launch.txt and env.json.
 
     Of several processes that something else started, the first does it and the others wait for it. Of several machines each
@@ -54,18 +54,18 @@ def prepare(loaded: Loaded, run_dir: Path, allow: Sequence[str] = (), config: La
         a line that says which run's weights are taken where the recipe says "newest"; else "".
 
     Raises:
-        VitctlError: as `check` raises; nothing was written.
+        VitctlError: as `check_recipe` raises; nothing was written.
         RecipeError: the folder holds a run of another recipe; the changed keys are named.
         LaunchError: the folder cannot be written, or the first process said what is wrong.
     """
     member = find_member()
     if member is None:
         return _prepare(loaded, run_dir, allow, config)
-    return _prepare_together(loaded, run_dir, allow, member)
+    return _prepare_on_all(loaded, run_dir, allow, member)
 
 
-def _prepare_together(loaded: Loaded, run_dir: Path, allow: Sequence[str], member: Member) -> str:
-    from vitctl.engine.distributed.process_group import first_text, join
+def _prepare_on_all(loaded: Loaded, run_dir: Path, allow: Sequence[str], member: Member) -> str:
+    from vitctl.engine.distributed.process_group import broadcast_text, join
 
     if member.num_processes > 1:
         join(cpu=on_cpu(loaded.recipe))
@@ -77,27 +77,27 @@ def _prepare_together(loaded: Loaded, run_dir: Path, allow: Sequence[str], membe
         except VitctlError as error:
             said = str(error)
     if member.num_processes > 1:
-        said = first_text(said)
+        said = broadcast_text(said)
     if said:
         raise LaunchError(said)
     return taken
 
 
 def _prepare(loaded: Loaded, run_dir: Path, allow: Sequence[str], config: LaunchConfig) -> str:
-    from vitctl.jobs.plan import check, fit_to_data
+    from vitctl.jobs.plan import check_recipe, fit_to_data
     from vitctl.jobs.record.identity import allow as note_allowed
 
     if has_control(str(run_dir)):
         raise RecipeError(f"--out {one_line(str(run_dir))}: has a control character in its name; choose another")
     file = run_dir / "recipe.toml"
-    not_foreign(run_dir)
-    with owning(run_dir, WAIT_SECONDS if config.nodes > 1 else 0.0):
-        before = load_recipe(str(file)).recipe if file.exists() and not failed_at_once(run_dir) else None
+    check_not_foreign(run_dir)
+    with prepared_folder(run_dir, WAIT_SECONDS if config.nodes > 1 else 0.0):
+        before = load_recipe(str(file)).recipe if file.exists() and not failed_without_output(run_dir) else None
         loaded, taken = _pinned(loaded, before)
         loaded = fit_to_data(loaded, run_dir)
         changed = _changes(before, loaded.recipe, run_dir, allow) if before is not None else ""
         _not_shorter(loaded.recipe, run_dir)
-        check(loaded.recipe, run_dir)
+        check_recipe(loaded.recipe, run_dir)
         if before is None:
             clear(run_dir)
         if before != loaded.recipe:
@@ -108,7 +108,7 @@ def _prepare(loaded: Loaded, run_dir: Path, allow: Sequence[str], config: Launch
             Journal(run_dir / LOG).write("warning", step=0, text=f"the recipe was changed on purpose: {changed}")
         write_accelerate_config(run_dir, loaded.recipe, config)
         write_text(run_dir / "launch.txt", printable(launch_line(run_dir, loaded.recipe, config)) + "\n")
-        write_json(run_dir / "env.json", environment())
+        write_run_json(run_dir / "env.json", environment())
     return taken
 
 

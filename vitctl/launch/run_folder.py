@@ -67,14 +67,14 @@ def _explaining(folder: Path) -> Iterator[None]:
         with writing(folder):
             yield
     except Exception as error:
-        mendable = explained(error)
-        if mendable is not None and mendable is not error:
-            raise mendable from error
+        fixable = explained(error)
+        if fixable is not None and fixable is not error:
+            raise fixable from error
         raise
 
 
 @contextmanager
-def owning(folder: Path, seconds: float = 0.0) -> Iterator[None]:
+def prepared_folder(folder: Path, seconds: float = 0.0) -> Iterator[None]:
     """The folder of a run, made and locked before anything else is done in it; inside as `leaving_nothing`.
 
     Args:
@@ -149,7 +149,7 @@ def _lock(file: IO[bytes], folder: Path) -> None:
 
 
 @contextmanager
-def owned(folder: Path) -> Iterator[None]:
+def locked_for_run(folder: Path) -> Iterator[None]:
     """The folder is locked for a run; what that was allowed to go on with counts for this once, whoever prepared it.
 
     Raises:
@@ -183,7 +183,7 @@ def _checkpoints(folder: Path) -> set[str]:
     return {path.name for path in folder.glob("checkpoints/step_*")}
 
 
-def not_foreign(folder: Path, own: Collection[str] = (), *, what: str = "a run") -> None:
+def check_not_foreign(folder: Path, own: Collection[str] = (), *, what: str = "a run") -> None:
     """Refuse a folder that holds what no run put there.
 
     Args:
@@ -208,7 +208,7 @@ def _entries(folder: Path) -> set[str]:
     return set(os.listdir(folder)) if folder.is_dir() else set()
 
 
-def failed_at_once(run_dir: Path) -> bool:
+def failed_without_output(run_dir: Path) -> bool:
     """Whether the run in a folder failed before it had anything to keep: the corrected command may have the folder."""
     if read_status(run_dir) != "failed":
         return False

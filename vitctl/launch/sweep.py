@@ -9,35 +9,37 @@ from vitctl.engine.journal import Report
 from vitctl.errors import VitctlError
 from vitctl.jobs.record.result import read_result
 from vitctl.launch.launcher import launch
-from vitctl.launch.prepare import prepare
-from vitctl.launch.run_folder import leaving_nothing, not_foreign
+from vitctl.launch.prepare import prepare_run
+from vitctl.launch.run_folder import check_not_foreign, leaving_nothing
 from vitctl.recipe.load import Loaded, Override, load_recipe
-from vitctl.recipe.sweep import Cell
-from vitctl.report.sweep_table import Outcome, outcome, write_table
+from vitctl.recipe.sweep import SweepCell
+from vitctl.report.sweep_table import Outcome, outcome, write_sweep_table
 
 DATA = "data"
 
 
-def prepare_cells(cells: Sequence[Cell], out: Path) -> None:
+def prepare_cells(cells: Sequence[SweepCell], out: Path) -> None:
     """Check every run before the first one starts, and write the recipes of their folders.
 
     Raises:
         VitctlError: every problem in one line, with the runs that have it; nothing of them was written.
     """
     if not any(out.glob("*/recipe.toml")):
-        not_foreign(out, what="a sweep")
+        check_not_foreign(out, what="a sweep")
     problems: dict[str, list[str]] = {}
     with leaving_nothing(out):
         for cell in cells:
             try:
-                prepare(_load(cell, out), out / cell.name)
+                prepare_run(_load(cell, out), out / cell.name)
             except VitctlError as error:
                 problems.setdefault(str(error), []).append(cell.name)
         if problems:
             raise VitctlError("\n".join(_problem(text, names, len(cells)) for text, names in problems.items()))
 
 
-def run_cells(cells: Sequence[Cell], out: Path, metric: str, report: Callable[[Cell, int], Report]) -> list[Outcome]:
+def run_cells(
+    cells: Sequence[SweepCell], out: Path, metric: str, report: Callable[[SweepCell, int], Report]
+) -> list[Outcome]:
     """Run what is not finished; finished runs are kept, unfinished ones go on. The table is written after each.
 
     Args:
@@ -61,13 +63,13 @@ def run_cells(cells: Sequence[Cell], out: Path, metric: str, report: Callable[[C
             continue
         if result["status"] == "stopped":
             break
-        write_table(out, outcomes(cells, out, metric, errors))
+        write_sweep_table(out, outcomes(cells, out, metric, errors))
     found = outcomes(cells, out, metric, errors)
-    write_table(out, found)
+    write_sweep_table(out, found)
     return found
 
 
-def _load(cell: Cell, out: Path) -> Loaded:
+def _load(cell: SweepCell, out: Path) -> Loaded:
     """The recipe of a cell. Sets that come with vitctl and are nowhere yet are made once, for all runs."""
     loaded = load_recipe(cell.recipe, cell.overrides)
     place = getattr(loaded.recipe, "data", None)
@@ -94,6 +96,6 @@ def is_done(folder: Path) -> bool:
     return result is not None and result.status == "done"
 
 
-def outcomes(cells: Sequence[Cell], out: Path, metric: str, errors: dict[str, str]) -> list[Outcome]:
+def outcomes(cells: Sequence[SweepCell], out: Path, metric: str, errors: dict[str, str]) -> list[Outcome]:
     """What is known of every run of a sweep."""
     return [outcome(out / cell.name, cell.recipe, cell.varied, metric, errors.get(cell.name, "")) for cell in cells]

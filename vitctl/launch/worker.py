@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vitctl.engine.journal import LOG, Journal, Record, Report, silent, spared
+from vitctl.engine.journal import LOG, Journal, Record, Report, never_raising, silent
 from vitctl.engine.preemption import ECHO_SECONDS, StopFlag, Stopped, die_with_parent, stop_on_signals
 from vitctl.errors import LaunchError, explained
 from vitctl.launch.environment import find_member, has_agent, restarts_left, without_settings
@@ -26,9 +26,9 @@ from vitctl.launch.errors import (
     log_of,
     note_error,
     raise_first_error,
-    write_failure,
+    write_failed_result,
 )
-from vitctl.launch.run_folder import owned
+from vitctl.launch.run_folder import locked_for_run
 from vitctl.system.files import no_links, replacing
 from vitctl.system.screen import outlive_screen
 from vitctl.system.text import PlainStream, typed
@@ -57,10 +57,10 @@ def work(run_dir: Path, report: Report = silent, *, locked: bool = False) -> dic
         del os.environ[name]
     echo = ECHO_SECONDS if "RANK" in os.environ else 0.0
     with (
-        stop_on_signals(echo, deaf_afterwards=has_agent()) as stop,
-        owned(run_dir) if _is_main() and not locked else nullcontext(),
+        stop_on_signals(echo, ignore_afterwards=has_agent()) as stop,
+        locked_for_run(run_dir) if _is_main() and not locked else nullcontext(),
     ):
-        return _work(run_dir, spared(report, run_dir / LOG if _is_main() else None), stop)
+        return _work(run_dir, never_raising(report, run_dir / LOG if _is_main() else None), stop)
 
 
 def _work(run_dir: Path, report: Report, stop: StopFlag) -> dict[str, Any]:
@@ -70,18 +70,18 @@ def _work(run_dir: Path, report: Report, stop: StopFlag) -> dict[str, Any]:
     recipe = load_recipe(str(run_dir / "recipe.toml")).recipe
     try:
         report({"kind": "now", "text": "starting", "time": time.time()})
-        _meet(run_dir, recipe, report)
+        _join_processes(run_dir, recipe, report)
         job = _job(recipe.job)
         report({"kind": "now", "text": "reading weights and data", "time": time.time()})
         result = job(recipe, run_dir, report, stop)
     except Stopped:
         result = RunResult(recipe.job, "stopped")
     except Exception as error:
-        mendable = explained(error, run_dir, f"go on with: vitctl resume {typed(run_dir)}")
+        fixable = explained(error, run_dir, f"go on with: vitctl resume {typed(run_dir)}")
         if _is_main():
-            write_failure(run_dir, recipe.job, str(mendable or f"{type(error).__name__}: {error}"))
-        if mendable is not None and mendable is not error:
-            raise mendable from error
+            write_failed_result(run_dir, recipe.job, str(fixable or f"{type(error).__name__}: {error}"))
+        if fixable is not None and fixable is not error:
+            raise fixable from error
         raise
     result = with_recipe(result, recipe)
     return vars(write_result(run_dir, result) if _is_main() else result)
@@ -124,20 +124,20 @@ def _job(name: str) -> Callable[..., Any]:
     return jobs[name]
 
 
-def _meet(run_dir: Path, recipe: Any, report: Report) -> None:
+def _join_processes(run_dir: Path, recipe: Any, report: Report) -> None:
     """Find the other processes, and write a line for each node."""
     restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
     journal = Journal(run_dir / LOG if _is_main() else None, report)
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1
     if several:
-        from vitctl.engine.distributed.process_group import all_texts, check_same, check_sum, join, node_lines
+        from vitctl.engine.distributed.process_group import check_all_reduce, check_same, gather_texts, join, node_lines
 
         cpu = on_cpu(recipe)
         join(cpu=cpu)
         if _is_main():
             forget_errors(run_dir)  # of those before; these ones are all there, and wait in check_sum
-        check_sum(cpu=cpu)
-        restarts = max(map(int, all_texts(str(restarts))))  # only the node that lost a process counts it
+        check_all_reduce(cpu=cpu)
+        restarts = max(map(int, gather_texts(str(restarts))))  # only the node that lost a process counts it
     if restarts:
         journal.write("warning", step=0, text=f"a process was lost, all were started again (restart {restarts})")
     if not several:
@@ -158,7 +158,7 @@ def on_cpu(recipe: Any) -> bool:
     return recipe.machine.device == "cpu" or not torch.cuda.is_available()
 
 
-def be_quiet(run_dir: Path, streams: Sequence[int] = (1, 2)) -> None:
+def redirect_output(run_dir: Path, streams: Sequence[int] = (1, 2)) -> None:
     """From here on all that this process prints goes to its log; or only its errors, stream 2."""
     log = log_of(run_dir, int(os.environ.get("RANK", "0")))
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -191,18 +191,18 @@ def main() -> None:
     except LaunchError as error:
         sys.exit(f"vitctl: {error}")
     run_dir = Path(sys.argv[1])
-    be_quiet(run_dir)
+    redirect_output(run_dir)
     outlive_screen()  # which is a file on a disk that may be full
-    report = partial(_pass_on, run_dir / LOGS / NOW) if _is_main() else silent
+    report = partial(_write_now, run_dir / LOGS / NOW) if _is_main() else silent
     try:
         work_as_member(run_dir, report, locked=LOCKED in sys.argv)
     except Exception:
         sys.stderr.flush()
-        in_vain = restarts_left() > 0 and is_final(first_error(run_dir))
-        os._exit(0 if in_vain else 1)  # gloo's threads may abort a process that ends in the usual way
+        would_fail_again = restarts_left() > 0 and is_final(first_error(run_dir))
+        os._exit(0 if would_fail_again else 1)  # gloo's threads may abort a process that ends in the usual way
 
 
-def _pass_on(path: Path, record: Record) -> None:
+def _write_now(path: Path, record: Record) -> None:
     """For the process that has the screen: what is under way, which is in no log; a full disk is no reason to stop."""
     if record["kind"] == "now":
         with suppress(OSError), replacing(path, flushed=False) as aside:

@@ -37,6 +37,6 @@ def result_neutral() -> tuple[str, ...]:
 FREE_TO_CHANGE = (*result_neutral(), "vtab.tasks", "vtab.seeds")
 
 
-def deciding(recipe: Recipe, free: tuple[str, ...] = FREE_TO_CHANGE) -> dict[str, str]:
+def deciding_values(recipe: Recipe, free: tuple[str, ...] = FREE_TO_CHANGE) -> dict[str, str]:
     """The values that decide the numbers of a run, as TOML by dotted key; none whose key begins as one of `free`."""
     return {key: toml_value(value) for key, value in flat(recipe).items() if not key.startswith(free)}

@@ -90,7 +90,7 @@ class FewshotProbe(Place):
         return self
 
 
-class Sweep(Section):
+class LrSweep(Section):
     """[sweep] Learning rates tried on a part of the training images before `finetune` trains on all of them."""
 
     lrs: Floats = knob((), "base learning rates, tried in this order; []: optimizer.lr and no sweep", source="Table 4")
@@ -98,7 +98,7 @@ class Sweep(Section):
     eval_split: str = knob("train[90%:]", "split that chooses the rate", source="B.1.1")
 
     @model_validator(mode="after")
-    def _sound(self) -> "Sweep":
+    def _sound(self) -> "LrSweep":
         if any(lr <= 0 for lr in self.lrs) or len(set(self.lrs)) < len(self.lrs):
             raise ValueError(f"sweep.lrs = {list(self.lrs)} should be different rates above 0")
         return self

@@ -8,14 +8,14 @@ from typing import Literal
 from pydantic import model_validator
 
 from vitctl.recipe.images import EvaluateImages, PretrainImages, TrainImages
-from vitctl.recipe.protocols import FewShot, FewshotImages, FewshotProbe, Repeats, Suite, Sweep, VtabImages
+from vitctl.recipe.protocols import FewShot, FewshotImages, FewshotProbe, LrSweep, Repeats, Suite, VtabImages
 from vitctl.recipe.sections import (
     Averaging,
     Checkpoint,
+    EvaluateScoring,
     Evaluation,
     Export,
     FittedSchedule,
-    Judging,
     Log,
     Loss,
     Machine,
@@ -30,7 +30,7 @@ from vitctl.recipe.sections import (
     ShardedMachine,
     StartWeights,
     TrainMachine,
-    Weights,
+    WeightsSource,
     knob,
 )
 
@@ -96,7 +96,7 @@ class Finetune(TrainRecipe):
     weights: StartWeights = StartWeights()
     machine: ShardedMachine = ShardedMachine()
     schedule: FittedSchedule = FittedSchedule()
-    sweep: Sweep = Sweep()
+    sweep: LrSweep = LrSweep()
     finetune: Repeats = Repeats()
     dropout: Rate = knob(0.0, _DROPOUT, source=_DIVIDED)
     drop_path: Rate = knob(0.0, _DROP_PATH, source="AugReg; not in the paper")
@@ -153,16 +153,16 @@ class Evaluate(Recipe):
     """`vitctl evaluate`"""
 
     job: Literal["evaluate"]
-    weights: Weights = Weights()
+    weights: WeightsSource = WeightsSource()
     data: EvaluateImages = EvaluateImages()
-    evaluation: Judging = Judging()
+    evaluation: EvaluateScoring = EvaluateScoring()
 
 
 class ExportRecipe(Recipe):
     """`vitctl export`"""
 
     job: Literal["export"]
-    weights: Weights = Weights()
+    weights: WeightsSource = WeightsSource()
     export: Export = Export()
 
 

@@ -116,7 +116,7 @@ def _rate(value: Any) -> Any:
 Rate = Annotated[float | Literal["as_stored"], BeforeValidator(_rate)]
 
 
-class Weights(Section):
+class WeightsSource(Section):
     """[weights] Where a job takes its pre-trained weights from."""
 
     source: str = knob("newest", "a run folder, a checkpoint folder, a .safetensors file, or 'newest': the newest finished "
@@ -132,7 +132,7 @@ class Weights(Section):
     model: str = knob("", "name of the model, for what a foreign file's shapes cannot tell; '': as detected")
 
 
-class StartWeights(Weights):
+class StartWeights(WeightsSource):
     """[weights] of the jobs that measure what pre-training is worth."""
 
     initialise: Literal["pretrained", "random"] = knob(
@@ -336,7 +336,7 @@ class Scoring(Section):
     batch_size: int = knob(256, "images in one forward pass of a process", unit="images", ge=1)
 
 
-class Judging(Scoring):
+class EvaluateScoring(Scoring):
     """[evaluation] of `evaluate`."""
 
     labels: str = knob(

@@ -18,7 +18,7 @@ Setting = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Cell:
+class SweepCell:
     """One run of a sweep: the name of its folder, its recipe, what it varies, and all that is laid over the recipe."""
 
     name: str
@@ -87,7 +87,7 @@ def parse_axis(text: str) -> tuple[str, tuple[Any, ...]]:
     return key.strip(), _axis(f"--grid {text}", axis)
 
 
-def spread(sweep: Sweep, axes: Mapping[str, tuple[Any, ...]], sets: Iterable[Override]) -> list[Cell]:
+def expand_sweep(sweep: Sweep, axes: Mapping[str, tuple[Any, ...]], sets: Iterable[Override]) -> list[SweepCell]:
     """All cells of a sweep, in the order in which they are run: the last axis changes fastest.
 
     Args:
@@ -120,7 +120,7 @@ def spread(sweep: Sweep, axes: Mapping[str, tuple[Any, ...]], sets: Iterable[Ove
         ]
         name = "__".join(parts)[:_MAX_NAME] or "recipe"
         cells.append(
-            Cell(name, recipe, varied, (*fixed, *(Override(k, v, "--grid") for k, v in varied.items()), *sets))
+            SweepCell(name, recipe, varied, (*fixed, *(Override(k, v, "--grid") for k, v in varied.items()), *sets))
         )
     names = [cell.name for cell in cells]
     if twice := [name for name in names if names.count(name) > 1]:

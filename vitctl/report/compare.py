@@ -8,7 +8,7 @@ from typing import Any, Literal
 from vitctl.errors import CheckpointError
 from vitctl.jobs.record.result import RunResult, read_result
 
-NOT_TOLD = "not told"
+NOT_RECORDED = "not recorded"
 _CLASSIFIER, _FEWSHOT, _VTAB = "classifier", "fewshot", "vtab"
 _ALL = (_CLASSIFIER, _FEWSHOT, _VTAB)
 
@@ -100,16 +100,16 @@ class Comparison:
         numbers: of every metric that one has: its name and its value in each, None where it is missing.
         reasons: why the numbers must not be compared; empty when they may be.
         differences: what else differs, provenance key and its value in each.
-        untold: what must agree and no result tells, as of results of earlier versions.
+        unrecorded: what must agree and no result tells, as of results of earlier versions.
     """
 
     numbers: list[tuple[str, list[Any]]]
     reasons: list[str]
     differences: list[tuple[str, list[Any]]]
-    untold: list[str]
+    unrecorded: list[str]
 
 
-def compare(folders: Sequence[Path]) -> Comparison:
+def compare_runs(folders: Sequence[Path]) -> Comparison:
     """Put the results of runs side by side, the first being what the others are held against.
 
     Raises:
@@ -144,12 +144,16 @@ def compare(folders: Sequence[Path]) -> Comparison:
         for folder, r in zip(folders, results, strict=True)
         if r.status != "done"
     ]
-    told = [_told(result) for result in results]
+    recorded = [_recorded(result) for result in results]
     return Comparison(
         [(name, [numbers.get(name) for numbers in flat]) for name in names],
         reasons,
-        _differences(results, told),
-        [fact.key for fact in _facts(results[0]) if fact.rule == "agree" and not any(fact.key in one for one in told)],
+        _differences(results, recorded),
+        [
+            fact.key
+            for fact in _facts(results[0])
+            if fact.rule == "agree" and not any(fact.key in one for one in recorded)
+        ],
     )
 
 
@@ -157,15 +161,15 @@ def _in_words(changed: Any) -> str:
     return "; ".join(map(str, changed)) if isinstance(changed, list) else "resume --allow"
 
 
-def _told(result: RunResult) -> dict[str, Any]:
+def _recorded(result: RunResult) -> dict[str, Any]:
     """The provenance, with the share of an image's side that is shown, and of a table of tasks what all tasks have."""
-    told = dict(result.provenance)
-    size, resize = told.get("image_size"), told.get("eval_resize")
+    recorded = dict(result.provenance)
+    size, resize = recorded.get("image_size"), recorded.get("eval_resize")
     if size and resize is not None:
-        told["eval_share"] = size / (resize or size)
-    if "tasks" in told:
-        told |= {key: told.get(key, "see tasks") for key in ("num_images", *_TASK_KEYS)}
-    return told
+        recorded["eval_share"] = size / (resize or size)
+    if "tasks" in recorded:
+        recorded |= {key: recorded.get(key, "see tasks") for key in ("num_images", *_TASK_KEYS)}
+    return recorded
 
 
 def _facts(result: RunResult) -> list[Fact]:
@@ -177,10 +181,10 @@ def _facts(result: RunResult) -> list[Fact]:
 def _reasons(first: RunResult, other: RunResult) -> list[str]:
     kinds = [_kind(result) for result in (first, other)]
     reasons = [] if kinds[0] == kinds[1] else [f"{kinds[1]}, the first {kinds[0]}"]
-    one, two = _told(first), _told(other)
+    one, two = _recorded(first), _recorded(other)
     some = [fact for fact in _SOME_DEVICES if fact.key in one and fact.key in two]
     for fact in (*_facts(first), *some):
-        values = [told.get(fact.key, NOT_TOLD) for told in (two, one)]
+        values = [recorded.get(fact.key, NOT_RECORDED) for recorded in (two, one)]
         if fact.key == "data_source" and one.get("data_sha256") == two.get("data_sha256") is not None:
             continue  # the same bytes, whatever is said of where they came from
         if fact.rule == "agree" and not _agree(fact.key, *values):
@@ -193,7 +197,7 @@ def _reasons(first: RunResult, other: RunResult) -> list[str]:
 
 
 def _agree(key: str, one: Any, other: Any) -> bool:
-    if key == "eval_share" and NOT_TOLD not in (one, other):
+    if key == "eval_share" and NOT_RECORDED not in (one, other):
         return bool(abs(one - other) < _CROP_TOLERANCE)
     return bool(one == other)
 
@@ -215,24 +219,24 @@ def _kind(result: RunResult) -> str:
     return "scores a classifier" if _is_of_classifier(result) else f"is of the job {result.job}"
 
 
-def _differences(results: Sequence[RunResult], told: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[Any]]]:
+def _differences(results: Sequence[RunResult], recorded: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[Any]]]:
     """Of what every result of its kind should tell, whatever differs or is missing in some; of the rest, what all tell."""
     expected = {fact.key: fact.rule for fact in (*_facts(results[0]), *_SOME_DEVICES)}
-    shown = [key for key, rule in expected.items() if rule == "show" and any(key in one for one in told)]
-    others = [key for key in told[0] if all(key in one for one in told) and key not in expected.keys() | _QUIET]
+    shown = [key for key, rule in expected.items() if rule == "show" and any(key in one for one in recorded)]
+    others = [key for key in recorded[0] if all(key in one for one in recorded) and key not in expected.keys() | _QUIET]
     rows: list[tuple[str, list[Any]]] = []
     for key in (*shown, *others):
-        values = [one.get(key, NOT_TOLD) for one in told]
+        values = [one.get(key, NOT_RECORDED) for one in recorded]
         if any(value != values[0] for value in values):
-            rows += _apart(key, values) if key == "versions" else [(key, list(map(_short, values)))]
+            rows += _entry_rows(key, values) if key == "versions" else [(key, list(map(_short, values)))]
     return rows
 
 
-def _apart(key: str, values: Sequence[Any]) -> list[tuple[str, list[Any]]]:
+def _entry_rows(key: str, values: Sequence[Any]) -> list[tuple[str, list[Any]]]:
     """A row for each entry of a table that differs."""
     tables = [value if isinstance(value, Mapping) else {} for value in values]
     names = dict.fromkeys(name for table in tables for name in table)
-    rows = [(f"{key} {name}", [table.get(name, NOT_TOLD) for table in tables]) for name in names]
+    rows = [(f"{key} {name}", [table.get(name, NOT_RECORDED) for table in tables]) for name in names]
     return [(name, entries) for name, entries in rows if any(entry != entries[0] for entry in entries)]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from vitctl.data.datasets.catalog import known_size
 from vitctl.data.datasets.vtab import VTAB
 from vitctl.engine.checkpoint.files import AVERAGE, MODEL, step_of
-from vitctl.engine.journal import LOG, read_lines
+from vitctl.engine.journal import LOG, read_records
 from vitctl.engine.training import CHECKPOINTS
 from vitctl.errors import VitctlError
 from vitctl.jobs.inputs.fewshot_sets import SPLITS
@@ -35,7 +35,7 @@ _ROUND = 1_000_000  # the paper prints the size of JFT-300M in millions
 
 
 @dataclass(frozen=True)
-class Maker:
+class FinishedRun:
     """A finished run of a shipped recipe.
 
     Args:
@@ -58,7 +58,7 @@ class Maker:
         return str(self.result.provenance.get("weights_sha256", ""))
 
 
-def recipe_misfit(run: Maker) -> str:
+def recipe_misfit(run: FinishedRun) -> str:
     """The first value in which a run is not its shipped recipe, in words; empty when it is."""
     named = _NAMED.get(run.name, {})
     shipped = load_recipe(run.name).recipe
@@ -81,14 +81,14 @@ def _value(recipe: Any, key: str) -> Any:
     return recipe
 
 
-def data_misfit(run: Maker) -> str:
+def data_misfit(run: FinishedRun) -> str:
     """Why the images of a run are not all of those that its recipe names, by number and source; empty when they are."""
     used = run.result.provenance
     if isinstance(run.recipe, Vtab):
         return _vtab_misfit(run)
     for key in ("data_source", "train_source"):
-        if "partial" in (told := used.get(key, "")) or "copy" in told:
-            return f"its images are {told}"
+        if "partial" in (described := used.get(key, "")) or "copy" in described:
+            return f"its images are {described}"
     wanted = _wanted(run.recipe)
     for key, (dataset, split, limit) in wanted.items():
         known = known_size(dataset, split)
@@ -116,7 +116,7 @@ def _wanted(recipe: Recipe) -> dict[str, tuple[str, str, int]]:
     return {"num_train": (recipe.data.dataset, train_split, 0), "num_images": (recipe.data.dataset, eval_split, 0)}
 
 
-def _vtab_misfit(run: Maker) -> str:
+def _vtab_misfit(run: FinishedRun) -> str:
     metrics = run.result.metrics
     if metrics.get("partial", True) or set(metrics["tasks"]) != {task.name for task in VTAB}:
         return f"{len(metrics.get('tasks', {}))} of {len(VTAB)} tasks"
@@ -129,7 +129,7 @@ def _vtab_misfit(run: Maker) -> str:
     return ""
 
 
-def weights_misfit(run: Maker, makers: Sequence[Maker]) -> tuple[Maker | None, str]:
+def weights_misfit(run: FinishedRun, candidates: Sequence[FinishedRun]) -> tuple[FinishedRun | None, str]:
     """The run whose weights another started from or scored, or why none of them counts.
 
     They must be those that stand for the run: the best checkpoint where the recipe stops early, the last of all others; the
@@ -137,42 +137,42 @@ def weights_misfit(run: Maker, makers: Sequence[Maker]) -> tuple[Maker | None, s
 
     Args:
         run: that started from, or scored, stored weights.
-        makers: that may have made them.
+        candidates: that may have made them.
     """
     if run.result.provenance.get("initialise") == "random":
         return None, "it started from random weights"
     digest, path = _origin(run)
-    for maker in makers:
-        stored = _stored(path, maker)
-        if not digest or (maker.digest != digest and (stored is None or _digest(stored) != digest)):
+    for source in candidates:
+        stored = _stored(path, source)
+        if not digest or (source.digest != digest and (stored is None or _digest(stored) != digest)):
             continue
-        last, wanted = _last(maker), _stands_for(maker)
+        last, wanted = _last(source), _stands_for(source)
         taken = ((step_of(stored.parent) or 0), stored.stem) if stored is not None else (last, MODEL)
         if taken != wanted:
-            return None, f"of {maker.where} it takes {_told(*taken)}, should be {_told(*wanted)}"
-        return maker, ""
+            return None, f"of {source.where} it takes {_checkpoint_name(*taken)}, should be {_checkpoint_name(*wanted)}"
+        return source, ""
     return None, "its weights are of no run here that counts"
 
 
-def _told(step: int, name: str) -> str:
+def _checkpoint_name(step: int, name: str) -> str:
     return f"{'the average of ' if name == AVERAGE else ''}step {step:,}"
 
 
-def _origin(run: Maker) -> tuple[str, Path]:
+def _origin(run: FinishedRun) -> tuple[str, Path]:
     """Digest and path of the weights that a run started from, or scored."""
     used = run.result.provenance
     keys = ("weights_sha256", "weights") if run.result.job == "evaluate" else ("from_sha256", "from")
     return str(used.get(keys[0], "")), Path(str(used.get(keys[1], "")))
 
 
-def _stored(path: Path, maker: Maker) -> Path | None:
+def _stored(path: Path, source: FinishedRun) -> Path | None:
     """The same file in the folder of a run that may have been moved since; None when it is of another run."""
     parts = path.parts
     if CHECKPOINTS not in parts:
         return None
     at = parts.index(CHECKPOINTS)
-    same = at > 0 and parts[at - 1] == maker.folder.name
-    return maker.folder.joinpath(*parts[at:]) if same else None
+    same = at > 0 and parts[at - 1] == source.folder.name
+    return source.folder.joinpath(*parts[at:]) if same else None
 
 
 def _digest(path: Path) -> str:
@@ -182,18 +182,18 @@ def _digest(path: Path) -> str:
         return ""
 
 
-def _stands_for(maker: Maker) -> tuple[int, str]:
+def _stands_for(source: FinishedRun) -> tuple[int, str]:
     """Step and file name of the weights that stand for a training run."""
-    assert isinstance(maker.recipe, TrainRecipe)
-    name = AVERAGE if maker.recipe.averaging.decay else MODEL
+    assert isinstance(source.recipe, TrainRecipe)
+    name = AVERAGE if source.recipe.averaging.decay else MODEL
     scores = [
         (record["accuracy"], record["step"])
-        for record in read_lines(maker.folder / LOG)
+        for record in read_records(source.folder / LOG)
         if record.get("kind") == "evaluate" and {"accuracy", "step"} <= record.keys()
     ]
-    return (max(scores)[1] if maker.recipe.evaluation.early_stopping and scores else _last(maker)), name
+    return (max(scores)[1] if source.recipe.evaluation.early_stopping and scores else _last(source)), name
 
 
-def _last(maker: Maker) -> int:
+def _last(source: FinishedRun) -> int:
     """The step of its last checkpoint."""
-    return step_of(Path(maker.result.files.get(MODEL, "")).parent) or 0
+    return step_of(Path(source.result.files.get(MODEL, "")).parent) or 0

@@ -21,7 +21,7 @@ def can_plot() -> bool:
     return importlib.util.find_spec("matplotlib") is not None
 
 
-def draw(groups: Sequence[Group], metric: str, title: str, out: Path) -> Path:
+def draw_sweep(groups: Sequence[Group], metric: str, title: str, out: Path) -> Path:
     """Write OUT/sweep.png: accuracy in percent, other numbers as they are; bars are one standard deviation over seeds.
 
     Args:
@@ -42,8 +42,8 @@ def draw(groups: Sequence[Group], metric: str, title: str, out: Path) -> Path:
     label = f"{metric}, %" if scale == 100 else metric
     (_lines if axis else _rows)(axes, groups, axis, scale, label)
     figure.suptitle(heading, x=0.01, ha="left", fontsize=9, color=INK)
-    plain(axes)
-    return save(figure, out / PLOT)
+    plain_axes(axes)
+    return save_figure(figure, out / PLOT)
 
 
 def new_figure(width: float, height: float) -> Any:
@@ -56,14 +56,14 @@ def new_figure(width: float, height: float) -> Any:
     return figure
 
 
-def plain(axes: Any) -> None:
+def plain_axes(axes: Any) -> None:
     """Small labels, and no frame above and to the right."""
     axes.tick_params(labelsize=8, colors=INK)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
 
 
-def save(figure: Any, path: Path) -> Path:
+def save_figure(figure: Any, path: Path) -> Path:
     """Write a figure as PNG, whole or not at all."""
     with replacing(path) as aside:
         figure.savefig(aside, format="png", metadata={"Software": None})

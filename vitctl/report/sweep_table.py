@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vitctl.engine.journal import LOG, Record, read_lines, write_json
+from vitctl.engine.journal import LOG, Record, read_records, write_run_json
 from vitctl.jobs.record.result import read_result
 from vitctl.system.tables import write_csv
 
@@ -71,7 +71,7 @@ def outcome(folder: Path, recipe: str, varied: Mapping[str, Any], metric: str, e
         error: with which it failed just now.
     """
     result = read_result(folder)
-    records = read_lines(folder / LOG)
+    records = read_records(folder / LOG)
     steps = [record for record in records if record.get("kind") == "train"]
     numbers = _logged(records) | _numbers(result.metrics) if result is not None and result.status == "done" else {}
     status = "failed" if error else result.status if result is not None else "stopped" if steps else "waiting"
@@ -103,7 +103,7 @@ def groups(outcomes: Sequence[Outcome]) -> list[Group]:
     return list(found.values())
 
 
-def write_table(out: Path, outcomes: Sequence[Outcome]) -> None:
+def write_sweep_table(out: Path, outcomes: Sequence[Outcome]) -> None:
     """OUT/sweep.json and OUT/sweep.csv, each whole or not at all. Accuracies are shares 0..1."""
     rows = [
         {
@@ -119,7 +119,7 @@ def write_table(out: Path, outcomes: Sequence[Outcome]) -> None:
         }
         for one in outcomes
     ]
-    write_json(out / f"{TABLE}.json", {"runs": rows})
+    write_run_json(out / f"{TABLE}.json", {"runs": rows})
     keys = list(dict.fromkeys(key for one in outcomes for key in one.varied))
     numbers = list(dict.fromkeys(name for one in outcomes for name in one.numbers))
     lines: list[list[object]] = [["run", "recipe", *keys, "status", *numbers, "loss", "seconds"]]

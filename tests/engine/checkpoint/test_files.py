@@ -78,7 +78,7 @@ def test_save__a_crash_while_writing_leaves_the_older_one(tmp_path: Path, monkey
     def crash(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(files, "write_json", crash)
+    monkeypatch.setattr(files, "write_run_json", crash)
     with pytest.raises(KeyboardInterrupt):
         save(tmp_path, 2)
     saved, problems = newest_checkpoint(tmp_path)

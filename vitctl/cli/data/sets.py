@@ -74,7 +74,7 @@ def prepare(
     from vitctl.cli.show.render import CONSOLE
     from vitctl.system.pool import default_workers
     from vitctl.errors import writing
-    from vitctl.jobs.prepare import prepare as make
+    from vitctl.jobs.prepare import prepare_data_set as make
     from vitctl.jobs.prepare import prepare_real
 
     outlive_screen()
@@ -95,19 +95,19 @@ def _prepare_vtab(root: Path, source: Path | None, workers: int, progress: Calla
     from vitctl.cli.show.render import CONSOLE
     from vitctl.data.datasets.vtab import VTAB as TASKS
     from vitctl.errors import DataError
-    from vitctl.jobs.prepare import is_present, prepare
+    from vitctl.jobs.prepare import is_present, prepare_data_set
 
     missing = []
     for task in TASKS:
         if is_present(task, root, source):
-            sizes = prepare(task.data_set, root, source=source, download=False, workers=workers, progress=progress)
+            sizes = prepare_data_set(task.data_set, root, source=source, download=False, workers=workers, progress=progress)
             _say_ready(task.name, sizes)
         else:
             missing.append(task.name)
     if missing:
         place = source or root / "originals"
-        told = f"{len(missing)} of {len(TASKS)} tasks are not in {place}: {', '.join(missing)}"
-        CONSOLE.print(f"{told}; each: vitctl data prepare NAME", markup=False, soft_wrap=True)
+        summary = f"{len(missing)} of {len(TASKS)} tasks are not in {place}: {', '.join(missing)}"
+        CONSOLE.print(f"{summary}; each: vitctl data prepare NAME", markup=False, soft_wrap=True)
     if len(missing) == len(TASKS):
         raise DataError(f"nothing of VTAB is in {source or root / 'originals'}; see `vitctl data list`")
 
@@ -115,8 +115,8 @@ def _prepare_vtab(root: Path, source: Path | None, workers: int, progress: Calla
 def _say_ready(name: str, sizes: dict[str, int]) -> None:
     from vitctl.cli.show.render import CONSOLE
 
-    told = ", ".join(f"{size:,} {split}" for split, size in sizes.items())
-    CONSOLE.print(f"ready: {name}, {told}", markup=False, soft_wrap=True)
+    summary = ", ".join(f"{size:,} {split}" for split, size in sizes.items())
+    CONSOLE.print(f"ready: {name}, {summary}", markup=False, soft_wrap=True)
 
 
 def export_vtab1k(

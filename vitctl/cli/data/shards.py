@@ -70,7 +70,7 @@ def shards(
     reencode = Reencode(max_side, quality) if max_side or quality else None
     workers = default_workers() if workers < 0 else workers
     found = open_originals(source, download=download, root=root)
-    splits = _looked_at(found, source, out, bad, drop_class or [], keep_class or [], workers)
+    splits = _checked_splits(found, source, out, bad, drop_class or [], keep_class or [], workers)
     how: dict[str, Any] = {"seed": seed, "max_bytes": max_mib * MIB, "max_samples": max_samples, "workers": workers}
     _write(splits, out, partial(write_split, reencode=reencode, **how))
 
@@ -99,7 +99,7 @@ def _write(splits: "Mapping[str, Originals]", out: Path, write: "Callable[..., I
     CONSOLE.print(f"ready in {out}; train on them with --data {out}", markup=False, soft_wrap=True)
 
 
-def _looked_at(
+def _checked_splits(
     found: "dict[str, Originals]", source: str, out: Path, bad: str, drop: list[str], keep: list[str], workers: int
 ) -> "Mapping[str, Originals]":
     """The splits of a source without what cannot be used, all of which is said."""

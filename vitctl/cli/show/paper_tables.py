@@ -11,9 +11,9 @@ from vitctl.report.paper_table import (
     SETTINGS,
     TABLE_9_RECIPES,
     Accuracy,
-    Machine,
+    Gpu,
     ResultRow,
-    machine,
+    find_gpu,
     result_rows,
     setting_rows,
     task_rows,
@@ -48,7 +48,7 @@ def show_paper_tables(
     Raises:
         RecipeError: there is no such table, column or GPU; or no plot of it.
     """
-    gpu = machine(device, mfu)
+    gpu = find_gpu(device, mfu)
     if number is not None and number not in TABLES:
         raise RecipeError(f"there is no table '{number}' here; there are {', '.join(TABLES)}")
     known = [column for n in ([number] if number else RESULTS) if n in RESULTS for column in RESULTS[n].columns]
@@ -101,7 +101,7 @@ def _say_runs(ours: OurResults, runs: Path) -> None:
         CONSOLE.print(f"left out: {more} more", markup=False)
 
 
-def _show_settings(number: str, gpu: Machine) -> None:
+def _show_settings(number: str, gpu: Gpu) -> None:
     rows = setting_rows(number, gpu)
     cost = ("GPU-days",) if rows[0].cost else ()
     cells = [(r.recipe, *r.values, *((_short(r.cost.gpu_days),) if r.cost else ())) for r in rows]
@@ -118,7 +118,7 @@ def _show_tasks(number: str, ours: OurResults) -> None:
     CONSOLE.print()
 
 
-def _show_results(number: str, targets: tuple[str, ...], ours: OurResults, gpu: Machine) -> None:
+def _show_results(number: str, targets: tuple[str, ...], ours: OurResults, gpu: Gpu) -> None:
     table = RESULTS[number]
     shown = tuple(t for t in targets if t in table.columns) or table.shown or table.columns[:1]
     rows = result_rows(number, shown, ours, gpu)

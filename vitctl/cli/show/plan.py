@@ -14,7 +14,7 @@ from vitctl.recipe.schema import Finetune, Pretrain
 from vitctl.recipe.write import to_toml
 
 if TYPE_CHECKING:
-    from vitctl.jobs.plan import Plan
+    from vitctl.jobs.plan import TrainingPlan
 
 BAR = 40
 GPU, MFU, GPU_TEXT = "H100", 0.4, "80 GiB"
@@ -66,7 +66,7 @@ def show_plan(
         CONSOLE.print("# what nobody set is left out: --dry-run --all adds the defaults")
 
 
-def _time(plan: "Plan", processes: int) -> str:
+def _time(plan: "TrainingPlan", processes: int) -> str:
     """On GPUs that the paper's costs are counted for, too."""
     seconds = plan.training_flops / (MFU * PEAK_TFLOPS[GPU] * 1e12 * processes)
     for unit, length in (("days", 86_400), ("hours", 3_600), ("minutes", 60)):
@@ -75,7 +75,7 @@ def _time(plan: "Plan", processes: int) -> str:
     return f"{seconds:.1f} s on {processes} {GPU} at {MFU:.0%} of the bf16 peak"
 
 
-def _fit(plan: "Plan") -> str:
+def _fit(plan: "TrainingPlan") -> str:
     return f"does not fit {GPU_TEXT}" if plan.ways or not plan.fitting_micro_batch else f"fits {GPU_TEXT}"
 
 

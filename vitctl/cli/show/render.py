@@ -33,9 +33,9 @@ class Screen:
         self.began = time.monotonic()
         self.name, self.waiting_for = "", "starting"  # what is trained, what is awaited
         self.training: Mapping[str, Any] = {}  # the newest record of it
-        self.passing: Mapping[str, Any] = {}  # a pass over images; the next record of another kind is its result
+        self.image_pass: Mapping[str, Any] = {}  # a pass over images; the next record of another kind is its result
         self.accuracy = ""
-        self.unsaid = False  # whether numbers are on the screen that are in no line
+        self.has_unprinted = False  # whether numbers are on the screen that are in no line
         self.changed = self.latest = 0.0
         self.live: Live | None = None
         if console.is_terminal:
@@ -53,8 +53,8 @@ class Screen:
         if self.live is not None:
             with suppress(Exception):  # the job is through, and its result is not lost with its bar
                 self.live.stop()
-                if self.unsaid:
-                    self._say(self._last_line())
+                if self.has_unprinted:
+                    self._print(self._last_line())
 
     def report(self, record: Mapping[str, Any]) -> None:
         """Show one log record.
@@ -67,14 +67,14 @@ class Screen:
 
     def _show(self, record: Mapping[str, Any]) -> None:
         if self.live is not None:
-            self._look(record)
+            self._update(record)
             if record["kind"] in ("progress", "train"):
                 if record["kind"] == "train" and record["step"] == record["total_steps"]:
-                    self._say(self._last_line())
-                    self.training, self.unsaid = {}, False
+                    self._print(self._last_line())
+                    self.training, self.has_unprinted = {}, False
                 return
         if text := _line(record):
-            self._say((f"{record['task']}: " if "task" in record and record["kind"] != "task" else "") + text)
+            self._print((f"{record['task']}: " if "task" in record and record["kind"] != "task" else "") + text)
 
     def view(self) -> RenderableType:
         """What the terminal shows now: two lines, or three in a pass over images while training."""
@@ -84,31 +84,31 @@ class Screen:
             done, total = self.training["step"], self.training["total_steps"]
             lines.append(self._bar(self.name, done, total, _seconds_left(self.training), since))
             lines.append(Text(self._numbers(), no_wrap=True, overflow="ellipsis"))
-        if self.passing:
-            done, total = self.passing["done"], self.passing["total"]
-            spent = time.monotonic() - self.passing["began"] - since
+        if self.image_pass:
+            done, total = self.image_pass["done"], self.image_pass["total"]
+            spent = time.monotonic() - self.image_pass["began"] - since
             left = (total - done) * spent / done if done and spent > 0 else None
-            lines.append(self._bar(self.passing["what"], done, total, left, since))
+            lines.append(self._bar(self.image_pass["what"], done, total, left, since))
         elif self.waiting_for:
             lines.append(Text(f"{self.waiting_for}  {_clock(time.monotonic() - self.began)}", no_wrap=True))
         return Group(*lines)
 
-    def _say(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         self.console.print(escape(text), soft_wrap=True)
 
-    def _look(self, record: Mapping[str, Any]) -> None:
+    def _update(self, record: Mapping[str, Any]) -> None:
         """Take over what a record tells about what is under way."""
         if record["kind"] == "now" and 0 < self.latest - record.get("time", self.latest) < _OVERTAKEN_SECONDS:
             return  # it was overtaken by the log; by more than that, the clock was set back
         self.latest = record.get("time", self.latest)
         if "what" in record:
-            own = self.passing.get("what") == record["what"] and self.passing["done"] <= record["done"]
-            self.passing = {**record, "began": self.passing["began"] if own else time.monotonic()}
+            own = self.image_pass.get("what") == record["what"] and self.image_pass["done"] <= record["done"]
+            self.image_pass = {**record, "began": self.image_pass["began"] if own else time.monotonic()}
             self.changed, self.waiting_for = time.monotonic(), ""
             return
-        self.passing = {}
+        self.image_pass = {}
         if "total_steps" in record and record["kind"] in ("train", "now"):
-            self.name, self.training, self.unsaid = record.get("task", "training"), record, "loss" in record
+            self.name, self.training, self.has_unprinted = record.get("task", "training"), record, "loss" in record
             self.changed, self.waiting_for = time.monotonic(), "" if "loss" in record else "the first images"
         elif record["kind"] == "now":
             self.waiting_for = record["text"]
@@ -246,7 +246,7 @@ def show_result(result: Mapping[str, Any], run_dir: Path) -> None:
         show_table(*_fewshot_rows(metrics))
     elif result["job"] == "evaluate":
         show_table(*_label_rows(result))
-        _say_beside(metrics)
+        _print_baselines(metrics)
     elif "accuracy" in metrics:
         if "sweep" in metrics:
             split, lr = result["provenance"]["sweep"]["split"], result["provenance"]["lr"]
@@ -263,13 +263,13 @@ def show_result(result: Mapping[str, Any], run_dir: Path) -> None:
         if "last" in metrics:
             last, step = metrics["last"], result["provenance"]["weights_step"]
             CONSOLE.print(f"of the best checkpoint, step {step}; the last, step {last['step']}: {last['accuracy']:.2%}")
-        _say_beside(metrics)
+        _print_baselines(metrics)
     for kind, path in result.get("files", {}).items():
         CONSOLE.print(escape(f"{kind}: {path}"), soft_wrap=True)
     CONSOLE.print(escape(f"result: {run_dir / 'result.json'}"), soft_wrap=True)
 
 
-def _say_beside(metrics: Mapping[str, Any]) -> None:
+def _print_baselines(metrics: Mapping[str, Any]) -> None:
     """What an accuracy has to be held against, and a warning where it is no better than an answer that looks at nothing."""
     if "majority_class" not in metrics:
         return

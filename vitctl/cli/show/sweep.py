@@ -10,16 +10,16 @@ import typer
 from vitctl.cli.show.render import CONSOLE, Screen, show_table
 from vitctl.engine.journal import Report
 from vitctl.errors import RecipeError, VitctlError
-from vitctl.jobs.plan import make_plan
+from vitctl.jobs.plan import plan_training
 from vitctl.launch.sweep import is_done, run_cells
 from vitctl.recipe.load import load_recipe
 from vitctl.recipe.schema import Finetune, Pretrain
-from vitctl.recipe.sweep import Cell, Sweep
-from vitctl.report.sweep_plot import can_plot, draw
+from vitctl.recipe.sweep import Sweep, SweepCell
+from vitctl.report.sweep_plot import can_plot, draw_sweep
 from vitctl.report.sweep_table import Outcome, groups, shared_words
 
 
-def run_and_show(found: Sweep, cells: Sequence[Cell], folder: Path, metric: str) -> None:
+def run_and_show(found: Sweep, cells: Sequence[SweepCell], folder: Path, metric: str) -> None:
     """Run the cells, print their table, draw their plot; ends with the command's exit code.
 
     Raises:
@@ -30,7 +30,7 @@ def run_and_show(found: Sweep, cells: Sequence[Cell], folder: Path, metric: str)
     CONSOLE.print(f"{len(cells)} runs in {folder}{before}", markup=False, soft_wrap=True)
     with ExitStack() as stack:
 
-        def report(cell: Cell, number: int) -> Report:
+        def report(cell: SweepCell, number: int) -> Report:
             stack.close()
             CONSOLE.print(f"\nrun {number + 1} of {len(cells)}: {cell.name}", markup=False)
             return stack.enter_context(Screen(folder / cell.name)).report
@@ -66,14 +66,14 @@ def show_outcomes(outcomes: Sequence[Outcome], metric: str) -> None:
         show_table(("over seeds", "mean", "std", "runs"), means)
 
 
-def show_costs(cells: Sequence[Cell]) -> None:
+def show_costs(cells: Sequence[SweepCell]) -> None:
     """What each run would take, from its recipe alone."""
     rows = []
     for cell, name in zip(cells, shared_words([cell.name for cell in cells]), strict=True):
         recipe = load_recipe(cell.recipe, cell.overrides).recipe
         if not isinstance(recipe, Pretrain | Finetune):
             raise RecipeError(f"--dry-run plans what trains; '{cell.recipe}' is for `vitctl {recipe.job}`")
-        plan = make_plan(recipe)
+        plan = plan_training(recipe)
         macs, flops = plan.macs_per_image / 1e9, plan.training_flops / 1e18
         rows.append((name, f"{plan.parameters / 1e6:,.1f}M", f"{macs:,.4g}", f"{plan.steps:,}", f"{flops:,.4g}"))
     show_table(("run", "parameters", "GMACs", "steps", "EFLOPs"), rows)
@@ -86,7 +86,9 @@ def _draw(found: Sweep, outcomes: Sequence[Outcome], folder: Path, metric: str) 
         if known:
             raise VitctlError(f"--metric {metric}: no run has this number; they have {', '.join(known)}")
     elif can_plot():
-        CONSOLE.print(f"plot: {draw(finished, metric, found.note or found.name, folder)}", markup=False, soft_wrap=True)
+        CONSOLE.print(
+            f"plot: {draw_sweep(finished, metric, found.note or found.name, folder)}", markup=False, soft_wrap=True
+        )
     else:
         CONSOLE.print("no plot: matplotlib is not installed; pip install 'vitctl[plots]' brings it", markup=False)
 

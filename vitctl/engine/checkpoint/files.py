@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from vitctl.engine.journal import write_json
+from vitctl.engine.journal import write_run_json
 from vitctl.errors import CheckpointError
 from vitctl.models.weights.files import save_tensors
 from vitctl.models.weights.load import save_weights
@@ -31,7 +31,7 @@ _TORN = "torn_"
 
 
 @dataclass(frozen=True)
-class Saved:
+class SavedCheckpoint:
     """A whole checkpoint on disk."""
 
     folder: Path
@@ -83,7 +83,7 @@ def save_checkpoint(
             f"{final}: is there already, whole, and is not replaced; move it, or choose another folder"
         )
     aside = root / f".{final.name}.{os.getpid()}"
-    with _removed_after_an_error(aside):
+    with _removed_on_error(aside):
         aside.mkdir(parents=True)
         for name in (part for part in tensors if part != OPTIMIZER):
             save_weights(aside / f"{name}.safetensors", tensors[name], config, meta)
@@ -91,8 +91,8 @@ def save_checkpoint(
         save_tensors({k: v.detach().cpu().contiguous() for k, v in state_of.items()}, file)
         flush(file)
         files = {path.name: {"bytes": path.stat().st_size, "sha256": _sha256(path)} for path in sorted(aside.iterdir())}
-        noted = {"format": FORMAT, "step": step, **state, "files": files}
-        write_json(aside / STATE, {**noted, "sha256": _digest(noted)})
+        recorded = {"format": FORMAT, "step": step, **state, "files": files}
+        write_run_json(aside / STATE, {**recorded, "sha256": _digest(recorded)})
         flush(aside)
         if final.exists():
             shutil.rmtree(final)
@@ -102,7 +102,7 @@ def save_checkpoint(
 
 
 @contextmanager
-def _removed_after_an_error(aside: Path) -> Iterator[None]:
+def _removed_on_error(aside: Path) -> Iterator[None]:
     """A folder that is empty at first, and gone when the writing failed: half a checkpoint would keep a full disk full."""
     shutil.rmtree(aside, ignore_errors=True)
     try:
@@ -112,10 +112,10 @@ def _removed_after_an_error(aside: Path) -> Iterator[None]:
         raise
 
 
-def newest_checkpoint(root: Path) -> tuple[Saved | None, list[str]]:
+def newest_checkpoint(root: Path) -> tuple[SavedCheckpoint | None, list[str]]:
     """The newest whole checkpoint, and one line for each newer one that is not whole.
 
-    Files are compared with the sizes and digests that were noted when they were written.
+    Files are compared with the sizes and digests that were recorded when they were written.
 
     Raises:
         CheckpointError: they may not be read; a run that took an older one, or began anew, would lose what they hold.
@@ -157,7 +157,7 @@ def is_set_aside(folder: Path) -> bool:
     return folder.name.startswith(_TORN)
 
 
-def read_checkpoint(folder: Path) -> Saved:
+def read_checkpoint(folder: Path) -> SavedCheckpoint:
     """Check one checkpoint against its own digests.
 
     Raises:
@@ -167,12 +167,12 @@ def read_checkpoint(folder: Path) -> Saved:
     state = read_state(folder)
     if state.pop("sha256", None) != _digest(state):
         raise CheckpointError(f"{folder}: not a whole checkpoint: {STATE} changed since it was written")
-    for name, noted in state["files"].items():
-        if not _is_as_noted(folder / name, noted):
+    for name, recorded in state["files"].items():
+        if not _matches_record(folder / name, recorded):
             raise CheckpointError(
                 f"{folder}: not a whole checkpoint: {name} is missing or changed since it was written"
             )
-    return Saved(folder, state)
+    return SavedCheckpoint(folder, state)
 
 
 class _File(BaseModel):
@@ -245,9 +245,9 @@ def _digest(state: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
 
 
-def _is_as_noted(path: Path, noted: Mapping[str, Any]) -> bool:
+def _matches_record(path: Path, recorded: Mapping[str, Any]) -> bool:
     try:
-        return path.is_file() and path.stat().st_size == noted["bytes"] and _sha256(path) == noted["sha256"]
+        return path.is_file() and path.stat().st_size == recorded["bytes"] and _sha256(path) == recorded["sha256"]
     except PermissionError:
         raise
     except (OSError, KeyError, TypeError):  # a disk that lost the file's blocks says so when they are read
@@ -275,16 +275,16 @@ def keep(root: Path, *, last: int, best: int, scores: Mapping[int, float], comin
     steps = sorted({*folders, *(() if coming is None else (coming,))})
     ranked = sorted((step for step in steps if step in scores), key=lambda step: (scores[step], step))
     kept = {*steps[-last:], *(ranked[-best:] if best else ()), *sorted(folders)[-1:]}
-    doomed = [path for step, path in folders.items() if step not in kept]
-    _remove(doomed)
+    to_delete = [path for step, path in folders.items() if step not in kept]
+    _remove(to_delete)
     _remove(path for path in root.glob(".step_*") if path.is_dir())
-    return bool(doomed)
+    return bool(to_delete)
 
 
 def _remove(paths: Iterable[Path]) -> None:
     for path in paths:
-        doomed = path if path.name.startswith(".") else path.rename(path.with_name(f".{path.name}.old"))
-        shutil.rmtree(doomed, ignore_errors=True)
+        to_delete = path if path.name.startswith(".") else path.rename(path.with_name(f".{path.name}.old"))
+        shutil.rmtree(to_delete, ignore_errors=True)
 
 
 def _sha256(path: Path) -> str:

@@ -33,13 +33,13 @@ def rescue(run: "Run", step: int, error: Exception) -> None:
 def _why_not(run: "Run", step: int, error: Exception) -> str:
     """Why the state belongs to no step, or not to this process alone; "" where it is whole."""
     average = run.trainer.average
-    if run.trainer.is_changing:
+    if run.trainer.is_updating:
         return "it came in the middle of an update"
     if average is not None and average.is_swapped:
         return "it came while weights and their average were exchanged"
     if step not in (run.logged_step, run.saved_step):
         return "what it had to log is not written"
-    if is_sharded(run.trainer.bare):
+    if is_sharded(run.trainer.unwrapped):
         return "each process holds a part of the weights"
     return "another process was lost" if run.runtime.num_processes > 1 and is_lost_peer(str(error)) else ""
 

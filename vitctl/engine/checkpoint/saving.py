@@ -25,7 +25,7 @@ from vitctl.engine.optimizer import optimizer_bytes, optimizer_tensors
 from vitctl.errors import CheckpointError, os_code
 
 Snapshot = dict[str, dict[str, Tensor]]
-ROOM_SECONDS = 10.0  # between two looks for room on a full disk
+RETRY_SECONDS = 10.0  # between two looks for room on a full disk
 SPARE_BYTES = 2**16  # left to the logs
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -50,7 +50,7 @@ class Saver:
     _buffers: Snapshot = field(default_factory=dict)
     _thread: threading.Thread | None = None
     _problem: str = ""
-    _no_more: threading.Event = field(default_factory=threading.Event)  # waiting for room
+    _stop_waiting: threading.Event = field(default_factory=threading.Event)  # waiting for room
 
     def start(self, step: int, parts: Iterable[tuple[str, str, Tensor]], state: Mapping[str, Any], scores: Any) -> None:
         """Copy what is to be saved, and begin to write it; the copy is all that the caller waits for.
@@ -67,7 +67,7 @@ class Saver:
         self._thread = threading.Thread(
             target=self._write, args=(step, snapshot, dict(state), dict(scores), stall), daemon=True
         )
-        self._no_more.clear()
+        self._stop_waiting.clear()
         self._thread.start()
 
     @property
@@ -78,7 +78,7 @@ class Saver:
     def finish(self) -> str:
         """Wait for the write under way, but for no room; what went wrong with it in words, "" when it is whole on disk."""
         if self._thread is not None:
-            self._no_more.set()
+            self._stop_waiting.set()
             self._thread.join()
             self._thread = None
         problem, self._problem = self._problem, ""
@@ -120,7 +120,7 @@ class Saver:
             state=state,
         )
         num_bytes = sum(tensor.nbytes for tensors in snapshot.values() for tensor in tensors.values())
-        path = self._written(step, write, num_bytes, scores)
+        path = self._try_write(step, write, num_bytes, scores)
         if path is None:
             return
         self._problem = ""
@@ -128,7 +128,7 @@ class Saver:
         seconds = round(time.perf_counter() - began, 3)
         self.journal.write("checkpoint", step=step, path=str(path), seconds=seconds, stall_seconds=round(stall, 4))
 
-    def _written(
+    def _try_write(
         self, step: int, write: Callable[[], Path], num_bytes: int, scores: Mapping[int, float]
     ) -> Path | None:
         """Write a checkpoint; on a full disk, of what the budgets let go, and else as soon as there is room.
@@ -137,8 +137,8 @@ class Saver:
             its folder; None, and `_problem` set, where it could not be written before the next one or the end.
         """
         while True:
-            has_room = self._free() >= num_bytes + SPARE_BYTES
-            if not has_room and self._let_go(step, scores):
+            has_room = self._free_bytes() >= num_bytes + SPARE_BYTES
+            if not has_room and self._delete_old(step, scores):
                 continue
             reason, is_full = os.strerror(errno.ENOSPC), True
             if has_room:
@@ -146,21 +146,21 @@ class Saver:
                     return write()
                 except Exception as error:  # whatever it is: nobody would hear of it, and the step would count as saved
                     reason, is_full = _reason(error), os_code(error) in _FULL
-                if is_full and self._let_go(step, scores):  # a quota, which is not seen beforehand
+                if is_full and self._delete_old(step, scores):  # a quota, which is not seen beforehand
                     continue
             if not self._problem:
                 self._problem = f"step {step} could not be saved in {self.root} ({reason})"
                 text = f"{self._problem}; the checkpoints before it are whole"
                 self.journal.write("warning", step=step, text=text)
-            if not is_full or self._no_more.wait(ROOM_SECONDS):
+            if not is_full or self._stop_waiting.wait(RETRY_SECONDS):
                 return None
 
-    def _free(self) -> int:
+    def _free_bytes(self) -> int:
         """Bytes that the disk has for us."""
         existing = next(path for path in (self.root, *self.root.absolute().parents) if path.exists())
         return shutil.disk_usage(existing).free
 
-    def _let_go(self, step: int, scores: Mapping[int, float]) -> bool:
+    def _delete_old(self, step: int, scores: Mapping[int, float]) -> bool:
         """Delete now what the budgets will not keep once `step` is there; whether there was anything."""
         with suppress(OSError):
             return keep(self.root, last=self.last, best=self.best, scores=scores, coming=step)

@@ -15,17 +15,17 @@ from vitctl.engine.checkpoint.files import (
     AVERAGE,
     MODEL,
     OPTIMIZER,
-    Saved,
+    SavedCheckpoint,
     newest_checkpoint,
     newest_name,
     read_checkpoint,
 )
-from vitctl.engine.distributed.process_group import check_same, end_together
+from vitctl.engine.distributed.process_group import check_same, raise_on_all
 from vitctl.engine.distributed.runtime import Runtime
 from vitctl.engine.distributed.sharding import is_sharded
 from vitctl.errors import CheckpointError
 
-Held = Mapping[str, dict[str, Tensor]]  # file of a checkpoint -> its tensors by name
+CheckpointTensors = Mapping[str, dict[str, Tensor]]  # file of a checkpoint -> its tensors by name
 
 _WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _CHUNK = 2**22  # words at a time: what is needed beside the tensors stays at 64 MiB
@@ -45,7 +45,7 @@ class Identity(Protocol):
         ...
 
 
-def agreed_checkpoint(runtime: Runtime, root: Path) -> tuple[Saved | None, list[str]]:
+def agreed_checkpoint(runtime: Runtime, root: Path) -> tuple[SavedCheckpoint | None, list[str]]:
     """The newest whole checkpoint that the first process sees, read and verified by every process.
 
     Args:
@@ -58,7 +58,7 @@ def agreed_checkpoint(runtime: Runtime, root: Path) -> tuple[Saved | None, list[
     Raises:
         CheckpointError: a process cannot read exactly that checkpoint, or sees a newer one; the same line on every process.
     """
-    saved: Saved | None = None
+    saved: SavedCheckpoint | None = None
     problems: list[str] = []
     problem, chosen = "", {}
     if runtime.is_main:
@@ -68,14 +68,14 @@ def agreed_checkpoint(runtime: Runtime, root: Path) -> tuple[Saved | None, list[
             chosen |= {"newest": newest_name(root)}
         except CheckpointError as error:
             problem = str(error)
-    chosen = json.loads(runtime.first(json.dumps(chosen)))
+    chosen = json.loads(runtime.broadcast(json.dumps(chosen)))
     if chosen and not runtime.is_main:
-        saved, problem = _followed(runtime, root, chosen)
-    end_together(problem)
+        saved, problem = _read_chosen(runtime, root, chosen)
+    raise_on_all(problem)
     return saved, problems
 
 
-def agreed_to_go_on(runtime: Runtime, saved: Saved, total_steps: int, own: Identity | None) -> str:
+def check_resumable(runtime: Runtime, saved: SavedCheckpoint, total_steps: int, own: Identity | None) -> str:
     """Whether a training may go on from a checkpoint; what is to be said of that, on the first process.
 
     Args:
@@ -98,11 +98,11 @@ def agreed_to_go_on(runtime: Runtime, saved: Saved, total_steps: int, own: Ident
             said = own.check(saved.folder.name, saved.state)
         except CheckpointError as error:
             problem = str(error)
-    end_together(problem)
+    raise_on_all(problem)
     return said
 
 
-def _followed(runtime: Runtime, root: Path, chosen: dict[str, str]) -> tuple[Saved | None, str]:
+def _read_chosen(runtime: Runtime, root: Path, chosen: dict[str, str]) -> tuple[SavedCheckpoint | None, str]:
     """What the first process chose as this one reads it, or why it cannot."""
     who = f"process {runtime.rank} on {socket.gethostname()}"
     mend = "see that all nodes show the same folder, then resume"
@@ -122,7 +122,7 @@ def _followed(runtime: Runtime, root: Path, chosen: dict[str, str]) -> tuple[Sav
     return saved, ""
 
 
-def agreed_tensors(runtime: Runtime, saved: Saved) -> Held:
+def agreed_tensors(runtime: Runtime, saved: SavedCheckpoint) -> CheckpointTensors:
     """The tensors of a checkpoint, read by every process.
 
     Raises:
@@ -136,12 +136,16 @@ def agreed_tensors(runtime: Runtime, saved: Saved) -> Held:
             f"{saved.folder}: process {runtime.rank} on {socket.gethostname()} could not read it ({error}); see that its disk "
             "is well, then resume"
         )
-    end_together(problem)
+    raise_on_all(problem)
     return read
 
 
-def check_numbers(
-    runtime: Runtime, step: int, model: nn.Module, everything: Iterable[tuple[str, str, Tensor]], read: Held
+def check_same_state(
+    runtime: Runtime,
+    step: int,
+    model: nn.Module,
+    everything: Iterable[tuple[str, str, Tensor]],
+    read: CheckpointTensors,
 ) -> None:
     """Hold step, weights, their average and the optimizer's state of all processes side by side.
 

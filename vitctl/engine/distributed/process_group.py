@@ -62,7 +62,7 @@ def _store_outlives_processes() -> bool:
     return kept and os.environ.get("GROUP_WORLD_SIZE") == "1" and "TORCHELASTIC_RESTART_COUNT" in os.environ
 
 
-def check_sum(*, cpu: bool, seconds: float = CHECK_SECONDS) -> None:
+def check_all_reduce(*, cpu: bool, seconds: float = CHECK_SECONDS) -> None:
     """Add one number of each process: a network that does not carry it is found now, not in the first update.
 
     Raises:
@@ -92,14 +92,14 @@ def _completes(work: dist.Work, seconds: float) -> bool:
     return bool(work.is_completed())
 
 
-def first_text(text: str) -> str:
+def broadcast_text(text: str) -> str:
     """What the first process says, cut after 2,000 bytes, on every process."""
     said = _packed(text)
     dist.broadcast(said, src=0)
     return _unpacked(said)
 
 
-def all_texts(text: str) -> list[str]:
+def gather_texts(text: str) -> list[str]:
     """What each process says, cut after 2,000 bytes, by rank, on every process; of one alone, its own words."""
     if not dist.is_initialized():
         return [text]
@@ -118,13 +118,13 @@ def _unpacked(said: torch.Tensor) -> str:
     return bytes(said.tolist()).rstrip(b"\0").decode(errors="replace")
 
 
-def end_together(problem: str) -> None:
+def raise_on_all(problem: str) -> None:
     """Raise on every process what the first that has a problem says; "" where there is none.
 
     Raises:
         CheckpointError: some process has a problem.
     """
-    for said in all_texts(problem):
+    for said in gather_texts(problem):
         if said:
             raise CheckpointError(said)
 
@@ -140,7 +140,7 @@ def check_same(facts: Mapping[str, str], mend: str) -> None:
         LaunchError: the first process that differs and in what, the same line on every process.
     """
     own = {name: hashlib.sha256(content.encode()).hexdigest()[:12] for name, content in facts.items()}
-    first, *others = (json.loads(said) for said in all_texts(json.dumps([socket.gethostname(), own])))
+    first, *others = (json.loads(said) for said in gather_texts(json.dumps([socket.gethostname(), own])))
     for rank, (host, theirs) in enumerate(others, start=1):
         if differing := [name for name in own if theirs.get(name) != first[1].get(name)]:
             raise LaunchError(
@@ -153,7 +153,7 @@ def node_lines(*, cpu: bool) -> list[str]:
     """One line for each node: its name, processes and device; the same on every process."""
     device = f"CPU, {torch.get_num_threads()} threads each" if cpu else torch.cuda.get_device_name()
     nodes: dict[str, list[int]] = {}
-    for rank, text in enumerate(all_texts(f"{socket.gethostname()}\t{device}")):
+    for rank, text in enumerate(gather_texts(f"{socket.gethostname()}\t{device}")):
         nodes.setdefault(text, []).append(rank)
     lines = []
     for node, ranks in nodes.items():

@@ -11,7 +11,7 @@ from accelerate.state import AcceleratorState
 from accelerate.tracking import get_available_trackers
 from torch import Tensor, nn
 
-from vitctl.engine.distributed.process_group import first_text
+from vitctl.engine.distributed.process_group import broadcast_text
 from vitctl.engine.distributed.sharding import is_sharded
 from vitctl.errors import LaunchError
 from vitctl.models.hardware import PEAK_TFLOPS
@@ -77,9 +77,9 @@ class Runtime:
             torch.distributed.all_reduce(total)
         return [float(v) for v in total.tolist()]
 
-    def first(self, text: str) -> str:
+    def broadcast(self, text: str) -> str:
         """What the main process says, cut after 2,000 bytes, on every process."""
-        return first_text(text) if self.num_processes > 1 else text
+        return broadcast_text(text) if self.num_processes > 1 else text
 
     def wait(self) -> None:
         """Until all processes are here."""

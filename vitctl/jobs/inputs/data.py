@@ -17,7 +17,7 @@ from vitctl.recipe.images import Place, TrainImages
 
 def open_images(place: Place, split: str, run_dir: Path) -> Source:
     """A split of a recipe's [data]; sets that come with vitctl are written to RUN/data when they are nowhere else."""
-    return sampling.open_images(place, split, run_dir / "data")
+    return sampling.open_recipe_split(place, split, run_dir / "data")
 
 
 def open_scored(place: Place, split: str, run_dir: Path) -> Source:

@@ -32,7 +32,7 @@ def learning_rate(recipe: TrainRecipe, steps: int) -> Callable[[int], float]:
     )
 
 
-def is_open(recipe: object) -> bool:
+def needs_num_images(recipe: object) -> bool:
     """Whether something of a recipe's [schedule] waits for the number of training images."""
     if not isinstance(recipe, TrainRecipe):
         return False
@@ -40,7 +40,7 @@ def is_open(recipe: object) -> bool:
     return not s.batch_size or not (s.total_steps or s.total_epochs) or s.warmup_steps < 0
 
 
-def fitted(recipe: R, num_images: int) -> R:
+def fitted_recipe(recipe: R, num_images: int) -> R:
     """`recipe` with what its [schedule] leaves open: batch_size = 0, no length, warmup_steps = -1.
 
     Large sets come out as the paper's: batches of 512, at most the 20,000 steps of Table 4, and the warm-up of 500 of
@@ -52,7 +52,7 @@ def fitted(recipe: R, num_images: int) -> R:
 
     Paper: Table 4 gives 512 images a batch, and 500 to 20,000 steps; the rule between them is a choice of vitctl
     """
-    if not is_open(recipe):
+    if not needs_num_images(recipe):
         return recipe
     s = recipe.schedule
     batch = s.batch_size or _batch_size(num_images)
@@ -66,8 +66,8 @@ def fitted(recipe: R, num_images: int) -> R:
     return recipe.model_copy(update={"schedule": s})
 
 
-def fit(loaded: Loaded, num_images: int) -> Loaded:
-    """`loaded` as `fitted` gives it, each value with its origin; a warm-up that a flag opened is in proportion to the recipe's.
+def fit_schedule(loaded: Loaded, num_images: int) -> Loaded:
+    """`loaded` as `fitted_recipe` gives it, each value with its origin; a warm-up that a flag opened is in proportion to the recipe's.
 
     Args:
         loaded: a recipe that trains.
@@ -75,7 +75,7 @@ def fit(loaded: Loaded, num_images: int) -> Loaded:
     """
     before = loaded.recipe
     assert isinstance(before, TrainRecipe)
-    now = fitted(before, num_images)
+    now = fitted_recipe(before, num_images)
     words = f"fitted to {num_images:,} images"
     found = {
         f"schedule.{name}": words
@@ -98,7 +98,7 @@ def _in_proportion(name: str, now: TrainRecipe, num_images: int) -> int:
     """The warm-up of the recipe called `name`, shortened as its length is."""
     own = load_recipe(name).recipe
     assert isinstance(own, TrainRecipe)
-    before = fitted(own, num_images).schedule
+    before = fitted_recipe(own, num_images).schedule
     steps, own_steps = (
         total_steps(num_images, s.batch_size, steps=s.total_steps, epochs=s.total_epochs)
         for s in (now.schedule, before)

@@ -14,7 +14,7 @@ from vitctl.models.weights.sources import Fetch, locate
 from vitctl.recipe.schema import Finetune, Pretrain, Vtab
 
 
-class Stored(NamedTuple):
+class StoredNetwork(NamedTuple):
     """The network of stored weights, their path or address, and a line on the run that was taken where none was named."""
 
     path: str
@@ -24,7 +24,7 @@ class Stored(NamedTuple):
 
 def find_network(
     source: str, *, which: str = "", model: str = "", job: str = "finetune", fetch: Fetch = cached
-) -> Stored:
+) -> StoredNetwork:
     """The network of the weights that weights.source means; of a run no tensor is read, unless `which` chooses a checkpoint.
 
     Args:
@@ -57,11 +57,11 @@ def find_network(
             if fetch is not cached:
                 raise
             if model:
-                return Stored(f"{source}, which are not here yet: taken to be a {model}", variant(model))
+                return StoredNetwork(f"{source}, which are not here yet: taken to be a {model}", variant(model))
             raise CheckpointError(
                 f"{source}: not fetched yet, and a plan fetches nothing; name the model to plan without, e.g. --model B/16"
             ) from None
-    return Stored(source, read_config(path, model=model), taken)
+    return StoredNetwork(source, read_config(path, model=model), taken)
 
 
 def _newest_file(folder: Path) -> Path | None:

@@ -10,7 +10,7 @@ from vitctl.data.source.read import Source
 from vitctl.engine.distributed.agreement import checksum
 from vitctl.engine.distributed.process_group import check_same
 from vitctl.engine.distributed.runtime import Runtime
-from vitctl.jobs.inputs.weights import Found
+from vitctl.jobs.inputs.weights import FoundWeights
 
 _MEND = (
     "see that all nodes read the same files (a network disk may show one of them an old state; a run that is going on gets "
@@ -45,6 +45,6 @@ def check_inputs(
     check_same(facts, _MEND)
 
 
-def check_found(runtime: Runtime, found: Found, sources: Iterable[Source]) -> None:
+def check_found(runtime: Runtime, found: FoundWeights, sources: Iterable[Source]) -> None:
     """The same of weights that were found."""
     check_inputs(runtime, found.weights.state, found.weights.config, found.weights.meta, sources)

@@ -19,7 +19,7 @@ _LEAST_ENTROPY = 0.8  # of what a random draw has; shuffled shards stay within a
 _GIB = 2**30
 
 
-def open_images(place: Place, split: str, scratch: Path | None) -> Source:
+def open_recipe_split(place: Place, split: str, scratch: Path | None) -> Source:
     """A split of a recipe's [data], of its classes.
 
     Args:
@@ -45,7 +45,7 @@ def open_train(data: TrainImages, scratch: Path | None) -> Source:
         DataError: data is missing, or the sources of a mixture have other classes.
     """
     places = [data.model_copy(update={"path": part.path, "dataset": ""}) for part in data.mixture] or [data]
-    sources = [open_images(place, data.train_split, scratch) for place in places]
+    sources = [open_recipe_split(place, data.train_split, scratch) for place in places]
     sources = [_subset(data, source) for source in sources]
     return Concat(tuple(sources)) if data.mixture else sources[0]
 

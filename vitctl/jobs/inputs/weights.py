@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from vitctl.errors import CheckpointError
-from vitctl.jobs.record.runs import RUNS, Chosen, choose_weights, newest_run
+from vitctl.jobs.record.runs import RUNS, ChosenWeights, choose_weights, newest_run
 from vitctl.models.build import Model, build, load_state, resized, transfer
 from vitctl.models.variants import downstream
 from vitctl.models.weights.load import Weights, read_weights
@@ -18,15 +18,15 @@ WeightsRecipe = Evaluate | ExportRecipe | Fewshot | Finetune | Vtab
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundWeights:
     """Weights, where they were found (a path, or the address as it was given), and which of a run's they are."""
 
     path: str
     weights: Weights
-    chosen: Chosen = field(default_factory=Chosen)
+    chosen: ChosenWeights = field(default_factory=ChosenWeights)
 
 
-def find_weights(source: str, runs: Path = RUNS, *, which: str = "", model: str = "", job: str = "") -> Found:
+def find_weights(source: str, runs: Path = RUNS, *, which: str = "", model: str = "", job: str = "") -> FoundWeights:
     """The weights that a recipe's [weights] means.
 
     Args:
@@ -42,13 +42,13 @@ def find_weights(source: str, runs: Path = RUNS, *, which: str = "", model: str 
     if "://" in source:
         if which:
             raise CheckpointError(f"{source}: --weights {which}: this is one set of weights; leave --weights out")
-        return _told(Found(source, read_weights(source, model=model or None)))
+        return _check_meta(FoundWeights(source, read_weights(source, model=model or None)))
     place = newest_run(job, runs).folder if source == "newest" else Path(source)
     path, chosen = choose_weights(place, which)
-    return _told(Found(str(path), read_weights(str(path), model=model or None), chosen))
+    return _check_meta(FoundWeights(str(path), read_weights(str(path), model=model or None), chosen))
 
 
-def _told(found: Found, names: tuple[str, ...] = ("mean", "std")) -> Found:
+def _check_meta(found: FoundWeights, names: tuple[str, ...] = ("mean", "std")) -> FoundWeights:
     """The same weights, when what a job needs is stored beside them. Raises CheckpointError."""
     try:
         check_told(found.weights.meta, names)
@@ -57,17 +57,17 @@ def _told(found: Found, names: tuple[str, ...] = ("mean", "std")) -> Found:
     return found
 
 
-def scored_weights(recipe: Evaluate) -> Found:
+def scored_weights(recipe: Evaluate) -> FoundWeights:
     """What `find_weights` finds, when all of the pre-processing that a score needs is stored there. Raises CheckpointError."""
-    return _told(weights_of(recipe), ("image_size", "eval_method", "eval_resize", "resample"))
+    return _check_meta(weights_of(recipe), ("image_size", "eval_method", "eval_resize", "resample"))
 
 
-def weights_of(recipe: WeightsRecipe) -> Found:
+def weights_of(recipe: WeightsRecipe) -> FoundWeights:
     """What `find_weights` finds for a recipe."""
     return find_weights(recipe.weights.source, which=recipe.weights.which, model=recipe.weights.model, job=recipe.job)
 
 
-def loaded_model(found: Found, image_size: int, dtype: torch.dtype) -> tuple[Model, int]:
+def loaded_model(found: FoundWeights, image_size: int, dtype: torch.dtype) -> tuple[Model, int]:
     """The stored model with its own head, and its image size.
 
     Args:

@@ -9,7 +9,7 @@ from typing import Any
 
 from vitctl.data.source.read import Source
 from vitctl.errors import CheckpointError
-from vitctl.recipe.neutral import deciding
+from vitctl.recipe.neutral import deciding_values
 from vitctl.recipe.schema import TrainRecipe
 from vitctl.system.files import read_json, write_json
 from vitctl.system.text import typed
@@ -52,7 +52,7 @@ class Identity:
         """
         if KEY not in state:
             return f"{name} is of an earlier vitctl and does not tell its data and recipe; going on with those of now"
-        differing = differences(state[KEY], self.made_of)
+        differing = identity_differences(state[KEY], self.made_of)
         root = _root(self.folder)
         allowed = _read_allowed(root)
         if not differing or _digest(self.made_of) in allowed["before"]:
@@ -71,7 +71,7 @@ class Identity:
 
 
 def identity(
-    recipe: TrainRecipe, folder: Path, train_on: Source, score_on: Source | None, started_from: str
+    recipe: TrainRecipe, folder: Path, train_on: Source, score_on: Source | None, start_weights_sha256: str
 ) -> Identity:
     """What a training is made of: digest, number and classes of its images, digest of its start weights, and its recipe.
 
@@ -79,13 +79,13 @@ def identity(
         recipe: of the training.
         folder: that holds its checkpoints.
         train_on, score_on: images.
-        started_from: digest of the pre-trained weights; empty without any.
+        start_weights_sha256: digest of the pre-trained weights; empty without any.
     """
     images = {"train": train_on, "score": score_on}
     made_of = {
-        "images": {what: _told(source) for what, source in images.items() if source is not None},
-        "weights": started_from,
-        "recipe": deciding(recipe),
+        "images": {what: _description(source) for what, source in images.items() if source is not None},
+        "weights": start_weights_sha256,
+        "recipe": deciding_values(recipe),
     }
     return Identity(folder, made_of)
 
@@ -105,7 +105,7 @@ def changed_on_purpose(run_dir: Path) -> dict[str, Any]:
     return {"changed_on_purpose": allowed["said"] or True} if allowed["before"] else {}
 
 
-def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, str]]:
+def identity_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, str]]:
     """What differs between two trainings: the key that allows it, and what it is in words."""
     found = []
     for what, name in _IMAGES.items():
@@ -132,7 +132,7 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple
     ]
 
 
-def _told(source: Source) -> dict[str, Any]:
+def _description(source: Source) -> dict[str, Any]:
     return {
         "sha256": source.digest,
         "num_images": len(source),

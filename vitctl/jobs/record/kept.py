@@ -22,7 +22,7 @@ class MicroBatch(BaseModel):
     micro_batch: int = Field(ge=1, le=10**9)
 
 
-class Attention(BaseModel):
+class AttentionKernel(BaseModel):
     """The fastest kernel of attention."""
 
     model_config = ConfigDict(strict=True)

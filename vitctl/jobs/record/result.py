@@ -13,9 +13,9 @@ from pydantic import AfterValidator, BaseModel, TypeAdapter, ValidationError
 
 from vitctl.data.source.provenance import source_text
 from vitctl.data.source.read import Source
-from vitctl.engine.journal import with_infinities, write_json
+from vitctl.engine.journal import with_infinities, write_run_json
 from vitctl.errors import CheckpointError
-from vitctl.recipe.neutral import deciding, result_neutral
+from vitctl.recipe.neutral import deciding_values, result_neutral
 from vitctl.recipe.schema import Recipe
 from vitctl.system.files import read_bytes
 from vitctl.system.text import one_line
@@ -103,13 +103,13 @@ def with_recipe(result: RunResult, recipe: Recipe) -> RunResult:
 
 def recipe_digest(recipe: Recipe, free: tuple[str, ...], resolved: Mapping[str, Any]) -> str:
     """SHA-256 of a recipe's values, but for those whose keys begin as one of `free`; `resolved` replaces some of them."""
-    values = deciding(recipe, free) | dict(resolved)
+    values = deciding_values(recipe, free) | dict(resolved)
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 def write_result(folder: Path, result: RunResult) -> RunResult:
     """Write RUN/result.json whole, and hand the result on."""
-    write_json(folder / FILE, asdict(result))
+    write_run_json(folder / FILE, asdict(result))
     return result
 
 

@@ -16,7 +16,7 @@ from vitctl.engine.checkpoint.files import (
     step_of,
 )
 from vitctl.engine.evaluation import Score
-from vitctl.engine.journal import LOG, read_lines
+from vitctl.engine.journal import LOG, read_records
 from vitctl.engine.training import CHECKPOINTS
 from vitctl.errors import CheckpointError, RecipeError
 from vitctl.jobs.record.result import FILE, RunResult, read_result
@@ -35,7 +35,7 @@ _QUICKSTARTED = "; `vitctl quickstart` left some here: --from quickstart/pretrai
 
 
 @dataclass(frozen=True)
-class Chosen:
+class ChosenWeights:
     """Which weights were taken.
 
     Args:
@@ -58,8 +58,8 @@ class Chosen:
 
     def used(self, prefix: str = "weights") -> dict[str, Any]:
         """For the provenance of a result."""
-        told = {f"{prefix}_chosen": self.how, f"{prefix}_step": self.step, f"{prefix}_averaged": self.averaged}
-        return told | ({f"{prefix}_passed_over": list(self.damaged)} if self.damaged else {})
+        fields = {f"{prefix}_chosen": self.how, f"{prefix}_step": self.step, f"{prefix}_averaged": self.averaged}
+        return fields | ({f"{prefix}_passed_over": list(self.damaged)} if self.damaged else {})
 
     @property
     def text(self) -> str:
@@ -77,7 +77,7 @@ class Chosen:
         return "; ".join([*said, *(f"passed over: {problem}" for problem in self.damaged)])
 
 
-def choose_weights(place: Path, which: str = "") -> tuple[Path, Chosen]:
+def choose_weights(place: Path, which: str = "") -> tuple[Path, ChosenWeights]:
     """The weights file that a run folder, a checkpoint folder, a folder of another program or a file stands for.
 
     Args:
@@ -97,7 +97,7 @@ def choose_weights(place: Path, which: str = "") -> tuple[Path, Chosen]:
     if (place / CHECKPOINTS).is_dir():
         folder, chosen = _checkpoint(place, "" if which in (AVERAGE, MODEL) else which)
     else:
-        folder, chosen = place, Chosen()
+        folder, chosen = place, ChosenWeights()
         if which not in ("", AVERAGE, MODEL):
             raise CheckpointError(
                 f"{place}: --weights {which} chooses among the checkpoints of a run; give a run folder"
@@ -110,7 +110,7 @@ def choose_weights(place: Path, which: str = "") -> tuple[Path, Chosen]:
             raise CheckpointError(
                 f"{folder}: no such weights; give a run folder, a checkpoint folder or a weights file with --from"
             )
-        return folder, Chosen(step=step_of(folder.parent), averaged=folder.name == f"{AVERAGE}.safetensors")
+        return folder, ChosenWeights(step=step_of(folder.parent), averaged=folder.name == f"{AVERAGE}.safetensors")
     has_average = (folder / f"{AVERAGE}.safetensors").exists()
     name = which if which in (AVERAGE, MODEL) else AVERAGE if has_average else MODEL
     path = folder / f"{name}.safetensors"
@@ -122,7 +122,7 @@ def choose_weights(place: Path, which: str = "") -> tuple[Path, Chosen]:
     return path, replace(chosen, step=step_of(folder), averaged=name == AVERAGE)
 
 
-def _checkpoint(run: Path, which: str) -> tuple[Path, Chosen]:
+def _checkpoint(run: Path, which: str) -> tuple[Path, ChosenWeights]:
     """The folder of the checkpoint that is asked of a run, whole."""
     root, scores = run / CHECKPOINTS, {step: score.accuracy for step, score in logged_scores(run).items()}
     kept = sorted(step for path in root.iterdir() if (step := step_of(path)) is not None)
@@ -138,7 +138,7 @@ def _checkpoint(run: Path, which: str) -> tuple[Path, Chosen]:
         better = (best, scores[best]) if best is not None and own is not None and scores[best] > own else None
         if better and not _is_whole(step_folder(root, better[0])):
             better = None
-        return saved.folder, Chosen("last", accuracy=own, better=better, damaged=tuple(problems))
+        return saved.folder, ChosenWeights("last", accuracy=own, better=better, damaged=tuple(problems))
     if how == "best" and best is None:
         raise CheckpointError(
             f"{run}: none of its checkpoints was scored, so none is the best; take the last: --weights last"
@@ -149,7 +149,7 @@ def _checkpoint(run: Path, which: str) -> tuple[Path, Chosen]:
     if how == "best":
         _check_recorded(run, how, step, [])
     folder = read_checkpoint(step_folder(root, step)).folder
-    return folder, Chosen("best" if how == "best" else "step", accuracy=scores.get(step))
+    return folder, ChosenWeights("best" if how == "best" else "step", accuracy=scores.get(step))
 
 
 def _check_recorded(run: Path, how: str, step: int, problems: Sequence[str]) -> None:
@@ -159,12 +159,12 @@ def _check_recorded(run: Path, how: str, step: int, problems: Sequence[str]) -> 
         CheckpointError: that one is gone or damaged; another is taken only when it is asked for by its step.
     """
     result = read_result(run)
-    told = result.provenance if result is not None and result.status == "done" else {}
-    if told.get("weights_chosen") != how or told.get("weights_step") in (None, step):
+    recorded = result.provenance if result is not None and result.status == "done" else {}
+    if recorded.get("weights_chosen") != how or recorded.get("weights_step") in (None, step):
         return
     why = problems[0] if problems else "its folder is gone"
     raise CheckpointError(
-        f"{run}: its result is of step {told['weights_step']}, whose checkpoint cannot be used ({why}); copy it back, or take "
+        f"{run}: its result is of step {recorded['weights_step']}, whose checkpoint cannot be used ({why}); copy it back, or take "
         f"another one by its step: --weights {step}"
     )
 
@@ -188,24 +188,24 @@ def stops_early(run: Path) -> bool:
 
 def logged_scores(run: Path) -> dict[int, Score]:
     """Step -> score, of all evaluations of a training run."""
-    return {step: score for step, score in Score.by_step(read_lines(run / LOG)).items() if step}
+    return {step: score for step, score in Score.by_step(read_records(run / LOG)).items() if step}
 
 
 def logged_probes(run: Path, step: int) -> dict[str, float]:
     """Few-shot accuracies of a training run at a step, by their names: "5-shot"."""
-    records = [record for record in read_lines(run / LOG) if record.get("kind") == "fewshot"]
-    told = [record for record in records if record.get("step") == step and {"shots", "accuracy"} <= record.keys()]
-    return {f"{record['shots']}-shot": record["accuracy"] for record in told}
+    records = [record for record in read_records(run / LOG) if record.get("kind") == "fewshot"]
+    probes = [record for record in records if record.get("step") == step and {"shots", "accuracy"} <= record.keys()]
+    return {f"{record['shots']}-shot": record["accuracy"] for record in probes}
 
 
-class Newest(NamedTuple):
+class NewestRun(NamedTuple):
     """A finished run that is taken because none was named; `text` says so in one line."""
 
     folder: Path
     text: str
 
 
-def newest_run(job: str, runs: Path = RUNS) -> Newest:
+def newest_run(job: str, runs: Path = RUNS) -> NewestRun:
     """The newest finished run whose weights a job takes: of any training to score or export it, else of a pre-training.
 
     Args:
@@ -231,7 +231,7 @@ def newest_run(job: str, runs: Path = RUNS) -> Newest:
     when, folder, result = max(done, key=lambda one: one[:2])
     passed = _passed_over(runs, jobs, when)
     text = f"no --from: taking the newest finished {wanted} run, {folder} ({_described(folder, result, when)})"
-    return Newest(folder, f"{text}; newer, but not taken: {', '.join(passed)}" if passed else text)
+    return NewestRun(folder, f"{text}; newer, but not taken: {', '.join(passed)}" if passed else text)
 
 
 def _described(folder: Path, result: RunResult, when: float) -> str:

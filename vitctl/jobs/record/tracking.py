@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from vitctl.engine.distributed.runtime import Runtime
-from vitctl.engine.journal import LOG, spared
+from vitctl.engine.journal import LOG, never_raising
 from vitctl.recipe.schema import TrainRecipe
 from vitctl.recipe.write import toml_value
 
@@ -27,10 +27,10 @@ def tracking(runtime: Runtime, recipe: TrainRecipe, folder: Path) -> Iterator[No
         return
     accelerator = runtime.accelerator
     accelerator.project_configuration.logging_dir = str(folder)
-    accelerator.init_trackers(PROJECT, config={"folder": str(folder), **flat(recipe.model_dump())})
+    accelerator.init_trackers(PROJECT, config={"folder": str(folder), **tracker_config(recipe.model_dump())})
     for tracker in accelerator.trackers:
         log = folder / LOG if runtime.is_main else None
-        tracker.log = spared(tracker.log, log, f"{tracker.name} takes no more numbers")
+        tracker.log = never_raising(tracker.log, log, f"{tracker.name} takes no more numbers")
     try:
         yield
     finally:
@@ -40,12 +40,12 @@ def tracking(runtime: Runtime, recipe: TrainRecipe, folder: Path) -> Iterator[No
         accelerator.trackers.clear()
 
 
-def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, bool | int | float | str]:
+def tracker_config(values: Mapping[str, Any], prefix: str = "") -> dict[str, bool | int | float | str]:
     """All values of a recipe under their dotted keys; lists as TOML writes them, what is unset as ""."""
     found: dict[str, bool | int | float | str] = {}
     for key, value in values.items():
         if isinstance(value, Mapping):
-            found |= flat(value, f"{prefix}{key}.")
+            found |= tracker_config(value, f"{prefix}{key}.")
         elif isinstance(value, bool | int | float | str):
             found[f"{prefix}{key}"] = value
         else:
