@@ -138,7 +138,9 @@ def test_watch__hands_everything_on_and_tells_now_and_then(tmp_path: Path, monke
     assert [record["done"] for record in seen if record["kind"] == "now"] == [4, 8, 15]
 
 
-def test_show_progress__at_most_once_a_second_and_never_in_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_show_progress__at_most_once_a_second_and_never_in_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = [100.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     seen: list[dict[str, Any]] = []

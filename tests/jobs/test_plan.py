@@ -137,11 +137,11 @@ class Blocked:
             raise ImportError(name + " is blocked")
 sys.meta_path.insert(0, Blocked())
 import vitctl.models.flops
-from vitctl.jobs.plan import make_plan
+from vitctl.jobs.plan import plan_training
 from vitctl.recipe.load import Override, load_recipe
-print(make_plan(load_recipe("jft_h14").recipe).parameters)
+print(plan_training(load_recipe("jft_h14").recipe).parameters)
 from_run = [Override("weights.source", sys.argv[1]), Override("data.path", sys.argv[2])]
-print(make_plan(load_recipe("finetune", from_run).recipe).steps)
+print(plan_training(load_recipe("finetune", from_run).recipe).steps)
 """
 
 

@@ -1,4 +1,4 @@
-"""log.jsonl and its sisters: one line per record, whole lines only, cut back to the checkpoint on resume."""
+"""log.jsonl and files like it: one JSON record per line, complete lines only, truncated to the checkpoint on resume."""
 
 import errno
 import json
@@ -21,27 +21,27 @@ from vitctl.system.text import escaped_json
 LOG = "log.jsonl"
 WATCH_SECONDS = 5.0
 SHOW_SECONDS = 1.0
-MOST_HELD = 20_000  # records of a file that cannot be written
+MOST_HELD = 20_000  # records held in memory for a file that cannot be written
 
 Record = dict[str, Any]
 Report = Callable[[Record], None]
 B = TypeVar("B", bound=Sized)
-_NUMBERS = ("step", "total_steps", "time", "accuracy")  # of a record, where it has them
+_NUMBERS = ("step", "total_steps", "time", "accuracy")  # fields of a record that must be numbers where they exist
 
 
 def silent(_record: Record) -> None:
-    """A report that nobody reads."""
+    """A report that ignores every record."""
 
 
 def never_raising(
     report: Callable[..., None], log: Path | None, what: str = "progress cannot be shown any more"
 ) -> Callable[..., None]:
-    """`report` without its errors: what is shown never ends what is done.
+    """`report` without its errors: a failure to show progress never ends the run.
 
     Args:
         report: that may fail; called with a record.
         log: gets a line about the first error; None for none.
-        what: the first error means, in words.
+        what: message for the first error.
     """
     was_reported = log is None
 
@@ -54,24 +54,24 @@ def never_raising(
                 return
             was_reported = True
             reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
-            said = {"step": record.get("step", named.get("step", 0)), "text": f"{what} ({reason}); the run goes on"}
+            said = {"step": record.get("step", named.get("step", 0)), "text": f"{what} ({reason}); the run continues"}
             with suppress(OSError):
                 append_record(log, _stamped("warning", said))
 
     return show
 
 
-# What JSON has no number for, and the text that stands for it.
+# Numbers that JSON lacks, and the strings that represent them.
 _NO_NUMBERS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 def json_text(value: Any, *, indent: int | None = None) -> str:
-    """A value as JSON that every reader takes: NaN and infinities are the texts "NaN", "Infinity" and "-Infinity"."""
+    """A value as standard JSON: NaN and infinities become the strings "NaN", "Infinity" and "-Infinity"."""
     return escaped_json(json.dumps(_encoded(value), indent=indent, ensure_ascii=False, allow_nan=False))
 
 
 def parse_json_text(text: str) -> Any:
-    """The value of `json_text`, with its NaN and infinities; their bare names, which older files have, are understood too.
+    """The inverse of `json_text`; unquoted NaN and Infinity, which older files have, are accepted too.
 
     Raises:
         ValueError: it is not JSON.
@@ -80,7 +80,7 @@ def parse_json_text(text: str) -> Any:
 
 
 def with_infinities(value: Any) -> Any:
-    """A value of JSON with the numbers that the texts "NaN", "Infinity" and "-Infinity" stand for."""
+    """Replace the strings "NaN", "Infinity" and "-Infinity" in a JSON value by numbers."""
     if isinstance(value, str):
         return _NO_NUMBERS.get(value, value)
     return _inside(value, with_infinities)
@@ -113,10 +113,10 @@ def read_run_json(path: Path) -> Any:
 
 
 def append_record(path: Path, record: Record) -> None:
-    """Append one record in a single write, so that processes may share a file; a line torn before it is ended first.
+    """Append one record in a single write, so that processes may share a file; an incomplete last line is ended first.
 
     Raises:
-        OSError: the disk is full or the folder is gone; what was written of the line is no record.
+        OSError: the disk is full or the folder is gone; a part of the line may have been written.
     """
     line = (json_text(record) + "\n").encode(errors="backslashreplace")  # names that are not UTF-8 stay JSON
     descriptor = no_links(str(path), os.O_RDWR | os.O_APPEND | os.O_CREAT)
@@ -130,7 +130,7 @@ def append_record(path: Path, record: Record) -> None:
 
 
 def _is_torn(descriptor: int) -> bool:
-    """Whether the last line has no end. One that another process is just writing gets it within microseconds."""
+    """Whether the last line is incomplete. If another process is writing it, the rest follows within microseconds."""
     for _ in range(20):
         size = os.fstat(descriptor).st_size
         if not size or os.pread(descriptor, 1, size - 1) == b"\n":
@@ -140,7 +140,7 @@ def _is_torn(descriptor: int) -> bool:
 
 
 def read_records(path: Path) -> list[Record]:
-    """All whole records; a line torn by a crash, and what somebody else wrote there, is left out.
+    """All complete records; a line that a crash cut short, or that is no record, is skipped.
 
     Raises:
         LaunchError: the path is no file, or cannot be read.
@@ -152,7 +152,7 @@ def read_records(path: Path) -> list[Record]:
 
 
 def parse_records(text: str) -> list[Record]:
-    """The records of the lines of `text` that are whole."""
+    """The records among the lines of `text`."""
     return [record for line in text.split("\n") if (record := _parse_record(line)) is not None]
 
 
@@ -166,7 +166,7 @@ def _short_lines(file: IO[bytes]) -> Iterator[str]:
 
 
 def _parse_record(line: str) -> Record | None:
-    """What a line says; None where it is none of ours: a record is an object whose kind is text and whose counts are numbers."""
+    """The record of a line; None where it is none: a record is an object whose kind is text and whose counts are numbers."""
     try:
         value = parse_json_text(line)
     except (ValueError, RecursionError):
@@ -183,15 +183,17 @@ def cut_after(path: Path, step: int) -> None:
         return
     kept = [record for record in read_records(path) if record.get("step", 0) <= step]
     text = "".join(json_text(r) + "\n" for r in kept)
-    if text.encode(errors="backslashreplace") != path.read_bytes():  # who follows the log would read a new file again
+    if (
+        text.encode(errors="backslashreplace") != path.read_bytes()
+    ):  # a process that follows the log would read a new file from the start
         write_text(path, text)
 
 
 class Journal:
-    """Writes records to a run's log.jsonl and hands them to whoever shows progress.
+    """Writes records to a run's log.jsonl and passes them to the progress display.
 
-    A log that cannot be written is no reason to stop: it is said once, and written when it can be; beyond MOST_HELD records
-    the oldest are lost, and counted.
+    A log that cannot be written does not stop the run: there is one warning, and records are written later. Beyond MOST_HELD
+    held records the oldest are lost, and counted.
 
     Args:
         path: of log.jsonl; None writes nothing (all processes but the first).
@@ -204,15 +206,15 @@ class Journal:
         self.num_lost = 0
         self._held: dict[Path, deque[Record]] = {}
         self._is_failing = False
-        self._lock = threading.Lock()  # a checkpoint is written, and told, beside the training
+        self._lock = threading.Lock()  # the thread that writes a checkpoint logs too
         self.last_shown = -SHOW_SECONDS
 
     def show_progress(self, *, at_once: bool = False, **values: Any) -> None:
-        """What is under way, for whoever shows progress: at most once a second, and not written down.
+        """Report the current state to the progress display: at most once a second, and not in the log.
 
         Args:
-            at_once: whenever the last time was.
-            values: a step of training, or `what`, `done` and `total` of a pass over images, or the `text` of what is awaited.
+            at_once: report even if the last report was less than a second ago.
+            values: a training step; or `what`, `done` and `total` of a pass over images; or `text`, what the run waits for.
         """
         now = time.monotonic()
         if self.path is not None and (at_once or now - self.last_shown >= SHOW_SECONDS):
@@ -227,13 +229,13 @@ class Journal:
             self.report(record)
 
     def watch(self, batches: Iterable[B], what: str, num_images: int, num_processes: int) -> Iterator[B]:
-        """The same batches; every few seconds it is written down how far they have come.
+        """The same batches, with a progress record every few seconds.
 
         Args:
             batches: of this process, all of one length.
-            what: is done with them, in a word.
+            what: name of the pass.
             num_images: of all processes together.
-            num_processes: that work on as many batches each.
+            num_processes: each works on the same number of batches.
         """
         done, last_written = 0, time.monotonic()
         for batch in batches:
@@ -245,9 +247,9 @@ class Journal:
                 self.write("progress", step=0, what=what, done=done, total=num_images)
 
     def append(self, path: Path, record: Record) -> None:
-        """Append to the log, or to a file beside it, making the folder that somebody removed.
+        """Append to the log, or to a file beside it; a missing folder is created again.
 
-        What cannot be written now is held back, and written before the next record that can.
+        Records that cannot be written are held in memory, and written before the next one.
         """
         with self._lock:
             held = self._held.setdefault(path, deque())
@@ -262,7 +264,7 @@ class Journal:
                     held.popleft()
             except OSError as error:
                 first, self._is_failing = not self._is_failing, True
-                text = f"{path}: cannot be written ({error.strerror}); the run goes on without"
+                text = f"{path}: cannot be written ({error.strerror}); the run continues without it"
             else:
                 first, self._is_failing = False, any(self._held.values())
         if first:

@@ -1,4 +1,4 @@
-"""The update and the loop."""
+"""One optimizer update, and the training loop."""
 
 import math
 import time
@@ -22,9 +22,9 @@ from vitctl.engine.task import TrainingTask, is_due
 
 @dataclass(frozen=True)
 class Result:
-    """What one update did, the same on every process.
+    """The outcome of one update, the same on every process.
 
-    `skipped`: loss or gradient was not finite, and nothing was changed; then `norms` has that of each parameter's gradient.
+    `skipped`: loss or gradient was not finite, and nothing was changed; then `norms` has the norm of each parameter's gradient.
     """
 
     loss: float
@@ -38,11 +38,11 @@ class Result:
 
 @dataclass
 class Trainer:
-    """A model and all that changes it.
+    """A model, its optimizer and its loss.
 
     `model` is wrapped by the runtime, `unwrapped` is the same model unwrapped. `objective(model, batch, step)` sums over its batch,
-    `lr(step)` is the rate after `step` finished updates, `batch_size` is global. `is_updating` while weights, optimizer and
-    average belong to no number of steps: an error then leaves nothing that could be gone on from.
+    `lr(step)` is the rate after `step` finished updates, `batch_size` is global. `is_updating` is true while an
+    update is applied: after an error then, weights, optimizer and average belong to no step, and cannot be saved.
     """
 
     runtime: Runtime
@@ -89,7 +89,7 @@ class Trainer:
         return Result(loss_sum / max(1.0, num_images), norm, lr, int(num_bad), bool(stop), skipped, norms)
 
     def warm_up(self, micro_batches: list[Batch]) -> None:
-        """Compute once what an update computes and forget it: what is compiled at first use is compiled now."""
+        """Compute the gradients of one update and discard them, so that torch.compile compiles now."""
         self.model.train()
         for batch in micro_batches:
             self._backward(batch, 0, last=batch is micro_batches[-1])
@@ -110,10 +110,10 @@ class Trainer:
 
 
 class Hooks(Protocol):
-    """What happens around the updates; each is given the number of finished steps."""
+    """Called by the loop around the updates, with the number of finished steps."""
 
     def log(self, step: int, result: Result, waited: float, micro_batches: list[Batch], /) -> None:
-        """Called after each update, with the seconds that were waited for its images."""
+        """Called after each update, with the seconds that the loop waited for its images."""
 
     def evaluate(self, step: int, /) -> None:
         """Score the model."""
@@ -122,10 +122,10 @@ class Hooks(Protocol):
         """Score its features few-shot."""
 
     def save(self, step: int, last: bool, /) -> None:
-        """Save all, in the background unless it is the last of this process."""
+        """Save a checkpoint, in the background unless it is the last of this process."""
 
     def rescue(self, step: int, error: Exception, /) -> None:
-        """Save what an error left whole, without the other processes, and do not raise."""
+        """After an error: save the state if it is consistent, without the other processes, and do not raise."""
 
 
 def run_steps(
@@ -136,14 +136,14 @@ def run_steps(
     Args:
         trainer: the model and its update.
         task: how often it is scored and saved.
-        batches: micro-batches of this process, from first_step on, without end.
+        batches: endless micro-batches of this process, from first_step on.
         share: images of this process in a global batch.
-        first_step: finished steps before.
+        first_step: steps finished before.
         hooks: logging, evaluation, saving.
 
     Raises:
         Stopped: a signal came to any process; the state is saved.
-        Exception: whatever ended it; the last whole state is saved before.
+        Exception: the error that ended the training; the last consistent state is saved before.
     """
     step = first_step
     try:

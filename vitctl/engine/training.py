@@ -33,7 +33,7 @@ from vitctl.errors import CheckpointError, DataError
 from vitctl.system.text import typed
 
 BAD_SAMPLES, CHECKPOINTS, SAMPLES = "bad_samples.jsonl", "checkpoints", "samples"
-BUDGET_FLOOR = 10_000  # images; below this many the bad-sample budget is that of this many
+BUDGET_FLOOR = 10_000  # images; the budget of bad samples is computed from at least this many
 
 
 @dataclass
@@ -53,7 +53,7 @@ class Run:
 
     @property
     def runtime(self) -> Runtime:
-        """This process among its peers."""
+        """The runtime of this process."""
         return self.trainer.runtime
 
     @property
@@ -62,11 +62,11 @@ class Run:
         return self.saver.journal
 
     def resume(self) -> int:
-        """Continue from the newest whole checkpoint that the first process sees; returns its step, 0 when there is none.
+        """Resume from the newest complete checkpoint that rank 0 sees; returns its step, 0 when there is none.
 
         Raises:
-            CheckpointError: a process could not read that one, or it is of another training.
-            LaunchError: the processes do not hold the same numbers.
+            CheckpointError: a process could not read it, or it belongs to another training.
+            LaunchError: the state is not the same on all processes.
         """
         saved, problems = agreed_checkpoint(self.runtime, self.folder / CHECKPOINTS)
         for problem in problems:
@@ -92,11 +92,11 @@ class Run:
         return step
 
     def start_clock(self, step: int) -> None:
-        """Throughput is measured from here."""
+        """Measure the throughput from here."""
         self._window = (time.perf_counter(), step, 0.0)
 
     def _load(self, saved: SavedCheckpoint) -> CheckpointTensors:
-        """Take over a checkpoint; what was read of it."""
+        """Load a checkpoint; returns the tensors that were read."""
         read = agreed_tensors(self.runtime, saved)
         load_full_state(self.trainer.unwrapped, read[MODEL])
         load_optimizer_tensors(self.trainer.optimizer, self.trainer.unwrapped, read[OPTIMIZER])
@@ -118,13 +118,13 @@ class Run:
             self._note_skipped(step, result, micro_batches)
         self._log_step(step, result, waited)
         self.logged_step = step
-        # What ends a run comes last: the step before it is whole, and so is its log.
+        # Checks that end the run come last: the step and its log are complete.
         read = step * self.trainer.batch_size
         if self.counts.num_bad > self.task.max_bad_fraction * max(read, BUDGET_FLOOR):
             raise DataError(
                 f"{self.counts.num_bad} of {read} images read so far cannot be used, more than data.max_bad_fraction = "
-                f"{self.task.max_bad_fraction:g} allows; {self.folder / BAD_SAMPLES} lists them: {self.bad_reasons()}; mend the "
-                f"data, or go on with: vitctl resume {typed(self.folder)} --set data.max_bad_fraction=SHARE --allow data.max_bad_fraction"
+                f"{self.task.max_bad_fraction:g} allows; {self.folder / BAD_SAMPLES} lists them: {self.bad_reasons()}; fix the "
+                f"data, or resume with: vitctl resume {typed(self.folder)} --set data.max_bad_fraction=SHARE --allow data.max_bad_fraction"
             )
         nonfinite.check_bound(step, self.counts, result, self.folder / SKIPPED)
 
@@ -175,7 +175,7 @@ class Run:
         self.journal.write("warning", step=step, text=text)
 
     def bad_reasons(self) -> str:
-        """How many images could not be used for which reason, the most frequent first."""
+        """Number of images that could not be used, by reason, the most frequent first."""
         counts = Counter(str(record.get("reason")) for record in read_records(self.folder / BAD_SAMPLES))
         return ", ".join(f"{count} {reason}" for reason, count in counts.most_common())
 
@@ -189,11 +189,11 @@ class Run:
             self.journal.append(self._samples_file, {"step": step, "keys": keys})
 
     def evaluate(self, step: int) -> None:
-        """Score the model, its average when there is one, once per step."""
+        """Evaluate the model, or its average when there is one, once per step."""
         if self.task.score is None or self._main_has(step in self.scores):
             return
         if step == self.task.total_steps:
-            self.save(step, last=True)  # whatever ends the process in the last evaluation, no step is lost
+            self.save(step, last=True)  # if the process ends during the last evaluation, no step is lost
         began = time.perf_counter()
         with averaged(self.trainer.unwrapped, self.trainer.average):
             score = self.task.score(self.trainer.unwrapped)
@@ -204,7 +204,7 @@ class Run:
         self._exclude_time(seconds)
 
     def probe(self, step: int) -> None:
-        """Few-shot accuracies of the model, its average when there is one, once per step."""
+        """Few-shot accuracies of the model, or of its average when there is one, once per step."""
         if self.task.probe is None or self._main_has(step in self.probed):
             return
         if step == self.task.total_steps:
@@ -221,19 +221,19 @@ class Run:
         self._exclude_time(seconds)
 
     def _exclude_time(self, seconds: float) -> None:
-        """Time that was not spent on training does not count for its speed."""
+        """Exclude time that was not spent on training from the throughput."""
         began, first, waited = self._window
         self._window = (began + seconds, first, waited)
 
     def _main_has(self, has: bool) -> bool:
-        """What the main process has: of a resumed run only that one read the log."""
+        """The value of the main process: after a resume only that one has read the log."""
         return self.runtime.sum([float(self.runtime.is_main and has)])[0] > 0
 
     def save(self, step: int, last: bool = False) -> None:
         """A checkpoint of this step, unless there is one; the `last` of a process is on disk when this returns.
 
         Raises:
-            CheckpointError: the last one could not be written; one before it is tried again by the next.
+            CheckpointError: the last one could not be written; an earlier failure is retried by the next save.
         """
         self._finish_save()
         if self.saved_step != step:
@@ -243,13 +243,13 @@ class Run:
         problem = self._finish_save()
         if problem and last:
             raise CheckpointError(
-                f"{problem}; those that are there are whole: make room or mend its rights, then: vitctl resume {typed(self.folder)}"
+                f"{problem}; earlier checkpoints are complete: free space or fix permissions, then: vitctl resume {typed(self.folder)}"
             )
         if self.runtime.is_main:
             self.saver.keep(self._accuracies)
 
     def start_saving(self, step: int) -> None:
-        """Begin to write a checkpoint of this step; only of a sharded model other processes have a part in it."""
+        """Start to write a checkpoint of this step; with a sharded model all processes take part."""
         everything = parts(self.trainer.unwrapped, self.trainer.average, self.trainer.optimizer)
         if self.runtime.is_main:
             state = {"samples": step * self.trainer.batch_size, **asdict(self.counts)}
@@ -261,11 +261,11 @@ class Run:
         self.saved_step = step
 
     def rescue(self, step: int, error: Exception) -> None:
-        """What `vitctl.engine.checkpoint.rescue` does."""
+        """See `vitctl.engine.checkpoint.rescue`."""
         rescue(self, step, error)
 
     def _finish_save(self) -> str:
-        """Wait for the save under way; on every process what went wrong with it, "" when it is whole."""
+        """Wait for the save in progress; returns its problem on every process, "" when it is complete."""
         problem = self.runtime.broadcast(self.saver.finish() if self.runtime.is_main else "")
         if problem:
             self.saved_step = -1
@@ -277,7 +277,7 @@ class Run:
 
 
 def fit(folder: Path, task: TrainingTask, trainer: Trainer, saver: Saver) -> Score | None:
-    """Train in `folder`, going on from its newest checkpoint, to task.total_steps.
+    """Train in `folder` to task.total_steps, resuming from its newest checkpoint.
 
     Args:
         folder: of the run; gets log.jsonl, bad_samples.jsonl, checkpoints/.
@@ -286,7 +286,7 @@ def fit(folder: Path, task: TrainingTask, trainer: Trainer, saver: Saver) -> Sco
         saver: of the checkpoints; its journal is the run's.
 
     Returns:
-        the score after the last step; None when there is nothing to score on.
+        the score after the last step; None when there are no images to score.
 
     Raises:
         Stopped: a signal came; the state is saved.
@@ -332,7 +332,7 @@ def _fit(run: Run) -> Score | None:
 
 
 def _warmed_up(run: Run, batches: Iterator[Batch], own: int, step: int) -> Iterator[Batch]:
-    """The same batches, after a first pass over those of one update in which all that is compiled gets compiled."""
+    """The same batches, after a first pass over those of one update that triggers torch.compile."""
     try:
         stop_together(run.runtime, run.trainer.stop)
     except Stopped:

@@ -39,14 +39,14 @@ def evaluate(recipe: Evaluate, run_dir: Path, report: Report = silent, stop: Sto
         recipe: checked.
         run_dir: gets log.jsonl, per_class.csv, confusion.csv and, by the caller, result.json.
         report: called with every log record of the main process.
-        stop: raised by signals.
+        stop: set by signals.
 
     Returns:
-        the accuracies with their integers, by the data's labels and by those that evaluation.labels names.
+        the accuracies with their integers, under the data's labels and under those that evaluation.labels names.
 
     Raises:
-        CheckpointError: the head has other classes than the data, or is still zero.
-        DataError: an image was not counted once, or the images are not those that evaluation.labels is about.
+        CheckpointError: the head has other classes than the data, or is all zeros.
+        DataError: an image was not counted exactly once, or the images are not those that evaluation.labels is for.
         Stopped: a signal came.
 
     Paper: Section 4.1; Appendix D.9 (ObjectNet)
@@ -103,7 +103,7 @@ def _text(found: FoundWeights, text: str) -> str:
 
 
 def stored_eval_transform(recipe: Evaluate, meta: Mapping[str, Any]) -> EvalTransform:
-    """The pre-processing of [data]: what it leaves open is as stored with the weights, and for ObjectNet's labels as in BiT.
+    """The pre-processing of [data]; unset values are those stored with the weights, and for ObjectNet's labels those of BiT.
 
     At another image size the centre crop keeps its share: 224 out of 256 becomes 336 out of 384.
 
@@ -151,7 +151,7 @@ def _predictions(
     rule: LabelRule,
     stop: StopFlag,
 ) -> np.ndarray:
-    """The five best answers to every image, `[N, 5]`, in the split's order."""
+    """The top-5 predictions of every image, `[N, 5]`, in the split's order."""
     meta = found.weights.meta
     batches = eval_batches(
         source,

@@ -1,4 +1,4 @@
-"""Files for other programs, proven equal to the model before they are kept."""
+"""Files for other programs, verified against the model before they are kept."""
 
 import json
 import shutil
@@ -39,14 +39,14 @@ def export(recipe: ExportRecipe, run_dir: Path, report: Report = silent, stop: S
         recipe: checked.
         run_dir: gets model.onnx, model.safetensors, and a folder for each format of another program.
         report: called with every log record.
-        stop: raised by signals, looked at before each file.
+        stop: set by signals, checked before each file.
 
     Returns:
         the files and, for each, the largest difference to the model's logits in units of their standard deviation.
 
     Raises:
         CheckpointError: a written file disagrees with the model; it is not kept.
-        Stopped: a signal came; the files of the formats before are whole and verified.
+        Stopped: a signal came; the files of earlier formats are complete and verified.
     """
     stop = StopFlag() if stop is None else stop
     unknown = sorted(set(recipe.export.to) - set(WRITERS))
@@ -94,7 +94,7 @@ def export(recipe: ExportRecipe, run_dir: Path, report: Report = silent, stop: S
 
 
 def _copied(path: Path, to: Path) -> Path:
-    """A copy of a file at another place, or in another folder, that is whole or not there."""
+    """Copy a file to another path, or into another folder, completely or not at all."""
     target = to / path.name if to.is_dir() else to
     with replacing(target) as aside:
         shutil.copyfile(path, aside)
@@ -170,7 +170,7 @@ def _run_onnx(path: Path) -> Any:
 def _write_weights(
     to: Target, found: FoundWeights, raw: Raw, run_dir: Path, batch_sizes: tuple[int, ...], resizing: Resizing | None
 ) -> Exported:
-    """A weights file of ours or of another program, read back by detection, with what the program keeps beside it."""
+    """A weights file in vitctl's or another program's format, read back to verify it, with the files that the program expects."""
     folder, aside = run_dir / to, run_dir / f".{to}.partial"
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
@@ -201,7 +201,7 @@ def _write_weights(
 
 
 def _write_beside(folder: Path, found: FoundWeights, notes: tuple[str, ...], resizing: Resizing | None) -> None:
-    """README.md for people, and where the format has a config.json, in it our pre-processing for programs."""
+    """Write a README.md, and add the pre-processing to config.json where the format has one."""
     name = found.weights.meta.get("format", "vitctl")
     write_text(folder / "README.md", card(f"Weights of {name}", found.path, notes))
     config = read_json(folder / "config.json")

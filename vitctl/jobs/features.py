@@ -35,7 +35,7 @@ class FeaturePass:
     stop: StopFlag
 
     def __call__(self, model: nn.Module, source: Source) -> Tensor:
-        """What the classification layer sees, [N, R] float32 on the CPU, in the split's order, the same on every process."""
+        """The input of the classification layer, [N, R] float32 on the CPU, in the split's order, the same on every process."""
         runtime = self.runtime
         batches = eval_batches(
             source,
@@ -50,7 +50,7 @@ class FeaturePass:
         return representations(runtime, model, batches, num_images=len(source), normalise=normalise, stop=self.stop)
 
     def key(self, weights_sha256: str, config: Any, source: Source) -> dict[str, Any]:
-        """All that decides the representations of a split."""
+        """Everything that the representations of a split depend on: the key of the cache."""
         return {
             "format": FORMAT,
             "weights_sha256": weights_sha256,
@@ -74,7 +74,7 @@ def cached_pass(
     may_keep: Callable[[], bool],
     note: Callable[[str], None] = lambda _: None,
 ) -> Callable[[Source], tuple[Tensor | None, bool]]:
-    """A pass that leaves its representations in a folder and reads them back: see `cached_features`."""
+    """A feature pass with a cache folder: see `cached_features`."""
     digest = weights_digest(model.state_dict())
 
     def features(source: Source) -> tuple[Tensor | None, bool]:

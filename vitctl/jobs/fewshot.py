@@ -34,7 +34,7 @@ CACHE, SCORES, CHOSEN = "features", "fewshot.csv", "chosen.csv"
 
 
 class Line(NamedTuple):
-    """One draw at one regulariser."""
+    """The score of one draw at one regulariser."""
 
     data_set: str
     shots: int
@@ -55,7 +55,7 @@ def fewshot(recipe: Fewshot, run_dir: Path, report: Report = silent, stop: StopF
         recipe: checked.
         run_dir: gets log.jsonl, fewshot.csv, chosen.csv (the images drawn) and, by the caller, result.json.
         report: called with every log record of the main process.
-        stop: raised by signals.
+        stop: set by signals.
 
     Returns:
         accuracy per number of shots, the mean over data sets and seeds; and of each data set, with its regulariser.
@@ -133,7 +133,7 @@ def _score(recipe: Fewshot, one: FewshotSet, features: tuple[Tensor, Tensor], st
     """The lines of a data set; after a signal only some of them."""
     if not all(bool(part.isfinite().all()) for part in features):
         raise DataError(
-            "the network's representations are NaN or infinite, so that no score of them means anything; take other weights"
+            "the model's representations are NaN or infinite, so that their accuracy means nothing; use other weights"
         )
     dtype = torch.float64 if recipe.fewshot.float64 else torch.float32
     return [

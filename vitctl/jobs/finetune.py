@@ -27,11 +27,11 @@ from vitctl.recipe.schema import Finetune
 
 
 def finetune(recipe: Finetune, run_dir: Path, report: Report = silent, stop: StopFlag | None = None) -> RunResult:
-    """Fine-tune weights.source on data.train_split, going on where run_dir's last checkpoint stands.
+    """Fine-tune weights.source on data.train_split, resuming from run_dir's newest checkpoint.
 
-    With sweep.lrs, each is first tried on sweep.train_split and scored on sweep.eval_split, in sweep/lr_VALUE/; the best one
-    then trains on the whole of data.train_split. With finetune.seeds, the first seed trains in run_dir, whose weights stand for
-    the run, and each other one in seeds/seed_VALUE/, of which the result and the log stay.
+    With sweep.lrs, each learning rate is first trained on sweep.train_split and scored on sweep.eval_split, in sweep/lr_VALUE/;
+    the best one then trains on all of data.train_split. With finetune.seeds, the first seed trains in run_dir, whose weights
+    represent the run, and each other one in seeds/seed_VALUE/, of which the result and the log are kept.
 
     Both pre-training head layers are dropped; the new head is one zero-initialised linear layer. The position embedding is
     resized when the image size changes.
@@ -40,10 +40,10 @@ def finetune(recipe: Finetune, run_dir: Path, report: Report = silent, stop: Sto
         recipe: checked.
         run_dir: gets checkpoints, log.jsonl and, by the caller, result.json.
         report: called with every log record of the main process.
-        stop: raised by signals.
+        stop: set by signals.
 
     Returns:
-        accuracy on data.eval_split, of several seeds their mean and deviation, what it belongs to, and the table of the sweep.
+        accuracy on data.eval_split (with several seeds mean and deviation), its provenance, and the table of the sweep.
 
     Raises:
         Stopped: a signal came; the state is saved, and finished rates and seeds are not trained again.
@@ -89,7 +89,7 @@ def finetune(recipe: Finetune, run_dir: Path, report: Report = silent, stop: Sto
 
 
 def open_sweep(recipe: Finetune, data: TrainImages, run_dir: Path) -> tuple[Source, Source]:
-    """The images that learning rates are tried on, and those they are scored on."""
+    """The images that the learning rates are trained on, and those that they are scored on."""
     splits = {"train_split": recipe.sweep.train_split, "eval_split": recipe.sweep.eval_split}
     train_on, score_on = open_training_images(data.model_copy(update=splits), run_dir)
     assert score_on is not None
@@ -145,7 +145,7 @@ def _repeat(
 def _one_of_many(
     recipe: Finetune, context: _JobContext, folder: Path, task: str, images: tuple[Source, Source | None]
 ) -> Score | None:
-    """One training of several; what it reports is told to be of `task`."""
+    """One training of several; its records carry the name `task`."""
 
     def report(record: Record) -> None:
         context.report({**record, "task": task})
@@ -166,7 +166,7 @@ def over_seeds(repeated: Sequence[Trial]) -> dict[str, Any]:
 
 
 def _score_identity(recipe: Finetune, context: _JobContext, train_on: Source, score_on: Source) -> dict[str, Any]:
-    """What the scores of one job share."""
+    """What all scores of one job have in common."""
     return {
         "from_sha256": context.found.weights.digest,
         "train_sha256": train_on.digest,
@@ -187,7 +187,7 @@ def _with_lr(recipe: Finetune, lr: float) -> Finetune:
 def _train(
     recipe: Finetune, context: _JobContext, folder: Path, journal: Journal, train_on: Source, score_on: Source | None
 ) -> tuple[Score | None, dict[str, Any]]:
-    """One training in a folder: its score after the last step, and what that belongs to."""
+    """One training in a folder: its score after the last step, and its provenance."""
     data, found = context.data, context.found
     rates = rates_of(recipe, found.weights.config)
     model, lines = transferred_model(

@@ -1,6 +1,6 @@
-"""What a run will cost and do, without a GPU and without data; and what can be checked before the first step.
+"""The cost of a run, planned without a GPU and without data; and the checks before the first step.
 
-Importing this needs no torch; planning needs it for the weights of other programs alone.
+Importing this needs no torch; planning needs it only for weights of other programs.
 """
 
 import threading
@@ -29,8 +29,8 @@ from vitctl.recipe.schema import Evaluate, ExportRecipe, Fewshot, Finetune, Pret
 
 CURVE_POINTS = 9
 GPU_BYTES = 80 * 2**30
-USABLE_SHARE = 0.9  # of a GPU's memory; the rest is the framework's
-LOOKUP_SECONDS = 2.0  # each of the two that a plan makes: which splits there are, and how large they are
+USABLE_SHARE = 0.9  # of a GPU's memory; the rest is for the framework
+LOOKUP_SECONDS = 2.0  # timeout of each of a plan's two requests: the list of splits, and their sizes
 ASSUMED_CLASSES = 1000
 
 T = TypeVar("T")
@@ -67,7 +67,7 @@ class TrainingPlan:
 
 @dataclass(frozen=True)
 class _Memory:
-    """Bytes of a process: of the weights and all that has their size, and of what an image adds."""
+    """Memory of a process in bytes: of the weights and everything of their size, and per image."""
 
     weights: int
     image: int
@@ -84,7 +84,7 @@ class _Memory:
         return cls(weights, one - weights)
 
     def at(self, micro_batch: int, shards: int = 1) -> int:
-        """With so many images in a forward pass, the weights cut over `shards` processes."""
+        """With `micro_batch` images in a forward pass, the weights sharded over `shards` processes."""
         return -(-self.weights // shards) + micro_batch * self.image
 
     def fitting(self, shards: int = 1) -> int:
@@ -93,7 +93,7 @@ class _Memory:
 
 
 def plan_loaded(loaded: Loaded) -> tuple[Loaded, TrainingPlan]:
-    """A recipe that trains, with what it leaves to the number of images filled in, and its cost as `plan_training` gives it."""
+    """A recipe that trains, with the values that depend on the number of images, and its cost from `plan_training`."""
     assert isinstance(loaded.recipe, Pretrain | Finetune)
     size = _size(loaded.recipe)
     loaded = fit_schedule(loaded, size.num_images) if needs_num_images(loaded.recipe) else loaded
@@ -102,12 +102,12 @@ def plan_loaded(loaded: Loaded) -> tuple[Loaded, TrainingPlan]:
 
 
 def plan_training(recipe: Pretrain | Finetune, size: "_Size | None" = None) -> TrainingPlan:
-    """The cost of `recipe`, from the data where it is, else from what is known of the data set it names.
+    """The cost of `recipe`, from the data if it is there, else from the known size of the data set.
 
-    Nothing is fetched; an index that is far away is waited for a few seconds.
+    Nothing is downloaded; a remote index has a timeout of a few seconds.
 
     Raises:
-        RecipeError: the length is not to be known without the data.
+        RecipeError: the length depends on data that cannot be read.
         CheckpointError: the weights are not here, and their model is not named.
     """
     num_images, num_classes, data, size_notes = size or _size(recipe)
@@ -122,7 +122,7 @@ def plan_training(recipe: Pretrain | Finetune, size: "_Size | None" = None) -> T
         notes.append(f"weights from {found.path}")
         if recipe.sweep.lrs:
             notes.append(
-                f"{len(recipe.sweep.lrs)} learning rates are tried first, each for as many steps as are planned here"
+                f"{len(recipe.sweep.lrs)} learning rates are tried first, each for the number of steps planned here"
             )
         side = recipe.data.image_size or found.config.image_size
         rates = rates_of(recipe, found.config)
@@ -133,7 +133,7 @@ def plan_training(recipe: Pretrain | Finetune, size: "_Size | None" = None) -> T
     share = -(-s.batch_size // m.processes)
     slots, averaging = OPTIMIZER_SLOTS[o.name], recipe.averaging.decay > 0
     if m.precision == "auto":
-        notes.append("memory is that of bf16, which machine.precision = 'auto' takes where the device has it")
+        notes.append("memory is estimated for bf16, which machine.precision = 'auto' uses where the device supports it")
     memory, shards = _Memory.of(config, recipe, checkpoint_blocks=m.checkpoint_blocks), _shards(recipe)
     fitting = memory.fitting(shards)
     micro_batch = min(max(1, fitting) if m.micro_batch == -1 else m.micro_batch or share, share)
@@ -195,7 +195,7 @@ def _ways(config: Config, recipe: Pretrain | Finetune, memory: _Memory) -> list[
 
 
 class _Size(NamedTuple):
-    """Images, classes, where that is known from, and what is to be said about it; 0 images where they are not known."""
+    """Numbers of images and classes, their source, and notes; 0 images where the number is unknown."""
 
     num_images: int
     num_classes: int
@@ -214,7 +214,7 @@ def _size(recipe: Pretrain | Finetune) -> _Size:
     place = data.path or "data.mixture"
     if not recipe.schedule.total_steps or needs_num_images(recipe):
         raise RecipeError(
-            f"{place}: could not be looked up: {answer}; the length of the run is planned from the number of images: give "
+            f"{place}: could not be looked up: {answer}; the plan needs the number of images for the length of the run: give "
             "--steps, a warm-up and a batch size, or --synthetic"
         )
     note = f"{place} could not be looked up: {answer}; {ASSUMED_CLASSES:,} classes are assumed"
@@ -222,13 +222,13 @@ def _size(recipe: Pretrain | Finetune) -> _Size:
 
 
 def call_with_timeout(seconds: float, call: Callable[[], T]) -> T | str:
-    """What `call` gives, or in words why there is nothing after so many seconds; a call that hangs is left behind."""
+    """The result of `call`, or the reason as text if it failed or timed out; a call that hangs is abandoned."""
     answers: list[T | str] = []
 
     def ask() -> None:
         try:
             answers.append(call())
-        except Exception as error:  # of the network, of each file system's own kinds
+        except Exception as error:  # network and file system libraries raise errors of their own
             answers.append(str(error))
 
     thread = threading.Thread(target=ask, daemon=True)
@@ -259,7 +259,7 @@ def _counted(data: TrainImages) -> _Size:
 
 
 def fit_to_data(loaded: Loaded, run_dir: Path) -> Loaded:
-    """`loaded` with the batch, length and warm-up that its recipe leaves to the number of training images."""
+    """`loaded` with the batch size, length and warm-up that depend on the number of training images."""
     from vitctl.jobs.inputs.data import open_training_images
 
     recipe = loaded.recipe
@@ -271,10 +271,10 @@ def fit_to_data(loaded: Loaded, run_dir: Path) -> Loaded:
 
 
 def check_recipe(recipe: Recipe, run_dir: Path) -> None:
-    """All that can be known before the first process starts; sets that come with vitctl are written here, once.
+    """Check everything that can be checked before the first process starts; generate data sets that come with vitctl, once.
 
     Raises:
-        VitctlError: data or weights are missing or do not fit, the model or the schedule is impossible.
+        VitctlError: data or weights are missing or invalid, or the model or the schedule is impossible.
     """
     from vitctl.jobs.inputs.data import at_size, open_scored
     from vitctl.jobs.inputs.fewshot_sets import open_sets
@@ -337,7 +337,7 @@ def _check_training(recipe: Pretrain | Finetune, run_dir: Path) -> None:
 
 
 def _check_early_stopping(recipe: Pretrain | Finetune) -> None:
-    """The best of all scores must be a checkpoint that is kept, and one that was probed where there are probes."""
+    """The best checkpoint must be one that is kept, and that was probed where there are few-shot probes."""
     every, saved = recipe.evaluation.every_steps, recipe.checkpoint.every_steps
     if not recipe.checkpoint.keep_best:
         raise RecipeError("evaluation.early_stopping takes the best checkpoint: set checkpoint.keep_best = 1")

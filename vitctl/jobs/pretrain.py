@@ -24,16 +24,16 @@ from vitctl.recipe.schema import Pretrain
 
 
 def pretrain(recipe: Pretrain, run_dir: Path, report: Report = silent, stop: StopFlag | None = None) -> RunResult:
-    """Train [model] on data.train_split, going on where run_dir's last checkpoint stands.
+    """Train [model] on data.train_split, resuming from run_dir's newest checkpoint.
 
     Args:
         recipe: checked.
         run_dir: gets checkpoints, log.jsonl and, by the caller, result.json.
         report: called with every log record of the main process.
-        stop: raised by signals.
+        stop: set by signals.
 
     Returns:
-        accuracy on data.eval_split, and what it belongs to.
+        accuracy on data.eval_split, and its provenance.
 
     Raises:
         Stopped: a signal came; the state is saved.

@@ -1,4 +1,4 @@
-"""How the program that a file is exported for resizes images, and how often that changes a model's answer."""
+"""How the program that a file is exported for resizes images, and how often that changes a prediction."""
 
 import time
 from collections.abc import Sequence
@@ -38,11 +38,11 @@ _WORDS = {
 
 @dataclass(frozen=True)
 class Resizing:
-    """What another program does with images before a model sees them, where it is not what the weights are scored with.
+    """How another program pre-processes images, where that differs from the pre-processing that the weights are scored with.
 
     Args:
-        note: one line for people.
-        changed: images that get another answer; None where that was not measured.
+        note: one line for the user.
+        changed: images whose prediction changes; None where that was not measured.
         total: images that it was measured on.
     """
 
@@ -64,7 +64,7 @@ def own_transform(meta: dict[str, Any]) -> EvalTransform:
 
 
 def their_transform(to: str, own: EvalTransform) -> EvalTransform:
-    """What the reader of an exported file does, as far as its format can be told.
+    """The pre-processing of the program that reads an exported file, as far as its format can express it.
 
     Args:
         to: a format of export.to.
@@ -73,7 +73,7 @@ def their_transform(to: str, own: EvalTransform) -> EvalTransform:
     antialias = own.resample if own.resample.endswith("_antialias") else "bilinear_antialias"
     plain = replace(
         own, method="square", resize=own.image_size, resample="bilinear"
-    )  # turned as ours: resizing is compared
+    )  # same orientation: only the resizing is compared
     if to == "safetensors":
         return own
     if to == "google":
@@ -88,7 +88,7 @@ def their_transform(to: str, own: EvalTransform) -> EvalTransform:
 
 
 class ResizingCheck:
-    """Counts the answers of a model that another pre-processing changes, on images of the run that trained it."""
+    """Counts the predictions that another pre-processing changes, on images of the run that trained the model."""
 
     def __init__(self, found: FoundWeights, model: nn.Module, num_images: int) -> None:
         """Nothing is read before it is needed.
@@ -96,7 +96,7 @@ class ResizingCheck:
         Args:
             found: the weights.
             model: of these weights, uint8 images [B, 3, S, S] to logits [B, K].
-            num_images: that are looked at, at most; 0 for none.
+            num_images: maximum number of images; 0 for none.
         """
         self.found, self.model, self.num_images = found, model, num_images
         self._answers: dict[EvalTransform, Tensor] = {}
@@ -108,7 +108,7 @@ class ResizingCheck:
             to: of export.to.
 
         Returns:
-            None where it is what the weights are scored with, or where nothing is stored about that.
+            None where it is the pre-processing that the weights are scored with, or where none is stored.
         """
         try:
             own = own_transform(self.found.weights.meta)
@@ -125,9 +125,9 @@ class ResizingCheck:
         except VitctlError as error:
             where = str(error).splitlines()[0]
         measured = (
-            f"how many answers that changes was not measured: {where}"
+            f"how many predictions that changes was not measured: {where}"
             if changed is None
-            else f"that changes {changed:,} of {total:,} answers ({changed / total:.1%}) on {where}"
+            else f"that changes {changed:,} of {total:,} predictions ({changed / total:.1%}) on {where}"
         )
         note = (
             f"{_READERS[to]} resizes by {_in_words(theirs)}, these weights are scored by {_in_words(own)}; {measured}"
@@ -135,7 +135,7 @@ class ResizingCheck:
         return Resizing(note, changed, total)
 
     def _images(self) -> tuple[Source, str]:
-        """Some of the images that the run scores, and their name. Raises VitctlError: they are not at hand."""
+        """Some of the images that the run scores, and their name. Raises VitctlError where they are not available."""
         if not self.num_images:
             raise DataError("export.check_images = 0")
         if not self.found.weights.has_head:
@@ -143,7 +143,7 @@ class ResizingCheck:
         path = self.found.path
         run = next((folder for folder in Path(path).parents if (folder / "recipe.toml").is_file()), None)
         if run is None or "://" in path:
-            raise DataError("the weights lie in no run folder, which would tell where its images are")
+            raise DataError("the weights are not in a run folder, whose recipe would name its images")
         data = getattr(load_recipe(str(run / "recipe.toml")).recipe, "data", None)
         if not isinstance(data, TrainImages) or data.synthetic or not data.eval_split:
             raise DataError("the run scores no images")
@@ -156,7 +156,7 @@ class ResizingCheck:
 
     @torch.inference_mode()
     def _best(self, source: Source, transform: EvalTransform, total: int = 0) -> Tensor:
-        """The answers to the first `total` images; when it is 0 to all, or to as many as there is time for."""
+        """The predictions for the first `total` images; when it is 0 for all, or for as many as the time limit allows."""
         if transform not in self._answers:
             end, answers = time.monotonic() + _SECONDS, []
             for batch in eval_batches(source, transform, batch_size=_BATCH, rank=0, num_processes=1, num_workers=0):
@@ -176,6 +176,6 @@ def _in_words(transform: EvalTransform) -> str:
 
 
 def card(title: str, path: str, notes: Sequence[str]) -> str:
-    """What lies beside exported weights for people, in Markdown."""
+    """A README in Markdown for exported weights."""
     lines = [f"# {title}", "", f"Written by vitctl from `{path}`.", "", *(f"- {note}" for note in notes)]
     return "\n".join(map(one_line, lines)) + "\n"

@@ -1,4 +1,4 @@
-"""Several trainings of one job, each in a folder of its own: settings of which the best is taken, or seeds."""
+"""Several trainings of one job, each in a folder of its own: hyperparameters of which the best is chosen, or seeds."""
 
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +18,7 @@ Scored = tuple[Score | None, dict[str, Any]]
 
 @dataclass(frozen=True)
 class Trial:
-    """A setting, or a seed, and its score."""
+    """A value of a hyperparameter, or a seed, and its score."""
 
     value: float
     score: Score
@@ -37,12 +37,12 @@ def run_trials(
     """Score every value, reading back those that an earlier process finished.
 
     Args:
-        values: that are tried, in this order.
-        attempt: trains with a value in a folder, going on where it stands, and scores.
-        run_dir: gets WHERE/KNOB_VALUE/ for each; its result stays, its checkpoints go when it is finished.
+        values: to try, in this order.
+        attempt: trains with a value in a folder, resuming from its checkpoint, and scores.
+        run_dir: gets WHERE/KNOB_VALUE/ for each; its checkpoints are deleted when it is finished, its result is kept.
         runtime: this process among its peers.
-        knob: what the values are of, e.g. "lr".
-        must_match: digests of data and weights that a finished score must share.
+        knob: name of the hyperparameter, e.g. "lr".
+        must_match: digests of data and weights that a finished score must have.
         where: folder of the folders.
 
     Returns:
@@ -50,7 +50,7 @@ def run_trials(
 
     Raises:
         CheckpointError: a folder holds the score of other data or weights.
-        Stopped: a signal came; what was done is kept.
+        Stopped: a signal came; finished scores are kept.
 
     Paper: Appendix B.1.1
     """
@@ -74,14 +74,15 @@ def read_or_train(
     job: str,
     keep_checkpoints: bool = False,
 ) -> Score:
-    """The score in folder/result.json, where an earlier process finished it, else that of `make`, which is kept there.
+    """The score in folder/result.json, if an earlier process finished it, else that of `make`, which is stored there.
 
     Args:
-        folder: of one training; its checkpoints go when it is finished, unless `keep_checkpoints`.
+        folder: of one training; its checkpoints are deleted when it is finished, unless `keep_checkpoints`.
         runtime: this process among its peers, all of which call this.
         must_match: what a finished score must share: digests of data and weights, settings.
-        make: trains in the folder, going on where it stands; gives the score, which the main process knows, and what was found out.
-        job: that the result is of.
+        make: trains in the folder, resuming from its checkpoint; returns the score, which the main process knows, and more fields
+            for the provenance.
+        job: of the result.
 
     Raises:
         CheckpointError: the folder holds a score of other data, weights or settings.
@@ -104,12 +105,12 @@ def read_or_train(
 
 
 def best(tried: Sequence[Trial]) -> Trial:
-    """The one with most correct images; the first of equals."""
+    """The one with the most correct images; the first of equals."""
     return max(tried, key=lambda one: one.score.correct)
 
 
 def broadcast_score(score: Score | None, runtime: Runtime) -> Score:
-    """The main process's score, on every process: of a run that was resumed at its end only that one knows it."""
+    """The score of the main process, on every process: after a resume of a finished run only that one knows it."""
     known = score if score is not None and runtime.is_main else Score(0, 0)
     mean = known.mean_per_class if known.mean_per_class is not None else -1.0 * runtime.is_main
     correct, total, mean = runtime.sum([float(known.correct), float(known.total), mean])

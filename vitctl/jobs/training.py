@@ -70,7 +70,7 @@ def start_runtime(machine: Machine, run_dir: Path, log: Log | None = None) -> Ru
 
 
 def num_workers(machine: Machine, runtime: Runtime) -> int:
-    """Loader workers of each process: as asked, or up to 8 with a GPU, and half of the cores without one."""
+    """Data loader workers of each process: machine.workers, or up to 8 with a GPU, and half of the cores without one."""
     if machine.workers >= 0:
         return machine.workers
     cores = (os.cpu_count() or 1) // min(runtime.num_processes, max(1, torch.cuda.device_count()))
@@ -84,7 +84,7 @@ def open_journal(runtime: Runtime, run_dir: Path, report: Report) -> Journal:
 
 @dataclass(frozen=True)
 class RunContext:
-    """Where a training runs: this process among its peers, the folder and its log, and the flag that signals raise."""
+    """Where a training runs: this process among its peers, the folder and its log, and the flag that signals set."""
 
     runtime: Runtime
     folder: Path
@@ -94,13 +94,13 @@ class RunContext:
 
 @dataclass(frozen=True)
 class Images:
-    """What is trained and scored on.
+    """The images of a training.
 
     Args:
-        train, augmentation: training images, and how they are shown.
-        scored, pre_processing: images that are scored (None: there are none), and how the network is to be shown any.
+        train, augmentation: training images, and their augmentation.
+        scored, pre_processing: images that are scored (None: there are none), and the evaluation pre-processing.
         order: of the training images; None: the exact shuffle by the recipe's seed.
-        mixing: of the images that [loss] is taken of.
+        mixing: MixUp and CutMix of training batches.
     """
 
     train: Source
@@ -111,7 +111,7 @@ class Images:
     mixing: Mixing = field(default_factory=Mixing)
 
     def meta(self, mean: Sequence[float], std: Sequence[float]) -> dict[str, Any]:
-        """What must travel with the weights for the same numbers elsewhere."""
+        """Metadata to store with the weights, so that they give the same numbers elsewhere."""
         shown = self.pre_processing
         return {
             "image_size": shown.image_size,
@@ -126,7 +126,7 @@ class Images:
 
 
 def images_of(data: TrainImages, train_on: Source, score_on: Source | None, seed: int) -> Images:
-    """The images of a recipe's [data], as it shows them."""
+    """The images of a recipe's [data], with augmentation and pre-processing."""
     order = None if data.synthetic else training_order(data, train_on, seed)
     return Images(train_on, train_transform(data), score_on, eval_transform(data), order, mixing(data))
 
@@ -146,17 +146,17 @@ def train(
 
     Args:
         recipe: with those sections.
-        work: where.
+        context: process, folder, log and stop flag.
         model: on the runtime's device.
         images: that it is trained and scored on.
         meta: what is stored with its weights.
-        objective: in place of [loss]; it looks at no labels.
+        objective: instead of [loss]; it uses no labels.
         probe: few-shot accuracies of the model.
         start_weights_sha256: digest of the pre-trained weights; empty without any.
 
     Returns:
         the score after the last step, or with early stopping that of the best checkpoint; None without images to score, and
-        perhaps on other processes than the main one.
+        possibly on processes other than the main one.
     """
     runtime, folder, journal = context.runtime, context.folder, context.journal
     source, scored = images.train, images.scored
@@ -174,8 +174,8 @@ def train(
     if isinstance(machine, ShardedMachine) and machine.sharding == "fsdp":
         if probe:
             raise LaunchError(
-                "fewshot_probe.every_steps asks the model for its features alone, which machine.sharding = 'fsdp' cannot; "
-                "set one of them to 0 or 'none'"
+                "fewshot_probe.every_steps calls the model for its features only, which machine.sharding = 'fsdp' does not support; "
+                "set fewshot_probe.every_steps = 0 or machine.sharding = 'none'"
             )
         shard(model, runtime.device, runtime.num_processes)
     micro_batch = _micro_batch(recipe, runtime, folder, model, loss, lambda n: next(batches(0, n, 0)), share)
@@ -231,7 +231,7 @@ def _trainer(
 
 
 def _best_score(run_dir: Path, runtime: Runtime) -> Score | None:
-    """Of the checkpoint that stands for a run with early stopping; None on other processes than the main one."""
+    """The score of the best checkpoint of a run with early stopping; None on processes other than the main one."""
     if not runtime.is_main:
         return None
     _, chosen = choose_weights(run_dir, "best")
@@ -273,18 +273,18 @@ def _micro_batch(
     batch: Callable[[int], Batch],
     share: int,
 ) -> int:
-    """Images of a forward pass: as asked, or what fits, which is found once and written to RUN/micro_batch.json."""
+    """Images of a forward pass: machine.micro_batch, or what fits, which is measured once and written to RUN/micro_batch.json."""
     if recipe.machine.micro_batch != -1:
         return _most(recipe.machine.micro_batch, share)
     if is_sharded(model):
         raise LaunchError(
             "machine.micro_batch = -1 cannot try what fits with machine.sharding = 'fsdp', where a process that runs out of memory "
-            "keeps the others waiting; give machine.micro_batch, and see `vitctl pretrain --dry-run`"
+            "blocks the others; set machine.micro_batch, and see `vitctl pretrain --dry-run`"
         )
     device = torch.cuda.get_device_name(runtime.device) if runtime.device.type == "cuda" else "CPU"
     setting = {"share": share, "device": device, "precision": runtime.precision}
     file = run_dir / MICRO_BATCH
-    # The first process reads it for all: one that did not see the file would try, and wait for the others for ever.
+    # Rank 0 reads it for all: a process that did not see the file would measure, and wait for the others for ever.
     there = runtime.is_main and file.exists()
     known = json.loads(runtime.broadcast(read_kept(file, MicroBatch).model_dump_json() if there else "{}"))
     setting = json.loads(runtime.broadcast(json.dumps(setting)))
@@ -304,9 +304,9 @@ def _classification(loss: Loss, mixing: Mixing, seed: int) -> Callable[..., Tens
 
 
 def choose_kernels(machine: TrainMachine, runtime: Runtime, run_dir: Path, model: nn.Module, micro_batch: int) -> None:
-    """Set how layers are computed: attention kernel, recomputation, compilation.
+    """Set how layers are computed: attention kernel, activation checkpointing, compilation.
 
-    What machine.attention = 'auto' measures is written to RUN/attention.json and used again when the run goes on.
+    The choice of machine.attention = 'auto' is written to RUN/attention.json and used again on resume.
     """
     kernel, config = machine.attention, model.config
     if kernel == "auto" and isinstance(config, ViTConfig):
@@ -354,9 +354,9 @@ def on_device(model: M, runtime: Runtime) -> M:
 
 
 def dropout_draws(recipe: TrainRecipe, config: Any, folder: Path) -> dict[str, Any]:
-    """What the draws of dropout and stochastic depth follow from, besides seed and step; nothing where nothing is drawn.
+    """What the random draws of dropout and stochastic depth depend on, besides seed and step; empty without dropout.
 
-    They are drawn for each forward pass of each process, so that how a batch is cut changes the result.
+    They are drawn for each forward pass of each process, so that the split of a batch changes the result.
     """
     if not (getattr(config, "dropout", 0.0) or getattr(config, "drop_path", 0.0)):
         return {}

@@ -31,24 +31,24 @@ TABLE = "table.csv"
 
 
 def vtab(recipe: Vtab, run_dir: Path, report: Report = silent, stop: StopFlag | None = None) -> RunResult:
-    """Fine-tune weights.source on every task of vtab.suite, going on wherever an earlier process ended.
+    """Fine-tune weights.source on every task of vtab.suite, resuming where an earlier process ended.
 
     First a small sweep: every setting is trained on the 800 images of every task and scored on its 200, and the setting with
-    the best mean is taken for all tasks. Then every task is trained on its 1,000 images, once for each seed, and scored on its
+    the best mean is used for all tasks. Then every task is trained on its 1,000 images, once for each seed, and scored on its
     whole test split. All processes work on one run at a time, so that a run is the same for any number of them.
 
     Args:
         recipe: checked.
         run_dir: gets sweep/, tasks/ and light/ with a folder for each run, and table.csv.
         report: called with every log record of the main process.
-        stop: raised by signals.
+        stop: set by signals.
 
     Returns:
         accuracy per task (mean and deviation over seeds), group means, the mean over tasks, and the paper's.
 
     Raises:
         DataError: data of a task is missing; all such tasks are named.
-        Stopped: a signal came; what was done is kept.
+        Stopped: a signal came; finished runs are kept.
 
     Paper: Section 4.1, Appendix B.1.1, Table 9
     """

@@ -1,4 +1,4 @@
-"""What other processes of a run write down, handed to the one that has the screen."""
+"""Reads what other processes of a run log, for the process that shows progress on the screen."""
 
 import os
 from contextlib import suppress
@@ -9,7 +9,7 @@ from vitctl.errors import VitctlError
 
 
 class Follower:
-    """Hands the records that other processes append to a log to `report`, each once, and what is under way."""
+    """Passes the records that other processes append to a log to `report`, each once, and their current state."""
 
     def __init__(self, path: Path, report: Report, now: Path | None = None) -> None:
         self.path, self.report, self.now_file = path, report, now
@@ -18,12 +18,12 @@ class Follower:
         self.inode = -1
         self.seen = set[
             int
-        ]()  # lines that were there before, or are reported; clocks are set back, so times do not tell
+        ]()  # hashes of lines that were there before, or are reported; time stamps do not help, since clocks can be set back
         with suppress(OSError):
             self._new_lines()
 
     def poll(self) -> None:
-        """Report what has come since the last poll; what cannot be read now, or is no record, does not end the run."""
+        """Report what is new since the last poll. A file that cannot be read, or a line that is no record, is ignored."""
         with suppress(OSError, AttributeError):
             self._follow_log()
         if self.now_file is None:
@@ -39,7 +39,7 @@ class Follower:
             self.report(record)
 
     def _new_lines(self) -> list[bytes]:
-        """Whole lines that were not there at the last look. A log that was cut back is a new file of old lines."""
+        """Whole lines that are new since the last poll. A log that was truncated is a new file with old lines."""
         try:
             with self.path.open("rb") as file:
                 status = os.fstat(file.fileno())

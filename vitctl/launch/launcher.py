@@ -1,8 +1,8 @@
-"""The one way to several processes: `accelerate launch`, with every flag given, inside this process.
+"""Starts several processes by `accelerate launch`, with every flag given, inside this process.
 
-On one machine or many, with or without restarts. Every machine runs the same command; the processes of each are started and watched
-by the agent of torchrun, which accelerate runs. What the agent does not know is settled here and in the exit code of a worker: a
-signal is passed on once and a save completes, and a run that was stopped, or that only a person can mend, is not started again.
+On one machine or many, with or without restarts. Every machine runs the same command; torchrun's agent, which accelerate runs,
+starts and watches the processes of each machine. This module and the exit code of a worker add what the agent does not do: a
+signal is forwarded once, so that a save completes, and a run that was stopped, or that only the user can fix, is not restarted.
 """
 
 import logging
@@ -44,14 +44,14 @@ from vitctl.system.files import no_links
 from vitctl.system.signals import ASKED, SIGNALS, handled, hears, is_second
 
 POLL_SECONDS = 0.2
-GRACE_SECONDS = 15.0  # for the other processes, once one has failed for good: they meet its loss and leave
-LINGER_SECONDS = 20.0  # for the other machines, once the processes of this one are through
-WAIT_SECONDS = 5.0  # without processes, before that is said
-NOTES_SECONDS = 5.0  # for what another machine says of a lost process to be seen here
+GRACE_SECONDS = 15.0  # for the other processes, once one has failed for good: they notice the loss and exit
+LINGER_SECONDS = 20.0  # for the other machines, once the processes of this one have finished
+WAIT_SECONDS = 5.0  # without processes, before the user is told
+NOTES_SECONDS = 5.0  # until the note of a process on another machine is visible here
 
 
 def launch(run_dir: Path, report: Report, config: LaunchConfig = LaunchConfig()) -> dict[str, Any]:
-    """Run the recipe of a prepared folder to its end: here, where this is the process or one of them, else in several.
+    """Run the recipe of a prepared folder to its end: in this process where it is the only one or one of several, else in new ones.
 
     Args:
         run_dir: prepared.
@@ -71,7 +71,7 @@ def launch(run_dir: Path, report: Report, config: LaunchConfig = LaunchConfig())
     if not config.starts(recipe):
         work(run_dir, report)
     else:
-        # Of several machines the first process locks the folder, wherever that is.
+        # With several machines the process of rank 0 locks the folder, on whichever machine it runs.
         with locked_for_run(run_dir) if config.nodes == 1 else keeping_result(run_dir):
             _launch_processes(run_dir, recipe, report, config)
     return dict(read_run_json(run_dir / "result.json"))
@@ -80,7 +80,7 @@ def launch(run_dir: Path, report: Report, config: LaunchConfig = LaunchConfig())
 def _launch_processes(run_dir: Path, recipe: Recipe, report: Report, config: LaunchConfig) -> None:
     logs = run_dir / LOGS
     logs.mkdir(exist_ok=True)
-    # The processes of this run start only when all machines have come this far: nothing of theirs is removed here.
+    # The processes of this run start only when all machines have reached this point: none of their notes is removed here.
     forget_errors(run_dir)
     (logs / NOW).unlink(missing_ok=True)
     follower = Follower(run_dir / LOG, never_raising(report, run_dir / LOG), logs / NOW)
@@ -90,7 +90,7 @@ def _launch_processes(run_dir: Path, recipe: Recipe, report: Report, config: Lau
     with _errors_into(log) as machine.screen, _settings(run_dir, config), machine.watched():
         try:
             _accelerate(run_dir, recipe.machine.processes, config)
-        except (Exception, SystemExit) as error:  # the latter is how a parser of flags ends
+        except (Exception, SystemExit) as error:  # SystemExit is how argparse reports an error
             ended = error
             logging.getLogger(__name__).error("%s", error)
     try:
@@ -111,11 +111,11 @@ def _accelerate(run_dir: Path, processes: int, config: LaunchConfig) -> None:
 
 @contextmanager
 def _settings(run_dir: Path, config: LaunchConfig) -> Iterator[None]:
-    """Within the block the environment says what belongs to this launch, and no setting that somebody made for something else."""
+    """Within the block the environment holds the settings of this launch, and no others of accelerate or torchrun."""
     before = dict(os.environ)
     own = {
         "PET_LOCAL_ADDR": own_address(config),
-        # The agent would end everything at a signal; those that end a process are handled here, and this one nobody sends.
+        # The agent would kill everything at a signal. The real signals are handled here; nobody sends this one.
         "PET_SIGNALS_TO_HANDLE": signal.SIGRTMAX.name,
     }
     _replace_environment({**without_settings(before), **accelerate_environment(run_dir, config), **own})
@@ -133,7 +133,7 @@ def _replace_environment(values: Mapping[str, str]) -> None:
 
 @contextmanager
 def _errors_into(log: Path) -> Iterator[int]:
-    """Within the block standard error of this process and of those it starts is a log; yields what it was before."""
+    """Within the block standard error of this process and its children goes to a log; yields the original descriptor."""
     root, screen = logging.getLogger(), os.dup(2)
     sys.stderr.flush()
     with open(log, "a", encoding="utf-8", errors="backslashreplace", opener=no_links) as file:
@@ -151,7 +151,7 @@ def _errors_into(log: Path) -> Iterator[int]:
 
 
 class _Abort(BaseException):
-    """The agent waits for what will not come, or was told twice to end; torch must not take it for an error of its own."""
+    """Ends `accelerate launch`: the agent waits in vain, or a second signal came. Not an Exception, so that torch does not catch it."""
 
 
 class _MachineWatcher:
@@ -167,12 +167,12 @@ class _MachineWatcher:
 
     @property
     def stopping(self) -> bool:
-        """Whether somebody told this machine to stop."""
+        """Whether this machine received a signal to stop."""
         return bool(self.signals)
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Within the block signals are passed on; at its end no process is left. `_Abort` ends it, too."""
+        """Within the block signals are forwarded; at its end no process is left. `_Abort` is caught here."""
         watcher = threading.Thread(target=self._watch, daemon=True)
         with handled(self._on_signal):
             try:
@@ -191,7 +191,7 @@ class _MachineWatcher:
         self.follower.poll()
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        """The signal handler. The first signal lets all processes save; the second that somebody sends ends them at once."""
+        """Signal handler. The first signal lets all processes save; a second one kills them at once."""
         if self.ended.is_set():
             return
         if self.aborting:
@@ -202,7 +202,7 @@ class _MachineWatcher:
             self._kill_and_abort()
         if len(self.signals) == 1:
             name = signal.Signals(number).name
-            say(f"{name}: stopping after what is under way; a second signal leaves at once", self.screen)
+            say(f"{name}: stopping after the current step; a second signal stops at once", self.screen)
 
     def _kill_and_abort(self) -> None:
         for worker in _workers():
@@ -219,7 +219,7 @@ class _MachineWatcher:
                     return
 
     def _should_abort(self) -> bool:
-        """Whether the agent waits for what will not come; signals are passed on, and what it does wait for is said."""
+        """Forward signals; whether the agent waits for processes that will not come. What it does wait for is printed once."""
         workers = _workers()
         self.had_workers |= bool(workers)
         self._forward_signal(workers)
@@ -229,8 +229,8 @@ class _MachineWatcher:
         if self._holds_for("waiting", waiting, WAIT_SECONDS):
             self.announced = True
             say(
-                "the processes ended with one that was lost, and start again when all machines meet; where one is missing, type "
-                "the same command there, or on another",
+                "a process was lost; all processes restart when every machine has joined again; if a machine is missing, run "
+                "the same command there, or on another machine",
                 self.screen,
             )
         return (
@@ -240,14 +240,14 @@ class _MachineWatcher:
         )
 
     def _forward_signal(self, workers: list[psutil.Process]) -> None:
-        """Each process is told to stop once: a second signal would end it before it has saved."""
+        """Signal each process once: a second signal would end it before it has saved."""
         for worker in workers if self.stopping else ():
             if worker.pid not in self.signalled and hears(worker.pid, signal.SIGUSR1):
                 self.signalled.add(worker.pid)
                 worker.send_signal(signal.SIGUSR1)
 
     def _holds_for(self, name: str, holds: bool, seconds: float) -> bool:
-        """Whether something has held for that long."""
+        """Whether a condition has held for that long."""
         if not holds:
             self.clocks.pop(name, None)
             return False
@@ -272,9 +272,9 @@ def _check_outcome(
     ended: BaseException | None,
     log: Path,
 ) -> None:
-    """RUN/result.json is there, or what failed first is raised.
+    """Check that RUN/result.json is there; else raise the first error.
 
-    The agent's own end says less: another machine may have ended before its barrier.
+    The exit of the agent says less: another machine may have ended before its barrier.
     """
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
@@ -288,7 +288,7 @@ def _check_outcome(
     while config.nodes > 1 and not machine.stopping and _only_lost_peers(error) and time.monotonic() < until:
         time.sleep(POLL_SECONDS)
         error = first_error(run_dir)
-    # A process that the agent tells to end, because another has failed, may say that it was stopped.
+    # A process that the agent terminates, because another one failed, may record that it was stopped.
     if status == "done" or (status == "stopped" and (machine.stopping or not is_cause(error))):
         return
     if machine.stopping and not is_cause(error):
@@ -298,11 +298,11 @@ def _check_outcome(
     if config.nodes > 1:
         place = f"{config.host}:{config.port}"
         raise LaunchError(
-            f"accelerate launch ended before the processes had met at {place}: all of them have to run this command; {log} says "
-            "why; go on with the same command"
+            f"accelerate launch ended before all processes had met at {place}: every machine has to run this command; {log} says "
+            "why; resume with the same command"
         )
     raise RuntimeError(
-        f"the processes ended ({_first_line(ended)}) and left no word; {run_dir / LOGS} has their output"
+        f"the processes ended ({_first_line(ended)}) without an error message; {run_dir / LOGS} has their output"
     )
 
 

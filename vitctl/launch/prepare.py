@@ -1,4 +1,4 @@
-"""From a checked recipe to a folder that can be run: recipe.toml, launch.txt, env.json, and what may change when a run goes on."""
+"""From a checked recipe to a folder that can be run: recipe.toml, launch.txt, env.json, and what may change on resume."""
 
 import os
 import platform
@@ -35,28 +35,28 @@ PACKAGES = (
     "onnx",
     "onnxruntime",
 )
-WAIT_SECONDS = 600.0  # for another machine of the same run to be through with this
+WAIT_SECONDS = 600.0  # for another machine of the same run to finish its preparation
 
 
 def prepare_run(loaded: Loaded, run_dir: Path, allow: Sequence[str] = (), config: LaunchConfig = LaunchConfig()) -> str:
     """Check all that can be checked before the first process, then write recipe.toml, launch.txt and env.json.
 
-    Of several processes that something else started, the first does it and the others wait for it. Of several machines each
-    does it, one after the other: the second finds what the first has written.
+    Among processes that a launcher started, rank 0 does it and the others wait. With several machines each does it in turn: the
+    second finds what the first has written.
 
     Args:
         loaded: the recipe.
-        run_dir: new, or of a run that goes on.
+        run_dir: new, or of a run that is resumed.
         allow: dotted keys, or tables, that may differ from those of the run in the folder.
-        config: of the launch that follows.
+        config: machines and restarts of the launch that follows.
 
     Returns:
-        a line that says which run's weights are taken where the recipe says "newest"; else "".
+        a line that names the run whose weights are used where the recipe says "newest"; else "".
 
     Raises:
         VitctlError: as `check_recipe` raises; nothing was written.
         RecipeError: the folder holds a run of another recipe; the changed keys are named.
-        LaunchError: the folder cannot be written, or the first process said what is wrong.
+        LaunchError: the folder cannot be written, or rank 0 failed to prepare it.
     """
     member = find_member()
     if member is None:
@@ -113,10 +113,10 @@ def _prepare(loaded: Loaded, run_dir: Path, allow: Sequence[str], config: Launch
 
 
 def _pinned(loaded: Loaded, before: Recipe | None) -> tuple[Loaded, str]:
-    """Weights that were "newest" when a run began are its weights for good: a resumed run must not take others.
+    """Replace "newest" by the run that it meant at the first start: a resumed run must use the same weights.
 
     Returns:
-        the recipe with them, and a line that says which they are; "" where the recipe names its weights.
+        the recipe with these weights, and a line that names them; "" where the recipe names its weights.
     """
     weights = getattr(loaded.recipe, "weights", None)
     if weights is None or weights.source != "newest":
@@ -127,13 +127,13 @@ def _pinned(loaded: Loaded, before: Recipe | None) -> tuple[Loaded, str]:
     if earlier is not None:
         source, taken = (
             earlier.source,
-            f"no --from: going on with the weights that this run began with, {earlier.source}",
+            f"no --from: using the weights that this run started from, {earlier.source}",
         )
     else:
         newest = newest_run(loaded.recipe.job)
         source, taken = str(newest.folder), newest.text
     recipe = loaded.recipe.model_copy(update={"weights": weights.model_copy(update={"source": source})})
-    pinned = replace(loaded, recipe=recipe, origins={**loaded.origins, "weights.source": "newest when the run began"})
+    pinned = replace(loaded, recipe=recipe, origins={**loaded.origins, "weights.source": "newest when the run started"})
     return pinned, taken
 
 
@@ -141,7 +141,7 @@ _ALLOWED = ("data", "weights")
 
 
 def _changes(before: Recipe, now: Recipe, run_dir: Path, allow: Sequence[str]) -> str:
-    """The differences that are allowed, in words; "" when there are none. Raises RecipeError at the others."""
+    """A text of the differences that are allowed; "" when there are none. Raises RecipeError for any other."""
     if before.job != now.job:
         raise RecipeError(
             f"{run_dir}: holds a run of {before.job}, this is {now.job}; choose another folder with --out"
@@ -152,7 +152,7 @@ def _changes(before: Recipe, now: Recipe, run_dir: Path, allow: Sequence[str]) -
         (one for one in allow if one not in _ALLOWED and not any(f"{key}.".startswith(f"{one}.") for key in known)), ""
     ):
         raise RecipeError(
-            f"--allow {one_line(odd)}: no key of the recipe; give one as it is named in the refusal, or data, or weights"
+            f"--allow {one_line(odd)}: not a key of the recipe; give a key as the error message names it, or data, or weights"
         )
     refused = [d for d in changed if not any(d[0] == key or d[0].startswith(f"{key}.") for key in allow)]
     if refused:
@@ -160,13 +160,13 @@ def _changes(before: Recipe, now: Recipe, run_dir: Path, allow: Sequence[str]) -
         sets = " ".join(f"--set {typed(f'{key}={toml_value(value)}')} --allow {key}" for key, _, value in refused)
         raise RecipeError(
             f"{run_dir}: holds a run of another recipe: {_in_words(refused[:4])}{more}; choose another folder with --out, "
-            f"or go on all the same with: vitctl resume {typed(run_dir)} {sets}"
+            f"or resume anyway with: vitctl resume {typed(run_dir)} {sets}"
         )
     return _in_words(changed)
 
 
 def _not_shorter(recipe: Recipe, run_dir: Path) -> None:
-    """Refuse a training that would end before the checkpoint that it goes on from."""
+    """Refuse a training that would end before the checkpoint that it resumes from."""
     steps = recipe.schedule.total_steps if isinstance(recipe, TrainRecipe) else 0
     saved = [path.parent.name[5:] for path in run_dir.glob("checkpoints/step_*/state.json")]
     done = max((int(step) for step in saved if step.isdigit()), default=0)

@@ -34,8 +34,8 @@ from vitctl.system.screen import outlive_screen
 from vitctl.system.text import PlainStream, typed
 
 NOW = "now.json"
-LOCKED = "--locked"  # said by a launcher that holds the lock of the run folder itself
-NOTES_SECONDS = 1.0  # for the notes of processes on other nodes to be seen here
+LOCKED = "--locked"  # given by a launcher that itself holds the lock of the run folder
+NOTES_SECONDS = 1.0  # until the notes of processes on other nodes are visible here
 
 
 def work(run_dir: Path, report: Report = silent, *, locked: bool = False) -> dict[str, Any]:
@@ -50,8 +50,8 @@ def work(run_dir: Path, report: Report = silent, *, locked: bool = False) -> dic
         the result, also written to RUN/result.json by the main process; its status is "stopped" after a signal.
 
     Raises:
-        LaunchError: a run is under way in this folder.
-        VitctlError: the user can mend it. RUN/result.json says "failed" and why.
+        LaunchError: another run is active in this folder.
+        VitctlError: the user can fix it. RUN/result.json says "failed" and why.
     """
     for name in set(os.environ) - set(without_settings(os.environ)):
         del os.environ[name]
@@ -77,7 +77,7 @@ def _work(run_dir: Path, report: Report, stop: StopFlag) -> dict[str, Any]:
     except Stopped:
         result = RunResult(recipe.job, "stopped")
     except Exception as error:
-        fixable = explained(error, run_dir, f"go on with: vitctl resume {typed(run_dir)}")
+        fixable = explained(error, run_dir, f"resume with: vitctl resume {typed(run_dir)}")
         if _is_main():
             write_failed_result(run_dir, recipe.job, str(fixable or f"{type(error).__name__}: {error}"))
         if fixable is not None and fixable is not error:
@@ -88,7 +88,7 @@ def _work(run_dir: Path, report: Report, stop: StopFlag) -> dict[str, Any]:
 
 
 def work_as_member(run_dir: Path, report: Report = silent, *, locked: bool = False) -> dict[str, Any]:
-    """`work` in one of several processes; what failed first, on whatever node, is what every one of them raises."""
+    """`work` in one of several processes; every process raises the error that came first, on whichever node."""
     try:
         result = work(run_dir, report, locked=locked)
     except Exception as error:
@@ -105,7 +105,7 @@ def _is_main() -> bool:
 
 
 def _job(name: str) -> Callable[..., Any]:
-    """Imported here, because that takes seconds in which a signal must already be heard."""
+    """Imported here, because that takes seconds, and signals must be handled before."""
     from vitctl.jobs.evaluate import evaluate
     from vitctl.jobs.export import export
     from vitctl.jobs.fewshot import fewshot
@@ -125,7 +125,7 @@ def _job(name: str) -> Callable[..., Any]:
 
 
 def _join_processes(run_dir: Path, recipe: Any, report: Report) -> None:
-    """Find the other processes, and write a line for each node."""
+    """Join the process group, and log a line for each node."""
     restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
     journal = Journal(run_dir / LOG if _is_main() else None, report)
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1
@@ -135,16 +135,16 @@ def _join_processes(run_dir: Path, recipe: Any, report: Report) -> None:
         cpu = on_cpu(recipe)
         join(cpu=cpu)
         if _is_main():
-            forget_errors(run_dir)  # of those before; these ones are all there, and wait in check_sum
+            forget_errors(run_dir)  # of an earlier start; all processes of this one wait in check_all_reduce
         check_all_reduce(cpu=cpu)
-        restarts = max(map(int, gather_texts(str(restarts))))  # only the node that lost a process counts it
+        restarts = max(map(int, gather_texts(str(restarts))))  # only the node that lost a process counts the restart
     if restarts:
-        journal.write("warning", step=0, text=f"a process was lost, all were started again (restart {restarts})")
+        journal.write("warning", step=0, text=f"a process was lost, all processes were restarted (restart {restarts})")
     if not several:
         return
     check_same(
         {"recipe": recipe.model_dump_json()},
-        f"{run_dir / 'recipe.toml'} is not the same file on all nodes; see that they share {run_dir}, then start again",
+        f"{run_dir / 'recipe.toml'} is not the same file on all nodes; make sure that they share {run_dir}, then start again",
     )
     lines = node_lines(cpu=cpu)
     for line in lines:
@@ -159,7 +159,7 @@ def on_cpu(recipe: Any) -> bool:
 
 
 def redirect_output(run_dir: Path, streams: Sequence[int] = (1, 2)) -> None:
-    """From here on all that this process prints goes to its log; or only its errors, stream 2."""
+    """Redirect what this process prints to its log; or only its errors, stream 2."""
     log = log_of(run_dir, int(os.environ.get("RANK", "0")))
     log.parent.mkdir(parents=True, exist_ok=True)
     with open(log, "a", encoding="utf-8", opener=no_links) as file:
@@ -171,7 +171,7 @@ def redirect_output(run_dir: Path, streams: Sequence[int] = (1, 2)) -> None:
 
 
 def leave_group() -> None:
-    """Part from the other processes, when there are any."""
+    """Leave the process group, if there is one."""
     import torch
 
     if torch.distributed.is_initialized():
@@ -179,10 +179,10 @@ def leave_group() -> None:
 
 
 def main() -> None:
-    """`python -m vitctl.launch.worker RUN`: quiet, its output and its error go to RUN/logs.
+    """`python -m vitctl.launch.worker RUN`: prints nothing; its output and its error go to RUN/logs.
 
-    The exit code tells the agent that watches this process whether to start all of them again: 0 where the job is done or
-    stopped, and where only a person can mend what is wrong; else 1.
+    The exit code tells the agent whether to restart all processes: 0 where the job is done or stopped, and where only the
+    user can fix the error; else 1.
     """
     if has_agent():
         die_with_parent()
@@ -192,18 +192,18 @@ def main() -> None:
         sys.exit(f"vitctl: {error}")
     run_dir = Path(sys.argv[1])
     redirect_output(run_dir)
-    outlive_screen()  # which is a file on a disk that may be full
+    outlive_screen()  # standard output is now a file, on a disk that may be full
     report = partial(_write_now, run_dir / LOGS / NOW) if _is_main() else silent
     try:
         work_as_member(run_dir, report, locked=LOCKED in sys.argv)
     except Exception:
         sys.stderr.flush()
         would_fail_again = restarts_left() > 0 and is_final(first_error(run_dir))
-        os._exit(0 if would_fail_again else 1)  # gloo's threads may abort a process that ends in the usual way
+        os._exit(0 if would_fail_again else 1)  # gloo's threads may abort a process that exits normally
 
 
 def _write_now(path: Path, record: Record) -> None:
-    """For the process that has the screen: what is under way, which is in no log; a full disk is no reason to stop."""
+    """Write the current state, which is in no log, for the process that shows progress. A full disk does not stop the run."""
     if record["kind"] == "now":
         with suppress(OSError), replacing(path, flushed=False) as aside:
             aside.write_text(json.dumps(record), encoding="utf-8")

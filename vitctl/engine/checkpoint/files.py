@@ -1,4 +1,4 @@
-"""Checkpoints: safetensors and JSON, written aside, flushed, renamed; the newest whole one is found by its digests."""
+"""Checkpoints: safetensors and JSON, written to a temporary folder, flushed, renamed; digests tell which one is complete."""
 
 import hashlib
 import json
@@ -24,7 +24,7 @@ from vitctl.system.files import flush, parse_json
 from vitctl.system.text import one_line
 
 FORMAT = "vitctl-checkpoint/1"
-# The files of tensors, each NAME.safetensors; no average where there is none.
+# The files of tensors, each NAME.safetensors; AVERAGE only with a Polyak average.
 MODEL, AVERAGE, OPTIMIZER = "model", "ema", "optimizer"
 STATE = "state.json"
 _TORN = "torn_"
@@ -32,7 +32,7 @@ _TORN = "torn_"
 
 @dataclass(frozen=True)
 class SavedCheckpoint:
-    """A whole checkpoint on disk."""
+    """A complete checkpoint on disk."""
 
     folder: Path
     state: dict[str, Any]
@@ -62,25 +62,25 @@ def save_checkpoint(
     meta: dict[str, Any],
     state: dict[str, Any],
 ) -> Path:
-    """Write `root/step_XXXXXXXX` as a whole or not at all.
+    """Write `root/step_XXXXXXXX`, completely or not at all.
 
     Args:
         root: the run's checkpoints folder.
         step: finished steps.
-        tensors: of the model, perhaps of its average, and of the optimizer, by their names; each becomes a file of its own.
+        tensors: of the model, of its average if there is one, and of the optimizer, by their names; one file each.
         config, meta: of the model, kept inside the weights files.
-        state: what else is needed to go on; JSON.
+        state: what else is needed to resume; JSON.
 
     Returns:
         the checkpoint's folder.
 
     Raises:
-        CheckpointError: there is a whole checkpoint of this step, which is never replaced.
+        CheckpointError: there is a complete checkpoint of this step, which is never replaced.
     """
     final = step_folder(root, step)
     if final.exists() and _is_whole(final):
         raise CheckpointError(
-            f"{final}: is there already, whole, and is not replaced; move it, or choose another folder"
+            f"{final}: is already there and complete, and is not replaced; move it, or choose another folder"
         )
     aside = root / f".{final.name}.{os.getpid()}"
     with _removed_on_error(aside):
@@ -103,7 +103,7 @@ def save_checkpoint(
 
 @contextmanager
 def _removed_on_error(aside: Path) -> Iterator[None]:
-    """A folder that is empty at first, and gone when the writing failed: half a checkpoint would keep a full disk full."""
+    """A folder that is empty at first, and removed when the writing failed: half a checkpoint would keep a full disk full."""
     shutil.rmtree(aside, ignore_errors=True)
     try:
         yield
@@ -118,7 +118,7 @@ def newest_checkpoint(root: Path) -> tuple[SavedCheckpoint | None, list[str]]:
     Files are compared with the sizes and digests that were recorded when they were written.
 
     Raises:
-        CheckpointError: they may not be read; a run that took an older one, or began anew, would lose what they hold.
+        CheckpointError: there is no permission to read one; a run that used an older one, or started from zero, would lose steps.
     """
     problems: list[str] = []
     try:
@@ -129,7 +129,7 @@ def newest_checkpoint(root: Path) -> tuple[SavedCheckpoint | None, list[str]]:
                 problems.append(str(error))
     except PermissionError as error:
         raise CheckpointError(
-            f"{error.filename}: may not be read; mend its rights, or remove it to go on without"
+            f"{error.filename}: permission denied; fix its permissions, or remove it to continue without it"
         ) from None
     return None, problems
 
@@ -142,7 +142,7 @@ def newest_name(root: Path) -> str:
 def set_aside_after(root: Path, step: int) -> None:
     """Rename the checkpoints of later steps, none of them whole, so that neither budgets nor readers count them.
 
-    What crashes left half written goes.
+    Temporary folders that crashes left behind are removed.
     """
     _remove(path for path in root.glob(".step_*") if path.is_dir())
     for folder in _steps(root):
@@ -161,8 +161,8 @@ def read_checkpoint(folder: Path) -> SavedCheckpoint:
     """Check one checkpoint against its own digests.
 
     Raises:
-        CheckpointError: a file is missing, cannot be read or is not what was written.
-        PermissionError: it may not be read.
+        CheckpointError: a file is missing, cannot be read or has changed since it was written.
+        PermissionError: there is no permission to read it.
     """
     state = read_state(folder)
     if state.pop("sha256", None) != _digest(state):
@@ -183,7 +183,7 @@ class _File(BaseModel):
 
 
 class _State(BaseModel):
-    """state.json: what must hold of it, whatever a job keeps beside."""
+    """The required fields of state.json; jobs may add others."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
@@ -196,11 +196,11 @@ class _State(BaseModel):
 
 
 def read_state(folder: Path) -> dict[str, Any]:
-    """The state.json of a checkpoint, of our format and with the values that we count on; its files are not read.
+    """The state.json of a checkpoint, with its format and required fields checked; its other files are not read.
 
     Raises:
-        CheckpointError: it is missing, torn, or of another format.
-        PermissionError: it may not be read.
+        CheckpointError: it is missing, incomplete, or of another format.
+        PermissionError: there is no permission to read it.
     """
     path = folder / STATE
     torn = CheckpointError(f"{folder}: not a whole checkpoint: {STATE} is missing or torn")
@@ -224,12 +224,12 @@ def read_state(folder: Path) -> dict[str, Any]:
 
 
 def step_folder(root: Path, step: int) -> Path:
-    """Of the checkpoint of a step."""
+    """The folder of the checkpoint of a step."""
     return root / f"step_{step:08d}"
 
 
 def step_of(folder: Path) -> int | None:
-    """That a checkpoint's folder is named after; None for another folder."""
+    """The step that a checkpoint folder is named after; None for another folder."""
     return int(folder.name[5:]) if re.fullmatch(r"step_[0-9]+", folder.name) else None
 
 
@@ -250,23 +250,23 @@ def _matches_record(path: Path, recorded: Mapping[str, Any]) -> bool:
         return path.is_file() and path.stat().st_size == recorded["bytes"] and _sha256(path) == recorded["sha256"]
     except PermissionError:
         raise
-    except (OSError, KeyError, TypeError):  # a disk that lost the file's blocks says so when they are read
+    except (OSError, KeyError, TypeError):  # a disk that lost blocks of the file reports it when they are read
         return False
 
 
 def _steps(root: Path) -> list[Path]:
-    """The checkpoint folders; a glob would find none where the folder may not be read."""
+    """The checkpoint folders. Not a glob, which finds nothing in a folder without read permission."""
     return [path for path in root.iterdir() if path.name.startswith("step_")] if root.is_dir() else []
 
 
 def keep(root: Path, *, last: int, best: int, scores: Mapping[int, float], coming: int | None = None) -> bool:
-    """Delete all checkpoints but the `last` newest and the `best` of the highest scores, and what crashes left aside.
+    """Delete all checkpoints but the `last` newest and the `best` with the highest scores, and temporary folders of crashes.
 
     Args:
         root: the run's checkpoints folder.
         last, best: how many are kept.
         scores: step -> score.
-        coming: a step that needs the room of those that it will push out; the newest that is there stays all the same.
+        coming: a step that is about to be saved and counts as kept; the newest one on disk is never deleted.
 
     Returns:
         whether a checkpoint was deleted.

@@ -1,4 +1,4 @@
-"""What counts as a right answer: the labels of the data, the ReaL labels, or ObjectNet's rules."""
+"""Which predictions are correct: by the labels of the data, the ReaL labels, or ObjectNet's rules."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -24,10 +24,10 @@ OF_OBJECTNET = (OBJECTNET, RESTRICTED)
 
 @dataclass(frozen=True)
 class LabelRule:
-    """How answers are made from logits, and which of them are right.
+    """How predictions are made from logits, and which of them are correct.
 
     Args:
-        labels: name of a set of labels -> int64 `[N]` or `[N, L]`, filled up with -1; the first is the main one.
+        labels: name of a set of labels -> int64 `[N]` or `[N, L]`, padded with -1; the first is the main one.
         classes: int64 `[N]`, the class of each image, for the counts by class: its first label where it has several, -1 where
             it has none and is not counted.
         class_names: of `classes`.
@@ -42,7 +42,7 @@ class LabelRule:
     to_scores: Callable[[Tensor], Tensor] = field(default=lambda logits: logits)
 
     def count_by_class(self, best: np.ndarray) -> np.ndarray:
-        """Images, right answers and hits among the five best of each class by the main labels, int64 `[K, 3]`, of answers `[N, 5]`."""
+        """Images, top-1 and top-5 hits of each class under the main labels, int64 `[K, 3]`, from predictions `[N, 5]`."""
         counted = self.classes >= 0
         right = correct_predictions(best, next(iter(self.labels.values())))[counted]
         return count_by_class(right, self.classes[counted], len(self.class_names))
@@ -59,7 +59,7 @@ def choose_label_rule(wanted: str, source: Source, found: FoundWeights, root: Pa
 
     Raises:
         RecipeError: there are no such labels.
-        DataError: the images are not those that the labels are about.
+        DataError: the labels are for other images.
         CheckpointError: the head has other classes.
     """
     given = source.labels()
@@ -92,7 +92,7 @@ def check_imagenet(source: Source) -> None:
 
 
 def check_head_classes(found: FoundWeights, names: tuple[str, ...]) -> None:
-    """By name; by number where the file of another program carries no names. Raises CheckpointError."""
+    """Compare the classes of head and data: by name, or by number where the weights file has no names. Raises CheckpointError."""
     stored = found.weights.meta.get("class_names") or []
     num_classes = len(stored) or found.weights.config.num_classes
     if stored != list(names) if stored else num_classes != len(names):
@@ -134,8 +134,8 @@ def write_counts(run_dir: Path, rule: LabelRule, best: np.ndarray) -> dict[str, 
 
     Args:
         run_dir: gets the files.
-        rule: what was right.
-        best: int64 `[N, 5]`, the best answers.
+        rule: which predictions are correct.
+        best: int64 `[N, 5]`, the top-5 predictions.
     """
     names, predictions = rule.class_names, rule.prediction_names
     counted = rule.classes >= 0

@@ -1,4 +1,4 @@
-"""Batch, length and warm-up of a run, where its recipe leaves them to the number of training images. Imports no torch."""
+"""Batch size, length and warm-up of a run, where its recipe derives them from the number of training images. Imports no torch."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,13 +13,13 @@ BATCHES_PER_EPOCH, LEAST_BATCH, MOST_BATCH = 8, 8, 512
 EPOCHS, LEAST_STEPS, MOST_STEPS = 20, 200, 20_000
 WARMUP_SHARE, MOST_WARMUP = 10, 500
 TASK_IMAGES = 1_000  # of every VTAB task
-IN_PROPORTION = ", in proportion"  # after the flag that opened the warm-up, as its origin
+IN_PROPORTION = ", in proportion"  # marks, in the origin of the warm-up, that a flag changed the length
 
 R = TypeVar("R", bound=TrainRecipe)
 
 
 def learning_rate(recipe: TrainRecipe, steps: int) -> Callable[[int], float]:
-    """The rate of the update that follows so many steps, in a run of `steps`, by [optimizer] and [schedule]."""
+    """The learning rate as a function of finished steps, in a run of `steps`, from [optimizer] and [schedule]."""
     s = recipe.schedule
     return partial(
         lr_at,
@@ -33,7 +33,7 @@ def learning_rate(recipe: TrainRecipe, steps: int) -> Callable[[int], float]:
 
 
 def needs_num_images(recipe: object) -> bool:
-    """Whether something of a recipe's [schedule] waits for the number of training images."""
+    """Whether a value of a recipe's [schedule] depends on the number of training images."""
     if not isinstance(recipe, TrainRecipe):
         return False
     s = recipe.schedule
@@ -41,7 +41,7 @@ def needs_num_images(recipe: object) -> bool:
 
 
 def fitted_recipe(recipe: R, num_images: int) -> R:
-    """`recipe` with what its [schedule] leaves open: batch_size = 0, no length, warmup_steps = -1.
+    """`recipe` with the open values of its [schedule] filled in: batch_size = 0, no length, warmup_steps = -1.
 
     Large sets come out as the paper's: batches of 512, at most the 20,000 steps of Table 4, and the warm-up of 500 of
     vision_transformer's configs/common.py. Small ones get eight batches an epoch, and at least 200 updates.
@@ -67,7 +67,7 @@ def fitted_recipe(recipe: R, num_images: int) -> R:
 
 
 def fit_schedule(loaded: Loaded, num_images: int) -> Loaded:
-    """`loaded` as `fitted_recipe` gives it, each value with its origin; a warm-up that a flag opened is in proportion to the recipe's.
+    """`loaded` as `fitted_recipe` gives it, each value with its origin; after --steps or --epochs the warm-up is scaled with the length.
 
     Args:
         loaded: a recipe that trains.
@@ -76,7 +76,7 @@ def fit_schedule(loaded: Loaded, num_images: int) -> Loaded:
     before = loaded.recipe
     assert isinstance(before, TrainRecipe)
     now = fitted_recipe(before, num_images)
-    words = f"fitted to {num_images:,} images"
+    words = f"chosen for {num_images:,} images"
     found = {
         f"schedule.{name}": words
         for name in ("batch_size", "total_steps", "warmup_steps")

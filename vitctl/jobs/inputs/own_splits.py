@@ -1,4 +1,4 @@
-"""Which splits of a user's data set a recipe means, where those that it names are not there."""
+"""The splits of a user's data set that a recipe uses, where those that it names do not exist."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -17,16 +17,16 @@ _FLAG = "the splits of --data"
 
 
 class FittedSplits(NamedTuple):
-    """Values to be set in a recipe, and a line that says why; empty where the recipe fits as it is."""
+    """Values to be set in a recipe, and a line that says why; empty where the recipe needs no change."""
 
     overrides: list[Override]
     note: str
 
 
 def fit_splits(loaded: Loaded) -> FittedSplits:
-    """Take the splits that data.path has in place of those that a recipe names by default and it has not.
+    """Replace the default splits of a recipe by those that data.path has.
 
-    Names that were typed stay. What comes out is written into the recipe of the run: every later job reads there what was
+    Splits that the user named stay. The result is written into the recipe of the run, where every later job reads what was
     trained on.
 
     Args:
@@ -46,7 +46,7 @@ def fit_splits(loaded: Loaded) -> FittedSplits:
     except DataError:
         if not is_remote(data.path):
             raise
-        return FittedSplits([], "")  # opening it will say what is wrong
+        return FittedSplits([], "")  # opening the data later raises the error
     fitting = own_splits(found)
     if fitting is None:
         return FittedSplits([], "")
@@ -78,7 +78,7 @@ def _both(loaded: Loaded, train: str, scored: str, found: list[str], fitting: Ow
 
 
 def _sweep(loaded: Loaded, recipe: Finetune, found: list[str], fitting: OwnSplits) -> dict[str, str]:
-    """Rates are tried and chosen on what is trained on: never on what is scored."""
+    """Learning rates are tried and chosen on training images: never on those that are scored."""
     keys = ("sweep.train_split", "sweep.eval_split")
     if any(_is_from_flag(loaded, key) for key in keys) or (len(found) > 1 and _has(found, recipe.sweep.train_split)):
         return {}
@@ -86,7 +86,7 @@ def _sweep(loaded: Loaded, recipe: Finetune, found: list[str], fitting: OwnSplit
 
 
 def _scored(loaded: Loaded, scored: str, found: list[str], fitting: OwnSplits) -> FittedSplits:
-    """A set in one piece is scored where fine-tuning on it would score; one that is not called train, whole."""
+    """A data set with one split: score the part that fine-tuning on it would score; all of it where it is not called train."""
     if _has(found, scored) or _is_from_flag(loaded, "data.eval_split"):
         return FittedSplits([], "")
     (value, note) = fitting.scored, f"'{fitting.scored}' is scored"

@@ -1,4 +1,4 @@
-"""The weights that a job starts from or scores: found from the words of a recipe, and put into a model."""
+"""The weights that a job starts from or scores: found from a recipe, and loaded into a model."""
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,7 +19,7 @@ WeightsRecipe = Evaluate | ExportRecipe | Fewshot | Finetune | Vtab
 
 @dataclass(frozen=True)
 class FoundWeights:
-    """Weights, where they were found (a path, or the address as it was given), and which of a run's they are."""
+    """Weights, their path (or address, as given), and which weights of a run they are."""
 
     path: str
     weights: Weights
@@ -37,7 +37,7 @@ def find_weights(source: str, runs: Path = RUNS, *, which: str = "", model: str 
         job: that takes them, which decides what "newest" is, see `newest_run`.
 
     Raises:
-        CheckpointError: there are none; the message says where was looked.
+        CheckpointError: there are none; the message says where vitctl looked.
     """
     if "://" in source:
         if which:
@@ -49,7 +49,7 @@ def find_weights(source: str, runs: Path = RUNS, *, which: str = "", model: str 
 
 
 def _check_meta(found: FoundWeights, names: tuple[str, ...] = ("mean", "std")) -> FoundWeights:
-    """The same weights, when what a job needs is stored beside them. Raises CheckpointError."""
+    """The same weights, if the metadata that a job needs is stored with them. Raises CheckpointError."""
     try:
         check_told(found.weights.meta, names)
     except CheckpointError as error:
@@ -58,12 +58,12 @@ def _check_meta(found: FoundWeights, names: tuple[str, ...] = ("mean", "std")) -
 
 
 def scored_weights(recipe: Evaluate) -> FoundWeights:
-    """What `find_weights` finds, when all of the pre-processing that a score needs is stored there. Raises CheckpointError."""
+    """The weights of a recipe, if the pre-processing that a score needs is stored with them. Raises CheckpointError."""
     return _check_meta(weights_of(recipe), ("image_size", "eval_method", "eval_resize", "resample"))
 
 
 def weights_of(recipe: WeightsRecipe) -> FoundWeights:
-    """What `find_weights` finds for a recipe."""
+    """The weights of a recipe, see `find_weights`."""
     return find_weights(recipe.weights.source, which=recipe.weights.which, model=recipe.weights.model, job=recipe.job)
 
 

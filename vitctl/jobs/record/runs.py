@@ -1,4 +1,4 @@
-"""Finished runs: which of a run's weights stand for it, and which run is taken where none is named."""
+"""Finished runs: which weights represent a run, and which run is used where none is named."""
 
 import time
 from collections.abc import Sequence
@@ -28,23 +28,23 @@ PRETRAINING, TRAINING = ("pretrain",), ("pretrain", "finetune")
 _TAKES_ANY = ("evaluate", "export")  # what also makes sense for a fine-tuned network
 _GIVEN = "as given"
 _INSTEAD = {
-    AVERAGE: "only a run with averaging.decay keeps a Polyak average; take the weights themselves with --weights model",
-    MODEL: "the checkpoint was copied in part; copy it again, or take another one with --weights STEP",
+    AVERAGE: "only a run with averaging.decay keeps a Polyak average; use the weights themselves with --weights model",
+    MODEL: "the checkpoint was copied in part; copy it again, or use another one with --weights STEP",
 }
 _QUICKSTARTED = "; `vitctl quickstart` left some here: --from quickstart/pretrain"
 
 
 @dataclass(frozen=True)
 class ChosenWeights:
-    """Which weights were taken.
+    """Which weights were chosen.
 
     Args:
         how: "last" or "best" of a run, "step", or "as given": a checkpoint or a file was named.
         step: finished steps; None where nothing tells.
         averaged: it is the Polyak average.
-        accuracy: that the run logged at this step; None where it did not.
-        better: step and accuracy of a checkpoint of the run that is kept and scored higher.
-        damaged: newer checkpoints that were passed over, a line each.
+        accuracy: logged by the run at this step; None where there is none.
+        better: step and accuracy of another kept checkpoint of the run with a higher accuracy.
+        damaged: newer checkpoints that were skipped, a line each.
         unfinished: the run has no result, was stopped or failed.
     """
 
@@ -73,19 +73,19 @@ class ChosenWeights:
             said.append("of a run that is not finished")
         if self.better:
             step, accuracy = self.better
-            said.append(f"a better one is kept: step {step}, accuracy {accuracy:.2%}: --weights best takes it")
-        return "; ".join([*said, *(f"passed over: {problem}" for problem in self.damaged)])
+            said.append(f"a better checkpoint is kept: step {step}, accuracy {accuracy:.2%}: --weights best uses it")
+        return "; ".join([*said, *(f"skipped: {problem}" for problem in self.damaged)])
 
 
 def choose_weights(place: Path, which: str = "") -> tuple[Path, ChosenWeights]:
-    """The weights file that a run folder, a checkpoint folder, a folder of another program or a file stands for.
+    """The weights file of a run folder, a checkpoint folder, a folder of another program, or a file.
 
     Args:
         place: one of those.
         which: "last", "best" (by the accuracies that the run logged, among the checkpoints that are kept), or the number of a
-            step; "ema" or "model": the Polyak average, or the weights themselves, of the checkpoint that stands for the run.
-            "": that one, which is the best of a run with early stopping, and the last of any other. The Polyak average is
-            taken where the run kept one and "model" does not ask for the weights themselves.
+            step; "ema" or "model": the Polyak average, or the weights themselves, of the checkpoint that represents the run.
+            "": that checkpoint: the best of a run with early stopping, the last of any other. The Polyak average is
+            used where the run kept one, unless "model" is given.
 
     Raises:
         CheckpointError: there are no such weights.
@@ -123,7 +123,7 @@ def choose_weights(place: Path, which: str = "") -> tuple[Path, ChosenWeights]:
 
 
 def _checkpoint(run: Path, which: str) -> tuple[Path, ChosenWeights]:
-    """The folder of the checkpoint that is asked of a run, whole."""
+    """The folder of the requested checkpoint of a run, verified."""
     root, scores = run / CHECKPOINTS, {step: score.accuracy for step, score in logged_scores(run).items()}
     kept = sorted(step for path in root.iterdir() if (step := step_of(path)) is not None)
     scored = [step for step in kept if step in scores]
@@ -132,7 +132,7 @@ def _checkpoint(run: Path, which: str) -> tuple[Path, ChosenWeights]:
     if how == "last":
         saved, problems = newest_checkpoint(root)
         if saved is None:
-            raise CheckpointError(f"{run}: holds no whole checkpoint{': ' + problems[0] if problems else ''}")
+            raise CheckpointError(f"{run}: holds no complete checkpoint{': ' + problems[0] if problems else ''}")
         _check_recorded(run, how, saved.step, problems)
         own = scores.get(saved.step)
         better = (best, scores[best]) if best is not None and own is not None and scores[best] > own else None
@@ -141,11 +141,11 @@ def _checkpoint(run: Path, which: str) -> tuple[Path, ChosenWeights]:
         return saved.folder, ChosenWeights("last", accuracy=own, better=better, damaged=tuple(problems))
     if how == "best" and best is None:
         raise CheckpointError(
-            f"{run}: none of its checkpoints was scored, so none is the best; take the last: --weights last"
+            f"{run}: none of its checkpoints was scored, so there is no best one; use the last: --weights last"
         )
     step = best if how == "best" else int(how)
     if step not in kept or step is None:
-        raise CheckpointError(f"{run}: has no checkpoint of step {how}; kept are {', '.join(map(str, kept)) or 'none'}")
+        raise CheckpointError(f"{run}: has no checkpoint of step {how}; it has {', '.join(map(str, kept)) or 'none'}")
     if how == "best":
         _check_recorded(run, how, step, [])
     folder = read_checkpoint(step_folder(root, step)).folder
@@ -153,10 +153,10 @@ def _checkpoint(run: Path, which: str) -> tuple[Path, ChosenWeights]:
 
 
 def _check_recorded(run: Path, how: str, step: int, problems: Sequence[str]) -> None:
-    """The checkpoint that stands for a finished run is the one that its result is about.
+    """Check that the checkpoint that represents a finished run is the one that its result describes.
 
     Raises:
-        CheckpointError: that one is gone or damaged; another is taken only when it is asked for by its step.
+        CheckpointError: that one is missing or damaged; another one is used only when it is named by its step.
     """
     result = read_result(run)
     recorded = result.provenance if result is not None and result.status == "done" else {}
@@ -164,7 +164,7 @@ def _check_recorded(run: Path, how: str, step: int, problems: Sequence[str]) -> 
         return
     why = problems[0] if problems else "its folder is gone"
     raise CheckpointError(
-        f"{run}: its result is of step {recorded['weights_step']}, whose checkpoint cannot be used ({why}); copy it back, or take "
+        f"{run}: its result is of step {recorded['weights_step']}, whose checkpoint cannot be used ({why}); copy it back, or use "
         f"another one by its step: --weights {step}"
     )
 
@@ -178,7 +178,7 @@ def _is_whole(folder: Path) -> bool:
 
 
 def stops_early(run: Path) -> bool:
-    """Whether a run's recipe says that its best checkpoint stands for it."""
+    """Whether a run uses early stopping, so that its best checkpoint represents it."""
     try:
         evaluation = read_toml(run / "recipe.toml", error=RecipeError)[0].get("evaluation")
     except RecipeError:
@@ -199,18 +199,18 @@ def logged_probes(run: Path, step: int) -> dict[str, float]:
 
 
 class NewestRun(NamedTuple):
-    """A finished run that is taken because none was named; `text` says so in one line."""
+    """The finished run that is used because none was named; `text` says so in one line."""
 
     folder: Path
     text: str
 
 
 def newest_run(job: str, runs: Path = RUNS) -> NewestRun:
-    """The newest finished run whose weights a job takes: of any training to score or export it, else of a pre-training.
+    """The newest finished run whose weights a job can use: any training to score or export, else a pre-training.
 
     Args:
-        job: that takes them.
-        runs: folder of run folders; those deeper down, and runs that were stopped or failed, are not taken.
+        job: that uses them.
+        runs: folder of run folders; deeper folders, and runs that were stopped or failed, are not used.
 
     Raises:
         CheckpointError: there is none.
@@ -230,8 +230,8 @@ def newest_run(job: str, runs: Path = RUNS) -> NewestRun:
         )
     when, folder, result = max(done, key=lambda one: one[:2])
     passed = _passed_over(runs, jobs, when)
-    text = f"no --from: taking the newest finished {wanted} run, {folder} ({_described(folder, result, when)})"
-    return NewestRun(folder, f"{text}; newer, but not taken: {', '.join(passed)}" if passed else text)
+    text = f"no --from: using the newest finished {wanted} run, {folder} ({_described(folder, result, when)})"
+    return NewestRun(folder, f"{text}; newer, but not used: {', '.join(passed)}" if passed else text)
 
 
 def _described(folder: Path, result: RunResult, when: float) -> str:
@@ -244,7 +244,7 @@ def _described(folder: Path, result: RunResult, when: float) -> str:
 
 
 def _passed_over(runs: Path, jobs: tuple[str, ...], since: float) -> list[str]:
-    """Newer runs of the same jobs that do not count, each with the reason."""
+    """Newer runs of the same jobs that are not used, each with the reason."""
     passed = []
     for file in sorted(runs.glob("*/recipe.toml")):
         folder = file.parent

@@ -1,4 +1,4 @@
-"""A quick look at VTAB: a linear classifier on frozen features, in closed form. Not the protocol of the paper."""
+"""A quick estimate of VTAB: a linear classifier on frozen features, in closed form. Not the protocol of the paper."""
 
 from functools import partial
 
@@ -23,7 +23,7 @@ L2S = tuple(2.0**power for power in range(-2, 17, 3))
 def score_features(context: SuiteContext, data: TaskData) -> Score:
     """Fit on the 800 images with each regulariser, choose by the 200, fit on all 1,000, score on the whole test split.
 
-    Every task has a regulariser of its own, the smallest of the best. Images are squashed to the square that the model sees.
+    Every task has its own regulariser, the smallest of equals. Images are squashed to the square that the model sees.
 
     Args:
         context: of the table.
@@ -69,7 +69,7 @@ def _frozen(context: SuiteContext) -> nn.Module:
 def _features(context: SuiteContext, model: nn.Module, source: Source) -> Tensor:
     """Representations [N, R] of a split."""
     recipe, runtime, meta = context.recipe, context.runtime, context.found.weights.meta
-    look = FeaturePass(
+    extract = FeaturePass(
         runtime,
         open_journal(runtime, context.run_dir, context.report),
         scored_as(context),
@@ -79,4 +79,4 @@ def _features(context: SuiteContext, model: nn.Module, source: Source) -> Tensor
         num_workers(recipe.machine, runtime),
         context.stop,
     )
-    return look(model, source)
+    return extract(model, source)

@@ -1,4 +1,4 @@
-"""One run of one task of VTAB in a folder of its own: made, gone on with, or read back when it is finished."""
+"""One run of one task of VTAB in a folder of its own: started, resumed, or read back when it is finished."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,13 +25,13 @@ from vitctl.recipe.neutral import result_neutral
 from vitctl.recipe.schema import Vtab
 
 JOB = "vtab-task"
-# Of a run in a table; digests tell images and weights wherever they lie, and `precision` is told as it was resolved.
+# Keys left out of a run's recipe digest: digests identify images and weights, and `precision` is recorded as resolved.
 _FREE = (*result_neutral(), "vtab.", "machine.precision", "data.path", "data.allow_partial", "weights.source")
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What the paper chose on the validation images: a learning rate, and a length with its warm-up in steps."""
+    """The hyperparameters that the paper chose on the validation images: a learning rate, and length and warm-up in steps."""
 
     lr: float
     total_steps: int
@@ -39,7 +39,7 @@ class Setting:
 
     @property
     def name(self) -> str:
-        """As the folders of its runs are called."""
+        """Name of the folders of its runs."""
         return f"lr_{self.lr:g}_steps_{self.total_steps}"
 
 
@@ -66,16 +66,16 @@ class SuiteContext:
 
 
 def scored_as(context: SuiteContext) -> EvalTransform:
-    """How the images of all tasks are shown when they are scored: squashed to the square that the model sees.
+    """The evaluation pre-processing of all tasks: images are squashed to the square that the model sees.
 
-    The benchmark's images are taken as they were published, the damaged JPEGs of Pets among them.
+    The benchmark's images are used as they were published, including the damaged JPEGs of Pets.
     """
     resample = context.recipe.data.resample
     return EvalTransform(context.image_size, method="square", resize=0, resample=resample, truncated="pad")
 
 
 def settings(recipe: Vtab) -> list[Setting]:
-    """The settings that are tried: every learning rate with every schedule; the recipe's own where there is no sweep.
+    """The settings to try: every learning rate with every schedule; the recipe's own where there is no sweep.
 
     The warm-up keeps its share of the schedule.
 
@@ -103,7 +103,7 @@ def fine_tune(context: SuiteContext, data: TaskData, setting: Setting, seed: int
 
 
 def score_identity(context: SuiteContext, recipe: Vtab, data: TaskData, train_on: str, score_on: str) -> dict[str, Any]:
-    """What a score of a task belongs to; two scores can be compared where these agree."""
+    """What a score of a task depends on; two scores can be compared where these agree."""
     sources: dict[str, Source] = {"train800": data.train800, "val200": data.val200, "train": data.train}
     return {
         "task": data.task.name,
@@ -161,7 +161,7 @@ def _train(
     train_on: tuple[Source, TrainTransform],
     score_on: Source,
 ) -> Scored:
-    """The score after the last step, and what is known only now; on the main process the digest of the scored weights too."""
+    """The score after the last step, and more fields for the provenance: on the main process the digest of the scored weights."""
     runtime, weights = context.runtime, context.found.weights
     model, _ = transferred_model(
         weights,
@@ -213,7 +213,7 @@ def _with_setting(recipe: Vtab, setting: Setting, seed: int) -> Vtab:
 
 
 def _augmentation(context: SuiteContext, data: TaskData) -> TrainTransform:
-    """Random crop and flip where BiT has them for the task (Appendix F)."""
+    """Random crop and flip where BiT uses them for the task (Appendix F)."""
     chosen = context.recipe.data.augment == "bit"
     return TrainTransform(
         context.image_size,

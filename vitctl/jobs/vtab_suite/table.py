@@ -26,7 +26,7 @@ def make_vtab_table(
         data: of the tasks, in the order of the suite.
         scores: per task, one for each seed.
         num_tasks: of the whole suite; with fewer the table is partial.
-        light: how the scores were made.
+        light: whether the scores are those of the light protocol.
 
     Returns:
         `mean`, the plain mean over the tasks, which is the VTAB score, and its deviation over the seeds; the mean of the
