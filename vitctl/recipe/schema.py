@@ -1,6 +1,6 @@
-"""What an experiment is: one frozen schema for each job, made of the tables in sections.py and images.py.
+"""The recipe of an experiment: one frozen schema for each job, made of the tables in sections.py and images.py.
 
-Nothing below the jobs reads a recipe.
+Only jobs and the rooms above them read a recipe.
 """
 
 from typing import Literal
@@ -34,9 +34,11 @@ from vitctl.recipe.sections import (
     knob,
 )
 
-_DROPOUT = "dropout while fine-tuning, 0 to below 1; as_stored: that of the weights, 0 where they tell none"
+_DROPOUT = (
+    "dropout while fine-tuning, 0 to below 1; as_stored: the value stored with the weights, 0 where there is none"
+)
 _DROP_PATH = "chance of dropping the last layer's branches while fine-tuning, 0 to below 1; as_stored: as for dropout"
-_DIVIDED = "an inference: Table 5 speaks for as_stored, uncertainty-baselines for 0"
+_DIVIDED = "an inference: Table 5 suggests as_stored, uncertainty-baselines suggests 0"
 
 
 class Recipe(Section):
@@ -104,7 +106,7 @@ class Finetune(TrainRecipe):
     @model_validator(mode="after")
     def _noise_tells_no_rate(self) -> "Finetune":
         if self.sweep.lrs and self.data.synthetic:
-            raise ValueError("data.synthetic has nothing to choose a rate by; set sweep.lrs = []")
+            raise ValueError("data.synthetic has no labels to choose a learning rate by; set sweep.lrs = []")
         if len(self.finetune.seeds) > 1 and (self.data.synthetic or not self.data.eval_split):
             raise ValueError(
                 "finetune.seeds gives a mean of accuracies, and there is nothing to score; set data.eval_split"
@@ -144,7 +146,7 @@ class Vtab(TrainRecipe):
             raise ValueError("the tasks of vtab are trained for one number of steps: set schedule.total_steps")
         if self.evaluation.early_stopping:
             raise ValueError(
-                "evaluation.early_stopping would choose by the test images, which are all that a task of vtab scores"
+                "evaluation.early_stopping would choose a checkpoint by the test images, the only ones that a task of vtab scores"
             )
         return self
 

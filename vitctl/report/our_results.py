@@ -1,4 +1,4 @@
-"""What has been run here, to stand beside the paper's results: runs of the shipped recipes as they are, on the whole data."""
+"""Our results, to compare with the paper's: runs of the shipped recipes, unchanged and on all of their data."""
 
 import re
 import statistics
@@ -23,7 +23,7 @@ _EXPERIMENTS = re.compile(r"(finetune|bit)_(imagenet|cifar10|cifar100|pets|flowe
 
 
 class Pretraining(NamedTuple):
-    """What was pre-trained: the recipe, and on how many images of its set (0: all)."""
+    """A pre-training: the recipe, and the number of images of its data set (0: all)."""
 
     recipe: str
     subset_images: int = 0
@@ -31,11 +31,11 @@ class Pretraining(NamedTuple):
 
 @dataclass(frozen=True)
 class Ours:
-    """A cell of ours.
+    """Our result in a table cell.
 
     Args:
         values: accuracies in percent, one for each seed.
-        remark: what must be said of it; empty for most.
+        remark: a note for the user; empty for most.
     """
 
     values: tuple[float, ...]
@@ -53,7 +53,7 @@ class Ours:
 
 
 class ExcludedRun(NamedTuple):
-    """A finished run of a recipe of the tables that fills no cell, and why."""
+    """A finished run of a recipe of the tables that is not used for a cell, and why."""
 
     run: str
     recipe: str
@@ -68,7 +68,7 @@ class OurResults:
     left_out: tuple[ExcludedRun, ...] = ()
 
     def best(self, pretraining: Pretraining, experiments: Sequence[str]) -> Ours | None:
-        """The best of the experiments that a cell may be filled from; None when none has been run."""
+        """The best of the experiments that a cell may show; None when none has been run."""
         found = {
             experiment: Ours(self.accuracies[pretraining, experiment])
             for experiment in experiments
@@ -85,13 +85,13 @@ class OurResults:
 
 
 def our_results(runs: Path) -> OurResults:
-    """All results under a folder of runs that belong into the paper's tables.
+    """All results under a folder of runs that belong in the paper's tables.
 
-    A fine-tuning, VTAB or few-shot run is joined to the pre-training run whose weights it started from, by their digest; a score
-    under the ReaL labels to the fine-tuning run whose weights it scored.
+    The digest of the weights links a fine-tuning, VTAB or few-shot run to the pre-training run that it started from, and a
+    score under the ReaL labels to the fine-tuning run that it scored.
 
     Args:
-        runs: holds run folders, and folders of sweeps; those that cannot be read are passed over.
+        runs: holds run folders, and folders of sweeps; those that cannot be read are skipped.
     """
     left: list[ExcludedRun] = []
     found: list[FinishedRun] = []
@@ -125,7 +125,7 @@ def our_results(runs: Path) -> OurResults:
 def _chain(
     run: FinishedRun, found: Sequence[FinishedRun]
 ) -> tuple[tuple[FinishedRun, str, int], str] | tuple[None, str]:
-    """The pre-training behind a score, the recipe that made the scored network, and its seed; or why there is none."""
+    """The pre-training behind a score, the recipe of the scored network, and its seed; or why there is none."""
     candidates = [
         other for other in found if other.result.job == ("finetune" if run.result.job == "evaluate" else "pretrain")
     ]
@@ -187,7 +187,7 @@ def _finished(runs: Path) -> Iterator[FinishedRun]:
 
 
 def _is_outside_tables(recipe: Any) -> bool:
-    """Few-shot and scoring runs are made for every data set; those of the tables are on ImageNet, under the ReaL labels."""
+    """Few-shot and evaluation runs exist for every data set; the tables use ImageNet, and the ReaL labels."""
     if isinstance(recipe, Evaluate):
         return recipe.data.dataset != _IMAGENET or recipe.evaluation.labels != "real"
     return isinstance(recipe, Fewshot) and (recipe.data.dataset != _IMAGENET or bool(recipe.data.datasets))

@@ -1,4 +1,4 @@
-"""Which experiments a cell of the paper's tables may be filled from."""
+"""Which experiments a cell of the paper's tables may show."""
 
 from vitctl.jobs.pretrain import model_config
 from vitctl.models.configs import ResNetConfig
@@ -52,6 +52,6 @@ def experiments_for(number: str, recipe: str, column: str) -> tuple[str, ...]:
 
 
 def is_resnet(name: str) -> bool:
-    """Whether a pre-training recipe trains a ResNet, which takes the better of two protocols."""
+    """Whether a pre-training recipe trains a ResNet, for which the better of two protocols counts."""
     recipe = load_recipe(name).recipe
     return isinstance(recipe, Pretrain) and isinstance(model_config(recipe, 1000), ResNetConfig)

@@ -16,7 +16,7 @@ from vitctl.report.sweep_plot import GREY, INK, SERIES, can_plot, new_figure, pl
 __all__ = ["PLOTS", "can_plot", "draw_figure_2", "draw_figure_5"]
 _FIGURE_5 = "fig5"
 _FAMILIES = {"ViT": ("o", SERIES[0]), "ResNet": ("s", SERIES[1]), "hybrid": ("^", SERIES[2])}
-_ANY_GPU = Gpu("H100", 0.4)  # whose days are not shown
+_ANY_GPU = Gpu("H100", 0.4)  # GPU-days are not shown
 _BAR = 0.36
 
 

@@ -1,4 +1,4 @@
-"""Whether a finished run is the experiment that its recipe describes: its values, its images, and the weights it began with."""
+"""Whether a finished run is the experiment of its recipe: its values, its images, and its start weights."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,13 +20,13 @@ from vitctl.recipe.paper import FIGURE_4_SIZES
 from vitctl.recipe.schema import Evaluate, Fewshot, Finetune, Pretrain, Recipe, TrainRecipe, Vtab
 from vitctl.recipe.write import differences
 
-# What may differ in a run that still counts as one of its recipe, beside what changes no number. Another data.path does not:
-# nothing holds what is there against the data set that the recipe names.
+# What may differ in a run that still counts as one of its recipe, beside keys that change no number. data.path may not: its
+# images cannot be checked against the data set that the recipe names.
 _FREE = (
     *(*result_neutral(), "machine.precision", "evaluation.every_steps", "fewshot_probe."),
     *("seed", "finetune.seeds", "weights.source"),
 )
-# What a command line sets where a recipe cannot: the data set of the recipes that are for any.
+# Values set on the command line for recipes that are for any data set.
 _NAMED = {
     "fewshot": {"data.dataset": "imagenet"},
     "evaluate": {"data.dataset": "imagenet", "data.eval_split": "validation", "evaluation.labels": "real"},
@@ -40,10 +40,10 @@ class FinishedRun:
 
     Args:
         folder: of the run.
-        where: the folder as it is told.
+        where: the folder, as shown to the user.
         name: of the recipe.
         recipe: with the values that it was run with.
-        result: that it left.
+        result: its result.
     """
 
     folder: Path
@@ -54,12 +54,12 @@ class FinishedRun:
 
     @property
     def digest(self) -> str:
-        """Of its last weights."""
+        """Digest of its last weights."""
         return str(self.result.provenance.get("weights_sha256", ""))
 
 
 def recipe_misfit(run: FinishedRun) -> str:
-    """The first value in which a run is not its shipped recipe, in words; empty when it is."""
+    """The first value in which a run differs from its shipped recipe, as text; "" when there is none."""
     named = _NAMED.get(run.name, {})
     shipped = load_recipe(run.name).recipe
     for key, wanted, found in differences(shipped, run.recipe):
@@ -68,8 +68,8 @@ def recipe_misfit(run: FinishedRun) -> str:
         if key == "data.subset_images" and run.name.startswith("fig4_") and found in FIGURE_4_SIZES.values():
             continue
         if key == "data.path":
-            return "data.path is set: nothing holds those images against the data set of the recipe"
-        return f"{key} is {found}, of the recipe {wanted}"
+            return "data.path is set: its images cannot be checked against the data set of the recipe"
+        return f"{key} is {found}, in the recipe {wanted}"
     missing = [key for key in named if key not in {k for k, _, _ in differences(shipped, run.recipe)}]
     wrong = [key for key in missing if _value(run.recipe, key) != named[key]]
     return f"{wrong[0]} is {_value(run.recipe, wrong[0])}, should be {named[wrong[0]]}" if wrong else ""
@@ -82,7 +82,7 @@ def _value(recipe: Any, key: str) -> Any:
 
 
 def data_misfit(run: FinishedRun) -> str:
-    """Why the images of a run are not all of those that its recipe names, by number and source; empty when they are."""
+    """Why the images of a run are not those of its recipe, by number and source; "" when they are."""
     used = run.result.provenance
     if isinstance(run.recipe, Vtab):
         return _vtab_misfit(run)
@@ -130,14 +130,14 @@ def _vtab_misfit(run: FinishedRun) -> str:
 
 
 def weights_misfit(run: FinishedRun, candidates: Sequence[FinishedRun]) -> tuple[FinishedRun | None, str]:
-    """The run whose weights another started from or scored, or why none of them counts.
+    """The run whose weights another run started from or scored, or why there is none.
 
-    They must be those that stand for the run: the best checkpoint where the recipe stops early, the last of all others; the
-    average where the recipe averages.
+    They must be the weights that represent the run: the best checkpoint with early stopping, else the last; the average
+    where the recipe averages.
 
     Args:
         run: that started from, or scored, stored weights.
-        candidates: that may have made them.
+        candidates: runs that may have saved them.
     """
     if run.result.provenance.get("initialise") == "random":
         return None, "it started from random weights"
@@ -151,7 +151,7 @@ def weights_misfit(run: FinishedRun, candidates: Sequence[FinishedRun]) -> tuple
         if taken != wanted:
             return None, f"of {source.where} it takes {_checkpoint_name(*taken)}, should be {_checkpoint_name(*wanted)}"
         return source, ""
-    return None, "its weights are of no run here that counts"
+    return None, "its weights are of no run here that can be used"
 
 
 def _checkpoint_name(step: int, name: str) -> str:
@@ -166,7 +166,7 @@ def _origin(run: FinishedRun) -> tuple[str, Path]:
 
 
 def _stored(path: Path, source: FinishedRun) -> Path | None:
-    """The same file in the folder of a run that may have been moved since; None when it is of another run."""
+    """The same file in the folder of a run that may have been moved since; None when it belongs to another run."""
     parts = path.parts
     if CHECKPOINTS not in parts:
         return None
@@ -183,7 +183,7 @@ def _digest(path: Path) -> str:
 
 
 def _stands_for(source: FinishedRun) -> tuple[int, str]:
-    """Step and file name of the weights that stand for a training run."""
+    """Step and file name of the weights that represent a training run."""
     assert isinstance(source.recipe, TrainRecipe)
     name = AVERAGE if source.recipe.averaging.decay else MODEL
     scores = [

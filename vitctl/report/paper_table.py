@@ -29,13 +29,13 @@ class Gpu:
     mfu: float
 
     def days(self, flops: float) -> float:
-        """Days of one such GPU for so many FLOPs."""
+        """Days of one such GPU for this many FLOPs."""
         return flops / (self.mfu * PEAK_TFLOPS[self.device] * 1e12 * SECONDS_PER_DAY)
 
 
 @dataclass(frozen=True)
 class TrainingCost:
-    """What a pre-training takes: updates, 10^18 floating-point operations, days of one GPU."""
+    """The cost of a pre-training: updates, 10^18 floating-point operations, days of one GPU."""
 
     steps: int
     exaflops: float
@@ -53,7 +53,7 @@ class Accuracy:
 
 @dataclass(frozen=True)
 class ResultRow:
-    """A pre-training recipe: its accuracy in each asked column, and its cost."""
+    """A pre-training recipe: its accuracy in each requested column, and its cost."""
 
     recipe: str
     accuracies: tuple[Accuracy, ...]
@@ -110,7 +110,7 @@ def result_rows(number: str, targets: tuple[str, ...], ours: OurResults, gpu: Gp
         number: of `RESULTS`.
         targets: of its columns.
         ours: results of our runs.
-        gpu: that costs are given for.
+        gpu: for the costs.
     """
     table = RESULTS[number]
     return [
@@ -199,7 +199,7 @@ def _table_4(name: str) -> SettingRow:
     s = r.schedule
     if isinstance(r, Finetune):
         steps, rates = f"{s.total_steps:,}", ", ".join(f"{lr:g}" for lr in r.sweep.lrs or (r.optimizer.lr,))
-    else:  # B.1.1 has two rates and two schedules, of which Table 4 prints one: the recipe's own
+    else:  # B.1.1 has two rates and two schedules, of which Table 4 prints one, which the recipe uses
         steps = ", ".join(f"{n:,}" + " (ours)" * (n != s.total_steps) for n in r.vtab.sweep_steps or (s.total_steps,))
         tried = r.vtab.sweep_lrs or (r.optimizer.lr,)
         rates = ", ".join(f"{lr:g}" + " (ours)" * (lr != r.optimizer.lr) for lr in tried)

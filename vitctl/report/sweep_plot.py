@@ -1,4 +1,4 @@
-"""The plot of a sweep: lines over the one number that varies, or a row of dots where names vary. Needs matplotlib."""
+"""The plot of a sweep: lines over the number that varies, or one dot per run otherwise. Needs matplotlib."""
 
 import importlib.util
 import textwrap
@@ -13,7 +13,7 @@ PLOT = "sweep.png"
 INK, BLUE, GREY = "#222222", "#2a6fbb", "#d9d9d9"
 SERIES = (BLUE, "#c8553d", "#3d8b5f", "#8a5fb0", "#b58a2b", "#5c6b73")
 _TITLE_LETTERS = 95
-_LOG_RATIO = 8  # a range wider than this is shown in equal ratios
+_LOG_RATIO = 8  # a range wider than this gets a logarithmic axis
 
 
 def can_plot() -> bool:
@@ -47,7 +47,7 @@ def draw_sweep(groups: Sequence[Group], metric: str, title: str, out: Path) -> P
 
 
 def new_figure(width: float, height: float) -> Any:
-    """An empty figure of so many inches, drawn without a screen."""
+    """An empty figure, size in inches, that needs no screen."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -71,7 +71,7 @@ def save_figure(figure: Any, path: Path) -> Path:
 
 
 def numeric_axis(groups: Sequence[Group]) -> str:
-    """The one key with several numbers among what varies, when only recipes vary beside it; '' otherwise."""
+    """The only varied key, if its values are numbers; '' otherwise. Recipes may vary too."""
     keys = {key for group in groups for key in group.varied}
     if len(keys) != 1:
         return ""
