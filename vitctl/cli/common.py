@@ -1,4 +1,4 @@
-"""What the commands that run a job share: options, overrides, and the way from a recipe to a result."""
+"""Shared by the commands that run a job: options, overrides, and the steps from a recipe to a result."""
 
 import os
 import sys
@@ -23,12 +23,12 @@ RecipeName = Annotated[
         "--recipe", "-r", help="Name of a shipped recipe or path of a .toml file.", autocompletion=completion.recipes
     ),
 ]
-WEIGHTS = "Weights"  # the panel of what says which weights a job starts from
+WEIGHTS = "Weights"  # help panel: which weights a job starts from
 From = Annotated[
     str | None,
     typer.Option(
         "--from",
-        help="Run, checkpoint, weights file or https, hf, gs address; default: the newest finished run.",
+        help="Run folder, checkpoint, weights file or address (https, hf, gs); default: the newest finished run.",
         autocompletion=completion.runs,
         rich_help_panel=WEIGHTS,
     ),
@@ -37,7 +37,8 @@ WhichWeights = Annotated[
     str | None,
     typer.Option(
         "--weights",
-        help="Of a run: last, best, a step, ema (its Polyak average) or model (not averaged). Default: what stands for the run.",
+        help="Which checkpoint of a run: last, best or a step; ema (Polyak average) or model (not averaged). "
+        "Default: the last, or the best with early stopping; averaged where the run has an average.",
         rich_help_panel=WEIGHTS,
     ),
 ]
@@ -45,49 +46,62 @@ Model = Annotated[
     str | None,
     typer.Option(
         "--model",
-        help="Name of the model, for what a foreign weights file does not tell.",
+        help="Name of the model, e.g. B/16, if the weights file of another program does not say it.",
         autocompletion=completion.models,
         rich_help_panel=WEIGHTS,
     ),
 ]
-Data = Annotated[str | None, typer.Option("--data", help="Folder of shards made by `vitctl data shards`.")]
+Data = Annotated[str | None, typer.Option("--data", help="Folder or address of shards, see `vitctl data shards`.")]
 Dataset = Annotated[
     str | None,
     typer.Option(
-        "--dataset", help="A known data set: digits, shapes, cifar10, pets, ...", autocompletion=completion.data_sets
+        "--dataset",
+        help="A known data set: digits, shapes, cifar10, pets, ...; see `vitctl data list`.",
+        autocompletion=completion.data_sets,
     ),
 ]
 Res = Annotated[int | None, typer.Option("--res", help="Image size in pixels.")]
 Out = Annotated[
-    Path | None, typer.Option("--out", "-o", help="Run folder; a run that is there goes on. Default: runs/NAME_TIME.")
+    Path | None,
+    typer.Option("--out", "-o", help="Run folder; a run that is there is resumed. Default: runs/NAME_TIME."),
 ]
 Set = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", "-s", help="Any value of the recipe: section.key=value. Repeatable.", autocompletion=completion.keys
+        "--set",
+        "-s",
+        help="Set any value of the recipe: section.key=value. Repeatable.",
+        autocompletion=completion.keys,
     ),
 ]
-Lr = Annotated[float | None, typer.Option("--lr", help="Base learning rate; no others are tried.")]
+Lr = Annotated[
+    float | None, typer.Option("--lr", help="Base learning rate; switches off the sweep over learning rates.")
+]
 Steps = Annotated[
     int | None,
-    typer.Option("--steps", help="Length in updates, in place of the recipe's; the warm-up shrinks with it."),
+    typer.Option("--steps", help="Length in updates, instead of the recipe's; a shorter run gets a shorter warm-up."),
 ]
 Epochs = Annotated[
-    float | None, typer.Option("--epochs", help="Length in passes over the images; the warm-up shrinks with it.")
+    float | None,
+    typer.Option("--epochs", help="Length in passes over the images; a shorter run gets a shorter warm-up."),
 ]
-BatchSize = Annotated[int | None, typer.Option("--batch-size", help="Global batch, of all processes together.")]
-Seed = Annotated[int | None, typer.Option("--seed", help="Of weights, order, augmentation and dropout.")]
+BatchSize = Annotated[int | None, typer.Option("--batch-size", help="Global batch size, over all processes.")]
+Seed = Annotated[
+    int | None, typer.Option("--seed", help="Random seed of weights, sample order, augmentation and dropout.")
+]
 _MAY_BE_EMPTY = ("--split", "--labels")
-MACHINE = "Machine"  # the panel of what says where a job runs; the same options for all that train
+MACHINE = "Machine"  # help panel: where a job runs; the same options for all commands that train
 Processes = Annotated[
     int | None,
-    typer.Option("--processes", "-n", help="Processes on all machines, one per GPU.", rich_help_panel=MACHINE),
+    typer.Option(
+        "--processes", "-n", help="Number of processes over all machines, one per GPU.", rich_help_panel=MACHINE
+    ),
 ]
 Precision = Annotated[
     str | None,
     typer.Option(
         "--precision",
-        help="auto, bf16, float32 or float64.",
+        help="auto (bf16 where the device is fast at it), bf16, float32 or float64.",
         autocompletion=completion.one_of(completion.PRECISIONS),
         rich_help_panel=MACHINE,
     ),
@@ -96,7 +110,7 @@ Slurm = Annotated[
     str | None,
     typer.Option(
         "--slurm",
-        help="Write a Slurm job, run nothing: nodes=4,gpus=8,time=24:00:00; with ,submit hand it in.",
+        help="Write a Slurm job instead of running: nodes=4,gpus=8,time=24:00:00; add ,submit to submit it.",
         rich_help_panel=MACHINE,
     ),
 ]
@@ -104,8 +118,8 @@ Nodes = Annotated[
     str | None,
     typer.Option(
         "--nodes",
-        help="Machines, and the address of one, where they meet: 2@gpu01:29400. The same command on each, with --out on "
-        "a disk they share.",
+        help="Number of machines and the rendezvous address on one of them: 2@gpu01:29400. Run the same command on each, with "
+        "--out on a shared disk.",
         rich_help_panel=MACHINE,
     ),
 ]
@@ -113,18 +127,18 @@ Restarts = Annotated[
     int,
     typer.Option(
         "--restarts",
-        help="How often the processes are started again when one is lost.",
+        help="How often the processes are restarted when one is lost.",
         rich_help_panel=MACHINE,
     ),
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be done, needing no GPU and no data.")]
-All = Annotated[bool, typer.Option("--all", help="With --dry-run: also the values that nobody set.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan and its cost; needs no GPU and no data.")]
+All = Annotated[bool, typer.Option("--all", help="With --dry-run: also print default values.")]
 
 
 def schedule_flags(
     sets: Sequence[str] | None, *, steps: int | None = None, epochs: float | None = None, batch_size: int | None = None
 ) -> dict[str, tuple[str, Any]]:
-    """The flags of length and batch: one length goes, with the warm-up, before the recipe's of either kind.
+    """The flags of length and batch size: --steps or --epochs replaces the recipe's length, whichever it has, and its warm-up.
 
     Raises:
         RecipeError: both lengths are given.
@@ -133,7 +147,7 @@ def schedule_flags(
     from vitctl.jobs.inputs.length import IN_PROPORTION
 
     if steps is not None and epochs is not None:
-        raise RecipeError(f"--steps {steps} and --epochs {epochs:g} both say how long; give one of them")
+        raise RecipeError(f"--steps {steps} and --epochs {epochs:g} both set the length; give one of them")
     warmup_is_set = any(text.partition("=")[0].strip() == "schedule.warmup_steps" for text in sets or ())
     flags: dict[str, tuple[str, Any]] = {"--batch-size": ("schedule.batch_size", batch_size)}
     for flag, own, value, other, none in (
@@ -168,16 +182,16 @@ def run_job(
         sets: texts of --set.
         out: run folder; None makes a new one.
         dry_run: only plan.
-        everything: plan with the values that nobody set.
-        slurm: what to ask of Slurm; it also says how many processes there are.
-        nodes: the machines, and where they meet.
-        restarts: how often the processes may be started again after one was lost.
+        everything: print default values in the plan.
+        slurm: resources of a Slurm job, and with them the number of processes.
+        nodes: the machines, and the rendezvous address.
+        restarts: how often the processes may be restarted after one was lost.
     """
     from vitctl.errors import RecipeError
     from vitctl.recipe.load import Override, parse_override
 
     if everything and not dry_run:
-        raise RecipeError("--all shows more of a plan; give it with --dry-run")
+        raise RecipeError("--all prints more of a plan; give it with --dry-run")
     check_flags({flag: value for flag, (_, value) in flags.items()})
     member = start_command()
     if not (dry_run or slurm):
@@ -205,7 +219,7 @@ def run_job(
     check_processes(config, loaded.recipe.machine.processes)
     from vitctl.cli.show.render import CONSOLE, waiting
 
-    with waiting("looking at data and weights"):
+    with waiting("checking data and weights"):
         taken = prepare_run(loaded, run_dir, config=config)
     if taken:
         CONSOLE.print(taken, style="bold yellow", markup=False, soft_wrap=True)
@@ -216,11 +230,11 @@ def run_job(
 
 
 def _load_fitted(recipe: str, overrides: "list[Override]", job: str, *, in_time: bool) -> "Loaded":
-    """The recipe with the splits that --data has, and a line that says which they are.
+    """The recipe with the splits that --data has; prints a line that says which they are.
 
     Args:
         recipe, overrides, job: of the command.
-        in_time: an address that does not answer soon is left to the plan, which says so.
+        in_time: with a timeout; the plan then reports an address that does not answer.
     """
     from vitctl.recipe.load import load_recipe
 
@@ -254,13 +268,13 @@ def weights_flags(source: str | None, which: str | None, model: str | None) -> d
 
 
 def check_flags(flags: Mapping[str, Any]) -> None:
-    """Refuse flags that say nothing, as an unset variable of a script does, and two that say where images come from.
+    """Refuse empty flags, e.g. from an unset shell variable, and two flags that both name the source of the images.
 
     Args:
-        flags: flag -> value; None was not given.
+        flags: flag -> value; None: not given.
 
     Raises:
-        RecipeError: one of these.
+        RecipeError: there are such flags.
     """
     from vitctl.errors import RecipeError
 
@@ -269,11 +283,11 @@ def check_flags(flags: Mapping[str, Any]) -> None:
             raise RecipeError(f"{flag} '': is empty; give a value, or leave {flag} out")
     given = [flag for flag in ("--data", "--dataset", "--synthetic") if flags.get(flag) is not None]
     if len(given) > 1 and given != ["--dataset", "--synthetic"]:
-        raise RecipeError(f"{given[0]} and {given[1]}: both say where the images come from; leave one of them out")
+        raise RecipeError(f"{given[0]} and {given[1]}: both name the source of the images; leave one of them out")
 
 
 def write_slurm_job(slurm: str, run_dir: Path, name: str) -> None:
-    """Write the Slurm job of a prepared run, and submit it where that is asked for."""
+    """Write the Slurm job of a prepared run, and submit it if that is requested."""
     from vitctl.launch.slurm import parse_job, submit, write_job
 
     job = parse_job(slurm)
@@ -282,7 +296,7 @@ def write_slurm_job(slurm: str, run_dir: Path, name: str) -> None:
 
 
 def start_command() -> "Member | None":
-    """Before anything slow: a signal ends the command with code 3, and of several processes only the first speaks."""
+    """Before anything slow: let a signal end the command with code 3, and silence all processes but rank 0."""
     from vitctl.engine.preemption import exit_on_signals
     from vitctl.launch.environment import find_member
 
@@ -296,14 +310,14 @@ def start_command() -> "Member | None":
 
 
 def processes_from_launcher(member: "Member | None") -> "list[Override]":
-    """The number of processes, where something else started them, is a fact and no choice."""
+    """The number of processes, if a launcher such as srun or torchrun started them."""
     from vitctl.recipe.load import Override
 
     return [Override("machine.processes", member.num_processes, member.launcher)] if member else []
 
 
 def processes_from_slurm(slurm: str | None) -> "list[Override]":
-    """The number of processes that is asked of Slurm."""
+    """The number of processes of --slurm."""
     from vitctl.recipe.load import Override
 
     if slurm is None:
@@ -316,10 +330,10 @@ def processes_from_slurm(slurm: str | None) -> "list[Override]":
 def launch_config(
     member: "Member | None", nodes: str | None, restarts: int, out: Path | None, slurm: str | None
 ) -> "LaunchConfig":
-    """What --nodes and --restarts say.
+    """The configuration of --nodes and --restarts.
 
     Raises:
-        LaunchError: something else starts the processes, or the machines would not have one run folder.
+        LaunchError: a launcher or --slurm starts the processes already, or --out is missing.
     """
     from vitctl.errors import LaunchError
     from vitctl.launch.command import parse_nodes
@@ -327,7 +341,7 @@ def launch_config(
     config = parse_nodes(nodes or "1", restarts)
     if (nodes or restarts) and (member is not None or slurm):
         other = member.launcher if member is not None else "--slurm"
-        raise LaunchError(f"--nodes and --restarts start the processes, and so does {other}: leave one of them out")
+        raise LaunchError(f"--nodes and --restarts start processes, and so does {other}: leave one of them out")
     if config.nodes > 1 and out is None:
         raise LaunchError(f"--nodes {nodes}: give all machines the same run folder with --out")
     return config
@@ -336,9 +350,9 @@ def launch_config(
 def exit_if_stopped(result: Mapping[str, Any], run_dir: Path) -> None:
     """Exit with code 3 where a run was stopped."""
     if result["status"] == "stopped":
-        began = (run_dir / "recipe.toml").exists()
-        saved = f"stopped and saved in {run_dir}; go on with: vitctl resume {typed(run_dir)}"
-        print(saved if began else "vitctl: stopped", file=sys.stderr)
+        has_run = (run_dir / "recipe.toml").exists()
+        saved = f"stopped and saved in {run_dir}; resume with: vitctl resume {typed(run_dir)}"
+        print(saved if has_run else "vitctl: stopped", file=sys.stderr)
         raise typer.Exit(3)
 
 
@@ -350,7 +364,7 @@ def run_prepared(run_dir: Path, member: "Member | None" = None, config: "LaunchC
 
     config = config or LaunchConfig()
     if config.nodes > 1:
-        print(f"{config.nodes} machines meet at {config.host}:{config.port}", file=sys.stderr)
+        print(f"{config.nodes} machines: waiting for all to join at {config.host}:{config.port}", file=sys.stderr)
     if member is not None and member.rank > 0:
         from vitctl.launch.worker import redirect_output
 

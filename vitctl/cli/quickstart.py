@@ -1,4 +1,4 @@
-"""The whole way at a size for two CPU cores, on data that comes with vitctl."""
+"""The complete workflow at a size for two CPU cores, on data that comes with vitctl."""
 
 import time
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from vitctl.recipe.load import Override, load_recipe
 
 SETS = ("glyphs", "digits", "shapes-location", "shapes-count")
 TASKS = [name for name in SETS if name != "glyphs"]
-PRECISION = "float32"  # named, so that docs/results.md has the numbers of every machine, and not of those without bf16
+PRECISION = "float32"  # fixed, so that the numbers in docs/results.md hold on every machine, with or without bf16
 FOLDERS = ("pretrain", "finetune", "finetune_scratch", "fewshot", "fewshot_scratch", "vtab", "vtab_scratch", "export")
 NEXT = """\
 next, with your own images (one folder per class):
@@ -33,7 +33,7 @@ next, with your own images (one folder per class):
 
 @dataclass(frozen=True)
 class Row:
-    """A line of the closing table; accuracies are shares, None where there is none."""
+    """A line of the final table; accuracies are shares, None where there is none."""
 
     step: str
     what: str
@@ -45,11 +45,11 @@ class Row:
 
 
 def run_quickstart(out: Path, seed: int) -> list[Row]:
-    """Do every step in its own folder under `out`, going on where a stopped quickstart ended, and print the closing table.
+    """Run every step in its own folder under `out`, resuming a stopped quickstart, and print the final table.
 
     Args:
-        out: folder of everything.
-        seed: of everything random.
+        out: folder for all output.
+        seed: random seed.
 
     Returns:
         the rows of the table.
@@ -127,7 +127,7 @@ class _Steps:
         return result, time.perf_counter() - began
 
     def majority(self, dataset: str) -> float:
-        """Accuracy of always answering with the most frequent class of the test split."""
+        """Accuracy of always predicting the most frequent class of the test split."""
         labels = open_split("test", dataset=dataset, root=str(self.out / "data")).labels()
         return float(np.bincount(labels).max() / len(labels))
 

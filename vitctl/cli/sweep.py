@@ -31,7 +31,10 @@ What = Annotated[
 Grid = Annotated[
     list[str] | None,
     typer.Option(
-        "--grid", "-g", help="Any key of the recipe: section.key=v1,v2. Repeatable.", autocompletion=completion.keys
+        "--grid",
+        "-g",
+        help="Values of any key of the recipe: section.key=v1,v2. Repeatable.",
+        autocompletion=completion.keys,
     ),
 ]
 
@@ -44,19 +47,19 @@ def sweep(
     dataset: Dataset = None,
     processes: Processes = None,
     metric: Annotated[
-        str, typer.Option("--metric", help="Number that is compared, e.g. accuracy, best_accuracy, 5-shot.")
+        str, typer.Option("--metric", help="Metric to compare, e.g. accuracy, best_accuracy, 5-shot.")
     ] = "accuracy",
     out: Out = None,
     print_: Annotated[
-        bool, typer.Option("--print", help="Make the folders and print a command for each run, to be started as jobs.")
+        bool, typer.Option("--print", help="Make the run folders and print a command for each run, to start elsewhere.")
     ] = False,
     dry_run: DryRun = False,
     slurm: Slurm = None,
 ) -> None:
     """Run a grid over any keys of a recipe. For example: vitctl sweep smoke --grid optimizer.lr=0.001,0.003 --grid seed=0,1
 
-    One run after the other, or with --slurm a job for each; finished runs are kept and unfinished ones go on when the same
-    command is given again with the same --out. Ends with one table (sweep.csv, sweep.json) and one plot (sweep.png, where
+    One run after the other, or with --slurm a job for each; finished runs are kept and unfinished ones resume when the same
+    command is run again with the same --out. Ends with one table (sweep.csv, sweep.json) and one plot (sweep.png, where
     matplotlib is installed).
     """
     from vitctl.launch.run_folder import new_run_dir

@@ -9,7 +9,7 @@ from vitctl.system.screen import outlive_screen
 
 
 def doctor() -> None:
-    """Check this installation and this machine, and say what would be used."""
+    """Check this installation and this machine, and show what training would use."""
     from vitctl.cli.show.render import CONSOLE, show_table
     from vitctl.launch.doctor import run_checks
 
@@ -23,11 +23,11 @@ def doctor() -> None:
 
 def quickstart(
     out: Annotated[
-        Path, typer.Option("--out", "-o", help="Folder for everything it makes; a stopped one goes on.")
+        Path, typer.Option("--out", "-o", help="Folder for all output; a stopped quickstart is resumed.")
     ] = Path("quickstart"),
-    seed: Annotated[int, typer.Option("--seed", help="Of everything random.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", help="Random seed.")] = 0,
 ) -> None:
-    """The whole way on data that comes with vitctl: shards, pretrain, fewshot, finetune, vtab, export. Under 4 minutes on 2 cores."""
+    """Run all steps on data that comes with vitctl: shards, pretrain, fewshot, finetune, vtab, export. Under 4 minutes on 2 cores."""
     from vitctl.cli.quickstart import run_quickstart
 
     outlive_screen()

@@ -47,7 +47,7 @@ Synthetic = Annotated[
 Seeds = Annotated[
     int | None,
     typer.Option(
-        "--seeds", min=1, help="So many runs, their mean and deviation (of the population; Table 2 does not say which)."
+        "--seeds", min=1, help="Number of runs with different seeds; gives mean and population standard deviation."
     ),
 ]
 SYNTHETIC_IMAGES = 1_281_167
@@ -101,7 +101,7 @@ def pretrain(
 
 
 def lr_flags(lr: float | None) -> dict[str, tuple[str, Any]]:
-    """A rate that is given is the only one: no others are tried."""
+    """A learning rate that is given switches off the sweep."""
     return {"--lr": ("optimizer.lr", lr), "--lr alone": ("sweep.lrs", () if lr is not None else None)}
 
 
@@ -175,7 +175,7 @@ def resume(
         list[str] | None,
         typer.Option(
             "--allow",
-            help="What may differ from what the run began with: a key of the recipe, e.g. schedule.total_steps; data; weights. Repeatable.",
+            help="What may differ from the start of the run: a key of the recipe, e.g. schedule.total_steps; data; weights. Repeatable.",
             autocompletion=completion.bare_keys,
         ),
     ] = None,
@@ -184,7 +184,7 @@ def resume(
     nodes: Nodes = None,
     restarts: Restarts = 0,
 ) -> None:
-    """Go on with a stopped run from its newest whole checkpoint. For example: vitctl resume runs/smoke_20260101-120000"""
+    """Resume a stopped run from its newest complete checkpoint. For example: vitctl resume runs/smoke_20260101-120000"""
     from vitctl.cli.show.render import waiting
     from vitctl.errors import CheckpointError
     from vitctl.launch.command import check_processes
@@ -204,7 +204,7 @@ def resume(
     overrides += processes_from_launcher(member) + processes_from_slurm(slurm)
     loaded = load_recipe(str(run / "recipe.toml"), overrides)
     check_processes(config, loaded.recipe.machine.processes)
-    with waiting("looking at data and weights"):
+    with waiting("checking data and weights"):
         prepare_run(loaded, run, allow or (), config)
     if slurm:
         write_slurm_job(slurm, run, run.name)

@@ -42,11 +42,11 @@ def show_paper_tables(
         number: of a table, None for all.
         targets: columns; none: the first of each table.
         runs: folder of our runs.
-        device, mfu: GPU that days are counted for, and the share of its peak that is reached.
-        plot: the .png that a figure is drawn into; None draws none.
+        device, mfu: GPU of the GPU-days, and the share of its peak that training reaches.
+        plot: the .png for a figure; None: no plot.
 
     Raises:
-        RecipeError: there is no such table, column or GPU; or no plot of it.
+        RecipeError: there is no such table, column, GPU or plot.
     """
     gpu = find_gpu(device, mfu)
     if number is not None and number not in TABLES:
@@ -90,7 +90,7 @@ def _check_plot(number: str | None, plot: Path) -> None:
 
 
 def _say_runs(ours: OurResults, runs: Path) -> None:
-    """What the columns of ours are made of, and which runs are in none of them."""
+    """Print what the columns "ours" show, and which runs are in none of them."""
     say = f"ours: finished runs of these recipes, unchanged and on all of their images, under {runs}/"
     CONSOLE.print(
         f"{say}; ± is the deviation over seeds, ours of the population; the paper does not say which.", markup=False

@@ -1,4 +1,4 @@
-"""`--dry-run`: what a run does and costs, and what somebody set."""
+"""`--dry-run`: what a run does and costs, and the values that were set."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -23,7 +23,7 @@ GPU, MFU, GPU_TEXT = "H100", 0.4, "80 GiB"
 def show_plan(
     loaded: Loaded, run_dir: Path, config: LaunchConfig = LaunchConfig(), *, everything: bool = False
 ) -> None:
-    """Print what a run does, how long it takes and whether it fits, then the values that somebody set.
+    """Print what a run does, how long it takes and whether it fits into memory, then the values that were set.
 
     Args:
         loaded: a recipe that trains.
@@ -63,11 +63,11 @@ def show_plan(
     CONSOLE.print()
     CONSOLE.print(escape(to_toml(loaded, defaults=everything)), soft_wrap=True)
     if not everything:
-        CONSOLE.print("# what nobody set is left out: --dry-run --all adds the defaults")
+        CONSOLE.print("# default values are left out: --dry-run --all adds them")
 
 
 def _time(plan: "TrainingPlan", processes: int) -> str:
-    """On GPUs that the paper's costs are counted for, too."""
+    """Training time on the GPU that `recipes table` uses, too."""
     seconds = plan.training_flops / (MFU * PEAK_TFLOPS[GPU] * 1e12 * processes)
     for unit, length in (("days", 86_400), ("hours", 3_600), ("minutes", 60)):
         if seconds >= length:
@@ -80,7 +80,7 @@ def _fit(plan: "TrainingPlan") -> str:
 
 
 def _model(config: Config) -> str:
-    """A network in words."""
+    """A description of a network."""
     words = (
         [f"stages {', '.join(map(str, config.stage_depths))}"]
         if isinstance(config, HybridConfig | ResNetConfig)
