@@ -42,7 +42,7 @@ SLIPS = [
     Slip("data shards photos", "Missing argument 'out'", "data shards photos new"),
     Slip("data shards my photos new", "Got unexpected extra argument", "data shards 'my photos' new"),
     Slip("resume", "Missing argument 'run'"),
-    Slip("compare run", "one run alone cannot be compared"),
+    Slip("compare run", "give at least two runs to compare"),
     # Recipes
     Slip("pretrain -r smok --out new", "did you mean smoke?", "pretrain -r smoke --dry-run --out new"),
     Slip("pretrain -r jft_H14 --dry-run", "did you mean jft_h14", "pretrain -r jft_h14 --dry-run"),
@@ -86,8 +86,8 @@ SLIPS = [
     # Data
     Slip("pretrain -r tiny.toml --data ''", "--data '': is empty"),
     Slip("pretrain -r tiny.toml --out new", "no data was given", f"{PRETRAIN} --out new --dry-run"),
-    Slip(f"{PRETRAIN} --dataset digits", "both say where the images come from"),
-    Slip(f"{PRETRAIN} --synthetic", "both say where the images come from"),
+    Slip(f"{PRETRAIN} --dataset digits", "both name the source of the images"),
+    Slip(f"{PRETRAIN} --synthetic", "both name the source of the images"),
     Slip("pretrain -r tiny.toml --dataset cifar", "did you mean cifar10 or cifar100?"),
     Slip("pretrain -r tiny.toml --dataset Digit", "did you mean digits"),
     Slip("pretrain -r tiny.toml --data photos --out new", "make them with `vitctl data shards", f"{PRETRAIN} --out new --dry-run"),

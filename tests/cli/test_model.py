@@ -37,7 +37,7 @@ def test_the_whole_way(vitctl: Vitctl, tiny_data: Path, tmp_path: Path) -> None:
     said = vitctl("compare", "fine", "score")
     assert (said.code, said.out.splitlines()[-1]) == (
         0,
-        "same images, split, labels and way of scoring: these numbers may be compared",
+        "same images, split, labels and evaluation protocol: these numbers may be compared",
     )
 
     said = vitctl("evaluate", "--data", tiny_data, "--split", "train[:5]", "--out", "part", *QUICK)

@@ -79,7 +79,7 @@ def test_representations__come_in_the_order_of_the_split(runtime: Runtime) -> No
 @pytest.mark.parametrize("samples", [[0, 1, 2, 2], [0, 1, 2, -1]])
 def test_representations__refuse_the_missing_and_the_doubled(runtime: Runtime, samples: list[int]) -> None:
     odd = replace(batch(4), samples=torch.tensor(samples))
-    with pytest.raises(DataError, match="3 different images came through, the split has 4"):
+    with pytest.raises(DataError, match="3 different images were read, the split has 4"):
         representations(runtime, Tiny(), [odd], num_images=4, normalise=scaled, stop=StopFlag())
 
 
@@ -118,5 +118,5 @@ def test_best_answers__equals_go_by_number_and_answers_may_be_fewer(runtime: Run
     run = partial(top_predictions, runtime, Tiny(), num_images=3, normalise=scaled, stop=StopFlag())
     assert run([batch(3)], to_scores=torch.zeros_like).tolist() == [[0, 1, 2]] * 3
     assert run([batch(3)], to_scores=lambda logits: logits[:, :1]).tolist() == [[0]] * 3
-    with pytest.raises(DataError, match="2 different images came through, the split has 3"):
+    with pytest.raises(DataError, match="2 different images were read, the split has 3"):
         run([batch(2)])

@@ -215,7 +215,7 @@ def test_bad_samples__above_the_budget_stop_the_run(run: Run, tiny_data: Path, t
     with pytest.raises(DataError, match=said) as e:
         run("a", **{**SHORT, "data.path": str(data), "data.max_bad_fraction": 0.0})
     assert re.search(
-        f"{tmp_path / 'a' / 'bad_samples.jsonl'} lists them: [12] not an image; mend the data, or go on with: vitctl resume",
+        f"{tmp_path / 'a' / 'bad_samples.jsonl'} lists them: [12] not an image; fix the data, or resume with: vitctl resume",
         str(e.value),
     )
     assert (tmp_path / "a" / "bad_samples.jsonl").exists()

@@ -78,11 +78,11 @@ CHANGES: list[tuple[Callable[[Path, Path], None], str, str]] = [
     (
         images_replaced,
         "data",
-        r"the training images or their labels are others, or the same written anew \(digest \w{12}, now \w{12}\)",
+        r"the training images or their labels differ, or their shards were written again \(digest \w{12}, now \w{12}\)",
     ),
     (images_fewer, "data", "70 training images, now 60"),
-    (scored_images_replaced, "data", "the images that are scored or their labels are others"),
-    (classes_reversed, "data", "the classes of the training images are others, or in another order"),
+    (scored_images_replaced, "data", "the images that are scored or their labels differ"),
+    (classes_reversed, "data", "the classes of the training images differ, or their order"),
     (rate_edited, "optimizer.lr", r"optimizer\.lr was 0\.01, now 0\.02"),
     (seed_edited, "seed", "seed was 0, now 7"),
 ]
@@ -159,7 +159,7 @@ def test_resume__what_was_allowed_is_not_a_licence_for_more(data: Path, stopped:
     assert resume(stopped)["status"] == "done"  # a job of a cluster that is started again cannot be asked
     shutil.rmtree(stopped / "checkpoints" / NEWEST)
     images_replaced(data, stopped)
-    with pytest.raises(CheckpointError, match="the training images or their labels are others"):
+    with pytest.raises(CheckpointError, match="the training images or their labels differ"):
         resume(stopped)
 
 
@@ -172,7 +172,7 @@ def test_resume__allowed_when_a_job_was_handed_over(data: Path, stopped: Path) -
 
 def test_resume__retyped_with_the_same_out(data: Path, stopped: Path) -> None:
     images_replaced(data, stopped)
-    with pytest.raises(CheckpointError, match="the training images or their labels are others"):
+    with pytest.raises(CheckpointError, match="the training images or their labels differ"):
         do(TINY, stopped, **CPU, **STEPS, **{"data.path": "data"})
 
 
@@ -180,7 +180,7 @@ def test_resume__a_finished_run_keeps_its_result_where_going_on_is_refused(data:
     resume(stopped)
     result = (stopped / "result.json").read_bytes()
     images_replaced(data, stopped)
-    with pytest.raises(CheckpointError, match="the training images or their labels are others"):
+    with pytest.raises(CheckpointError, match="the training images or their labels differ"):
         resume(stopped)
     assert (stopped / "result.json").read_bytes() == result
 
@@ -191,7 +191,7 @@ def test_resume__a_checkpoint_of_before_goes_on_and_it_is_said(stopped: Path) ->
     del state["sha256"], state[identity.KEY]
     file.write_text(json.dumps(state | {"sha256": state_digest(state)}))
     assert resume(stopped)["status"] == "done"
-    assert "step_00000002 is of an earlier vitctl and does not tell its data and recipe" in warnings(stopped)
+    assert "step_00000002 is of an earlier vitctl and does not record its data and recipe" in warnings(stopped)
     assert identity.KEY in read_checkpoint(stopped / "checkpoints" / NEWEST).state
 
 

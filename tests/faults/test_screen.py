@@ -40,7 +40,7 @@ def test_head__ends_no_run(tiny_data: Path, straight: Path, tmp_path: Path) -> N
         process.stdout.close()
         assert process.wait(60) == 0
     assert status(folder) == "done"
-    assert [text for text in warnings(folder) if SHOWN in text] == [f"{SHOWN} (Broken pipe); the run goes on"]
+    assert [text for text in warnings(folder) if SHOWN in text] == [f"{SHOWN} (Broken pipe); the run continues"]
     assert_same(folder, straight)
 
 
@@ -119,7 +119,7 @@ def test_run__a_report_that_fails_is_noted_once_and_ends_nothing(
     folder = prepared(tmp_path / "run", tiny_data)
     assert work(folder, report)["status"] == "done"
     assert [text for text in warnings(folder) if SHOWN in text] == [
-        f"{SHOWN} (KeyError: 'what nobody thought of'); the run goes on"
+        f"{SHOWN} (KeyError: 'what nobody thought of'); the run continues"
     ]
     assert_same(folder, straight)
 
@@ -138,7 +138,7 @@ def test_screen__of_a_broken_terminal_ends_nothing(tmp_path: Path, monkeypatch: 
     finally:
         restore_screen()
     assert [record["text"] for record in read_records(tmp_path / "log.jsonl")] == [
-        f"{SHOWN} (Input/output error); the run goes on"
+        f"{SHOWN} (Input/output error); the run continues"
     ]
 
 

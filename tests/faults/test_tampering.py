@@ -175,7 +175,7 @@ def test_pretraining(row: Row, data: Path, tmp_path: Path) -> None:
         assert second["provenance"]["data_verified"] is False
         assert re.search(row.score, said(tmp_path / "two"))
         reasons = compare_runs([tmp_path / "one", tmp_path / "two"]).reasons
-        assert any("its shards are not what their index says" in reason for reason in reasons)
+        assert any("its shards do not match their index" in reason for reason in reasons)
         return
     keys = ("train_sha256", "data_sha256")
     assert all(first["provenance"][key] != second["provenance"][key] for key in keys)
@@ -192,7 +192,7 @@ def test_large_tables__are_held_against_their_digest_beside_the_score(
     assert result["provenance"]["data_verified"] is True
     labels_shifted(data / "test")
     with pytest.raises(
-        DataError, match=r"samples\.npy: sha256 is .* a score must be of the images that its digest names"
+        DataError, match=r"samples\.npy: sha256 is .* a score must be of exactly the images of its digest"
     ):
         score("evaluate", speck, data, tmp_path / "two")
 
@@ -206,7 +206,7 @@ def test_kept_features__shuffled_or_old_are_computed_anew(speck: Path, data: Pat
         save_file({"features": features.flip(0).contiguous()}, file, metadata)
     again = score("fewshot", speck, data, tmp_path / "two", **cache)
     assert again["metrics"] == first["metrics"]
-    assert "the representations are not those that were written; they are computed anew" in said(tmp_path / "two")
+    assert "the cached representations are damaged; they are computed again" in said(tmp_path / "two")
     score("fewshot", speck, data, tmp_path / "three", **cache)
     assert said(tmp_path / "three") == ""
     assert [record["read"] for record in read_records(tmp_path / "three" / LOG) if record["kind"] == "features"] == [
@@ -246,7 +246,7 @@ def test_scores__a_shard_that_could_not_be_verified(
     speck: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Verification, "_start", lambda *_: None)
-    with pytest.raises(DataError, match=r"2 shard.s. behind this score could not be held against their digests"):
+    with pytest.raises(DataError, match=r"2 shard.s. behind this score could not be verified against their digests"):
         score("evaluate", speck, data, tmp_path / "two")
 
 
@@ -282,6 +282,6 @@ def test_compare__a_result_of_before_the_labels_were_covered(speck: Path, data: 
     file.write_text(json.dumps(fields))
     [reason] = compare_runs([tmp_path / "new", tmp_path / "old"]).reasons
     assert (
-        "data_digest differs (not told, the first index, tables, views): a digest of before was of index.json alone"
+        "data_digest differs (not recorded, the first index, tables, views): an earlier digest covered index.json only"
         in reason
     )

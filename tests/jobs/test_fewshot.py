@@ -210,5 +210,6 @@ def test_fewshot__features_that_cannot_be_kept_are_no_reason_to_stop(job: Job, t
     result = job("fewshot", "a", **{"fewshot.shots": (2,), "fewshot.cache": str(tmp_path / "file")})
     assert result["metrics"] == kept["metrics"]
     lines = [json.loads(line) for line in (tmp_path / "a" / "log.jsonl").read_text().splitlines()]
-    said = f"{tmp_path / 'file'}: representations could not be kept for later runs (File exists); fewshot.cache names another folder"
+    file = tmp_path / "file"
+    said = f"{file}: representations could not be cached for later runs (File exists); choose another folder with fewshot.cache"
     assert [line["text"] for line in lines if line["kind"] == "warning"] == [said, said]

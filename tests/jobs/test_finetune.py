@@ -187,7 +187,7 @@ def test_finetune__several_seeds_go_on_where_they_stopped(
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"finetune.seeds": (1, 1)}, r"seeds = \[1, 1\] should be different numbers from 0"),
+        ({"finetune.seeds": (1, 1)}, r"seeds = \[1, 1\] should be distinct numbers, 0 or more"),
         ({"finetune.seeds": (1, 2), "data.eval_split": ""}, "there is nothing to score; set data.eval_split"),
     ],
 )

@@ -150,7 +150,7 @@ def test_finetune__a_score_of_other_weights_is_not_taken(job: Job, tmp_path: Pat
 @pytest.mark.parametrize(
     ("values", "error", "said"),
     [
-        ({"sweep.lrs": (0.1, 0.1)}, RecipeError, r"sweep\.lrs = \[0\.1, 0\.1\] should be different rates above 0"),
+        ({"sweep.lrs": (0.1, 0.1)}, RecipeError, r"sweep\.lrs = \[0\.1, 0\.1\] should be distinct rates above 0"),
         ({"sweep.train_split": "trian"}, DataError, "no split 'trian'"),
         ({"sweep.eval_split": "train[500:]"}, DataError, "500 is more than the 70 samples"),
     ],

@@ -32,7 +32,9 @@ def test_parse_nodes__of_nonsense(text: str) -> None:
 
 
 def test_parse_nodes__several_have_to_meet_somewhere() -> None:
-    with pytest.raises(LaunchError, match="--nodes 2: where they meet is missing, the address of one of them; for ex"):
+    with pytest.raises(
+        LaunchError, match="--nodes 2: the address of one of the machines, for the rendezvous, is missing; for ex"
+    ):
         parse_nodes("2")
 
 
@@ -41,7 +43,7 @@ def test_check_spread() -> None:
     with pytest.raises(LaunchError) as caught:
         check_processes(LaunchConfig(2, "a"), 1)
     assert str(caught.value) == (
-        "--nodes 2: 1 process cannot be spread evenly over them; --processes is their number on all machines, a multiple of 2"
+        "--nodes 2: 1 process cannot be spread evenly over the machines; --processes counts those of all machines: give a multiple of 2"
     )
     with pytest.raises(LaunchError, match="--nodes 4: 6 processes cannot be spread"):
         check_processes(LaunchConfig(4, "a"), 6)
@@ -104,5 +106,5 @@ def test_line__of_several_machines_is_the_same_on_each(load: Load, tmp_path: Pat
 def test_own_address() -> None:
     assert own_address(LaunchConfig()) == own_address(LaunchConfig(2, "127.0.0.1")) == "127.0.0.1"
     assert own_address(LaunchConfig(2, "localhost")) == "localhost"
-    with pytest.raises(LaunchError, match=r"--nodes: no way from here to nowhere\.invalid \("):
+    with pytest.raises(LaunchError, match=r"--nodes: nowhere\.invalid cannot be reached from here \("):
         own_address(LaunchConfig(2, "nowhere.invalid"))

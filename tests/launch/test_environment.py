@@ -68,7 +68,7 @@ def test_srun__an_environment_with_a_gap_is_said(lost: str) -> None:
     env = slurm(1)
     del env[lost]
     with pytest.raises(
-        LaunchError, match=r"srun started 5 tasks, but its environment does not tell where they are \(.*\)"
+        LaunchError, match=r"srun started 5 tasks, but its environment does not say on which nodes \(.*\)"
     ):
         find_member(env)
 

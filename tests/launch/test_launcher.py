@@ -91,7 +91,7 @@ def test_two_processes__stopped_by_a_signal_go_on_as_one_bit_for_bit_in_what_was
         process.send_signal(signal.SIGTERM)
         _, said = process.communicate(timeout=120)
     assert process.returncode == 3, said
-    assert f"stopped and saved in {folder}; go on with: vitctl resume {folder}" in said
+    assert f"stopped and saved in {folder}; resume with: vitctl resume {folder}" in said
     assert json.loads((folder / "result.json").read_text())["status"] == "stopped"
     run("run")
     assert_golden(folder)
@@ -154,8 +154,8 @@ def test_two_processes__a_killed_one_is_named_and_the_run_goes_on(run: Run, tiny
         _, said = process.communicate(timeout=120)
     assert process.returncode == 2, said
     assert said.splitlines()[-1] == (
-        "vitctl: process 1 of 2 was killed (SIGKILL), most often for want of memory; "
-        f"{folder / 'logs' / 'rank_01.txt'} has its output; go on with: vitctl resume {folder}"
+        "vitctl: process 1 of 2 was killed (SIGKILL), most often because it ran out of memory; "
+        f"{folder / 'logs' / 'rank_01.txt'} has its output; resume with: vitctl resume {folder}"
     )
     assert json.loads((folder / "result.json").read_text())["status"] == "failed"
     assert not any(p.is_running() and p.status() != "zombie" for p in ranks)
@@ -265,15 +265,15 @@ def test_signal__is_passed_on_once_and_a_slow_save_completes(tiny_data: Path, tm
         _, said = process.communicate(timeout=120)
     assert process.returncode == 3, said
     assert said.splitlines() == [
-        "vitctl: SIGINT: stopping after what is under way; a second signal leaves at once",
-        f"stopped and saved in {folder}; go on with: vitctl resume {folder}",
+        "vitctl: SIGINT: stopping after the current step; a second signal stops at once",
+        f"stopped and saved in {folder}; resume with: vitctl resume {folder}",
     ]
     steps = [json.loads(text)["step"] for text in (folder / "log.jsonl").read_text().splitlines() if '"train"' in text]
     saved, problems = newest_checkpoint(folder / "checkpoints")
     assert saved is not None
     assert (saved.step, problems) == (steps[-1], [])
     for rank in (0, 1):
-        assert (folder / "logs" / f"rank_0{rank}.txt").read_text().count("stopping after what is under way") == 1
+        assert (folder / "logs" / f"rank_0{rank}.txt").read_text().count("stopping after the current step") == 1
 
 
 def test_launch__of_a_line_that_accelerate_does_not_understand_is_no_silence(
@@ -284,7 +284,7 @@ def test_launch__of_a_line_that_accelerate_does_not_understand_is_no_silence(
     monkeypatch.setattr(launcher, "accelerate_arguments", lambda *_: ["--no_such_flag", "--module", "x"])
     monkeypatch.delenv("RANK", raising=False)
     before = {number: signal.getsignal(number) for number in SIGNALS}
-    with pytest.raises(RuntimeError, match=r"the processes ended \(.*\) and left no word"):
+    with pytest.raises(RuntimeError, match=r"the processes ended \(.*\) without an error message"):
         launch(tmp_path, lambda _: None)
     assert {number: signal.getsignal(number) for number in SIGNALS} == before
     assert json.loads((tmp_path / "result.json").read_text())["status"] == "failed"

@@ -39,13 +39,15 @@ def test_prepare__a_changed_recipe_is_refused_and_its_keys_are_named(load: Load,
         prepare_run(load(**{"optimizer.lr": 0.5, "seed": 1}), tmp_path)
     assert str(caught.value) == (
         f"{tmp_path}: holds a run of another recipe: seed was 0, now 1; optimizer.lr was 0.01, now 0.5; "
-        f"choose another folder with --out, or go on all the same with: vitctl resume {tmp_path} --set seed=1 "
+        f"choose another folder with --out, or resume anyway with: vitctl resume {tmp_path} --set seed=1 "
         "--allow seed --set optimizer.lr=0.5 --allow optimizer.lr"
     )
     assert (tmp_path / "recipe.toml").read_text() == before
     with pytest.raises(RecipeError, match="holds a run of another recipe: seed was 0, now 1; choose"):
         prepare_run(load(**{"optimizer.lr": 0.5, "seed": 1}), tmp_path, allow=["optimizer"])
-    with pytest.raises(RecipeError, match=r"--allow optimzer\.lr: no key of the recipe; give one as it is named"):
+    with pytest.raises(
+        RecipeError, match=r"--allow optimzer\.lr: not a key of the recipe; give a key as the error message names it"
+    ):
         prepare_run(load(**{"optimizer.lr": 0.5}), tmp_path, allow=["optimzer.lr"])
     many = load(seed=1, **{"optimizer.lr": 0.5, "model.depth": 3, "data.flip": False, "averaging.decay": 0.5})
     with pytest.raises(RecipeError, match="; and 1 more; choose another"):
@@ -75,7 +77,7 @@ def test_prepare__the_machine_the_log_and_the_keep_budgets_may_change(load: Load
     ("folder", "said"),
     [
         ("file", "is a file, should be a folder for a run; choose another name with --out"),
-        ("file/run", "not a directory; a file stands where a folder should be; choose another place"),
+        ("file/run", "not a directory; there is a file where a folder should be; choose another path"),
     ],
 )
 def test_prepare__a_folder_that_cannot_be_written(load: Load, tmp_path: Path, folder: str, said: str) -> None:

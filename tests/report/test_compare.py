@@ -61,7 +61,7 @@ def test_compare__a_finetuned_run_and_its_evaluation_are_of_one_kind(tmp_path: P
         ({"data_sha256": "b" * 64}, r"data_sha256 differs \(bbbbbbbbbbbb, the first aaaaaaaaaaaa\): other images"),
         (
             {"changed_on_purpose": ["seed was 0, now 1", "70 training images, now 60"]},
-            r"went on with something else than it began with \(seed was 0, now 1; 70 training images, now 60\)",
+            r"was resumed with a change \(seed was 0, now 1; 70 training images, now 60\)",
         ),
         ({"precision": "bf16"}, r"precision differs \(bf16, the first float32\): the same network scores differently"),
         ({"resample": "bilinear_antialias"}, r"resample differs \(bilinear_antialias, the first bilinear\)"),
@@ -132,8 +132,10 @@ def test_compare__what_an_old_result_does_not_tell_is_never_silently_equal(tmp_p
     old = {key: value for key, value in USED.items() if key not in ("precision", "device")}
     one, two = put(tmp_path / "one", replace(SCORED, provenance=old)), put(tmp_path / "two")
     found = compare_runs([one, two])
-    assert [reason.split(": ")[1] for reason in found.reasons] == ["precision differs (float32, the first not told)"]
-    assert ("device", ["not told", "cpu"]) in found.differences
+    assert [reason.split(": ")[1] for reason in found.reasons] == [
+        "precision differs (float32, the first not recorded)"
+    ]
+    assert ("device", ["not recorded", "cpu"]) in found.differences
     other = put(tmp_path / "three", replace(SCORED, provenance=old))
     found = compare_runs([one, other])
     assert (found.reasons, found.unrecorded) == ([], ["precision"])

@@ -39,7 +39,7 @@ def test_runs__are_joined_to_their_pretraining_by_digest_with_mean_and_deviation
     assert ours.best(B32, ("finetune_cifar10",)) is None
     assert ours.best(Pretraining("jft_b16"), ("finetune_pets",)) is None
     assert reasons(ours) == {
-        "other": "its weights are of no run here that counts",
+        "other": "its weights are of no run here that can be used",
         "pets2": "the same weights and seed as pets1",
     }
 
@@ -54,7 +54,7 @@ def test_runs__are_joined_to_their_pretraining_by_digest_with_mean_and_deviation
         (
             {"data.path": "shards"},
             {},
-            "data.path is set: nothing holds those images against the data set of the recipe",
+            "data.path is set: its images cannot be checked against the data set of the recipe",
         ),
         ({}, {"num_train": 3_000}, "3,000 images of train of pets, should be 3,680"),
         ({}, {"num_images": 100}, "100 images of test of pets, should be 3,669"),
@@ -62,7 +62,7 @@ def test_runs__are_joined_to_their_pretraining_by_digest_with_mean_and_deviation
         ({}, {"data_source": "Pets, partial"}, "its images are Pets, partial"),
         ({}, {"train_source": "a copy of the community"}, "its images are a copy of the community"),
         ({}, {"initialise": "random"}, "it started from random weights"),
-        ({}, {"from_sha256": ""}, "its weights are of no run here that counts"),
+        ({}, {"from_sha256": ""}, "its weights are of no run here that can be used"),
     ],
 )
 def test_runs__of_another_experiment_do_not_count_and_it_is_said(

@@ -50,7 +50,7 @@ def parse_nodes(text: str, restarts: int = 0) -> LaunchConfig:
     config = LaunchConfig(int(found[1]), found[2] or "", int(found[3] or PORT), restarts)
     if config.nodes > 1 and not config.host:
         raise LaunchError(
-            f"--nodes {text}: the rendezvous address is missing, which is the address of one of the machines; {_EXAMPLE}"
+            f"--nodes {text}: the address of one of the machines, for the rendezvous, is missing; {_EXAMPLE}"
         )
     return config
 

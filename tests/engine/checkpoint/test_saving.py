@@ -86,7 +86,9 @@ def test_check_space__counts_what_will_be_written(
         if enough:
             check_space(tmp_path / "new" / "checkpoints", t.unwrapped, average, t.optimizer, kept=2)
         else:
-            with pytest.raises(CheckpointError, match=r"2 kept and one being written, .* make room, choose another"):
+            with pytest.raises(
+                CheckpointError, match=r"2 kept and one being written, .* free some space, choose another"
+            ):
                 check_space(tmp_path / "new" / "checkpoints", t.unwrapped, average, t.optimizer, kept=2)
     assert not (tmp_path / "new").exists()
 

@@ -129,10 +129,10 @@ def test_mixture__trains_and_says_its_shares(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"subset_images": 5, "subset_fraction": 0.5}, "set data.subset_fraction alone"),
+        ({"subset_images": 5, "subset_fraction": 0.5}, "set data.subset_fraction only"),
         ({"order_window_shards": 3}, "does nothing for order = 'exact'"),
         ({"mixture": [{"path": "a", "weight": 0}]}, "mixture"),
-        ({"mixture": [{"path": "a", "weight": 1}], "synthetic": 8}, "none are mixed"),
+        ({"mixture": [{"path": "a", "weight": 1}], "synthetic": 8}, "synthetic images cannot be mixed"),
         ({"mixture": [{"path": "a", "wait": 1}]}, "mixture"),
     ],
 )

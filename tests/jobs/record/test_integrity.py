@@ -44,7 +44,7 @@ def test_training__on_a_damaged_shard_is_marked_and_warned(job: Job, damaged: Pa
 def test_score__of_a_damaged_shard_is_refused(job: Job, damaged: Path, name: str) -> None:
     values = {"evaluate": {"data.eval_split": "test"}, "fewshot": {"fewshot.shots": [1]}}[name]
     with pytest.raises(
-        DataError, match=r"shard-000000.tar: sha256 is .* a score must be of the images that its digest names"
+        DataError, match=r"shard-000000.tar: sha256 is .* a score must be of exactly the images of its digest"
     ):
         job(name, "run", **{"data.path": str(damaged), **values})
 
