@@ -32,7 +32,7 @@ def test_explained__a_disk_that_fills_up_does_not_say_where() -> None:
 
 def test_explained__what_the_libraries_say_in_words_alone() -> None:
     full = SafetensorError("I/O error: No space left on device (os error 28)")
-    assert str(explained(full, "run")).startswith("run: no space left on device; make room")
+    assert str(explained(full, "run")).startswith("run: no space left on device; free some space")
     no_memory = RuntimeError("[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory")
     for error in (no_memory, MemoryError()):
         assert "not enough memory" in str(explained(error, "run"))

@@ -47,10 +47,10 @@ def test_runs__are_joined_to_their_pretraining_by_digest_with_mean_and_deviation
 @pytest.mark.parametrize(
     ("values", "used", "reason"),
     [
-        ({"schedule.total_steps": 300}, {}, "schedule.total_steps is 300, of the recipe 500"),
-        ({"data.image_size": 224}, {}, "data.image_size is 224, of the recipe 384"),
-        ({"optimizer.clip_norm": 2.0}, {}, "optimizer.clip_norm is 2.0, of the recipe 1.0"),
-        ({"data.subset_fraction": 0.5}, {}, "data.subset_fraction is 0.5, of the recipe 1.0"),
+        ({"schedule.total_steps": 300}, {}, "schedule.total_steps is 300, in the recipe 500"),
+        ({"data.image_size": 224}, {}, "data.image_size is 224, in the recipe 384"),
+        ({"optimizer.clip_norm": 2.0}, {}, "optimizer.clip_norm is 2.0, in the recipe 1.0"),
+        ({"data.subset_fraction": 0.5}, {}, "data.subset_fraction is 0.5, in the recipe 1.0"),
         (
             {"data.path": "shards"},
             {},
@@ -81,7 +81,7 @@ def test_runs__of_a_pretraining_on_a_part_or_for_less_do_not_count(tmp_path: Pat
         finished(tmp_path, f"pets_{digest}", "finetune_pets", {"accuracy": 0.9}, from_sha256=digest)
     ours = our_results(tmp_path)
     assert ours.accuracies == {}
-    assert reasons(ours)["pre_short"] == "schedule.total_epochs is 3.0, of the recipe 7.0"
+    assert reasons(ours)["pre_short"] == "schedule.total_epochs is 3.0, in the recipe 7.0"
     assert reasons(ours)["part"] == "9,000,000 images of train of jft300m, should be 303,000,000"
 
 
@@ -129,7 +129,7 @@ def test_real__is_the_score_of_the_fine_tuned_network_at_that_resolution(tmp_pat
     ours = our_results(tmp_path)
     assert ours.accuracies == {(B32, "finetune_imagenet"): (80.0,), (B32, "real of finetune_imagenet"): (85.0,)}
     assert reasons(ours) == {
-        "small": "data.image_size is 224, of the recipe 0",
+        "small": "data.image_size is 224, in the recipe 0",
         "part": "1,000 images of validation of imagenet, should be 50,000",
     }
     assert experiments_for("5", "jft_b32", "ReaL") == ("real of finetune_imagenet",)
@@ -159,7 +159,7 @@ def test_figure_4__subsets_are_cells_of_their_own_in_a_sweep_too(tmp_path: Path)
         (Pretraining("fig4_b32", 9_000_000), "5-shot"): (pytest.approx(59.0), 50.0),
         (Pretraining("fig4_b32", 0), "5-shot"): (50.0, 50.0),
     }
-    assert reasons(ours)["fig4/b32_5000000"] == "data.subset_images is 5000000, of the recipe 0"
+    assert reasons(ours)["fig4/b32_5000000"] == "data.subset_images is 5000000, in the recipe 0"
 
 
 def test_figure_4__counts_the_best_checkpoint_not_the_last(tmp_path: Path) -> None:

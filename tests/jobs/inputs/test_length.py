@@ -54,7 +54,7 @@ def loaded(name: str | Path, *overrides: Override) -> Loaded:
 def test_fit__says_where_the_values_come_from() -> None:
     found = fit_schedule(loaded("finetune"), 275)
     for name in ("batch_size", "total_steps", "warmup_steps"):
-        assert found.origin(f"schedule.{name}") == "fitted to 275 images"
+        assert found.origin(f"schedule.{name}") == "chosen for 275 images"
     assert found.origin("schedule.decay").startswith("finetune.toml:")
 
 
@@ -83,7 +83,7 @@ def test_finetune__the_run_folder_holds_what_was_fitted(job: Job, tmp_path: Path
     text = (tmp_path / "own" / "recipe.toml").read_text()
     values = tomllib.loads(text)["schedule"]
     assert (values["batch_size"], values["total_steps"], values["warmup_steps"]) == (8, 200, 20)
-    assert text.count("# fitted to 70 images") == 3
+    assert text.count("# chosen for 70 images") == 3
     do("finetune", tmp_path / "own", **CPU, **{"data.path": str(tiny_data), "weights.source": pretrained})
 
 

@@ -63,7 +63,7 @@ def show_plan(
     CONSOLE.print()
     CONSOLE.print(escape(to_toml(loaded, defaults=everything)), soft_wrap=True)
     if not everything:
-        CONSOLE.print("# default values are left out: --dry-run --all adds them")
+        CONSOLE.print("# values that were not set are left out: --dry-run --all adds the defaults")
 
 
 def _time(plan: "TrainingPlan", processes: int) -> str:
