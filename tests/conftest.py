@@ -19,7 +19,7 @@ os.environ["OMP_NUM_THREADS"] = "1"  # before torch: tests run side by side, and
 from vitctl.data.datasets.readers import shapes
 from vitctl.data.writer.write import write_split
 from vitctl.engine.run_files import CHECKPOINTS
-from vitctl.launch.prepare import prepare
+from vitctl.launch.prepare import prepare_run
 from vitctl.launch.worker import work
 from vitctl.recipe.load import Override, load_recipe
 
@@ -64,7 +64,7 @@ def run(tiny_data: Path, tmp_path: Path) -> Run:
     def do(name: str, recipe: str | Path = TINY, **values: Any) -> Path:
         given = {"data.path": str(tiny_data), **values}
         loaded = load_recipe(str(recipe), [Override(key, value) for key, value in given.items() if value is not None])
-        prepare(loaded, tmp_path / name)
+        prepare_run(loaded, tmp_path / name)
         work(tmp_path / name)
         return tmp_path / name
 

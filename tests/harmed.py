@@ -13,9 +13,9 @@ from typing import Any
 
 from vitctl.engine import loop, losses
 from vitctl.engine.checkpoint import files
-from vitctl.engine.preemption import leave_on_signals
+from vitctl.engine.preemption import exit_on_signals
 from vitctl.errors import VitctlError
-from vitctl.launch.worker import be_quiet, leave_group, work
+from vitctl.launch.worker import leave_group, redirect_output, work
 
 NEWEST = "step_00000006"
 NAN_SAMPLE = 4  # with two processes the first has it in step 3, the second in step 6
@@ -111,16 +111,16 @@ def unreadable(run_dir: Path) -> dict[str, Any]:
 
 def other_numbers_read(run_dir: Path) -> dict[str, Any]:
     """The second process reads one other bit after it has verified the file."""
-    tensors = files.Saved.tensors
+    tensors = files.SavedCheckpoint.tensors
 
-    def flipped(saved: files.Saved, name: str) -> Any:
+    def flipped(saved: files.SavedCheckpoint, name: str) -> Any:
         read = tensors(saved, name)
         if name == "model":
             flip_last_bit(read["blocks.0.mlp.fc1.weight"])
         return read
 
     if is_second():
-        files.Saved.tensors = flipped  # type: ignore[method-assign]
+        files.SavedCheckpoint.tensors = flipped  # type: ignore[method-assign]
     return work(run_dir)
 
 
@@ -214,10 +214,10 @@ HARMS = {
 
 def main() -> None:
     """Do the harm; exit codes and the last line are those of the command."""
-    leave_on_signals()
+    exit_on_signals()
     harm, run_dir = HARMS[sys.argv[1]], Path(sys.argv[2])
     if "RANK" in os.environ:
-        be_quiet(run_dir)
+        redirect_output(run_dir)
     try:
         result = harm(run_dir)
     except VitctlError as error:

@@ -12,7 +12,7 @@ import pytest
 from tests.conftest import SHORT, TINY, harmed, records, train_records, two_processes
 from tests.harmed import NEWEST
 from tests.jobs.conftest import CPU, SMALL, pretrained  # noqa: F401
-from vitctl.launch.prepare import prepare
+from vitctl.launch.prepare import prepare_run
 from vitctl.launch.worker import work
 from vitctl.recipe.load import Override, load_recipe
 
@@ -21,7 +21,7 @@ TWO = {"machine.processes": 2}
 
 
 def prepared(recipe: str | Path, folder: Path, **values: Any) -> Path:
-    prepare(load_recipe(str(recipe), [Override(key, value) for key, value in values.items()]), folder)
+    prepare_run(load_recipe(str(recipe), [Override(key, value) for key, value in values.items()]), folder)
     return folder
 
 
@@ -67,7 +67,8 @@ def test_resume__one_that_cannot_read_the_checkpoint(
     folder = resumed(interrupted, tmp_path / "run", tiny_data, **{"machine.sharding": sharding})
     assert refused("unreadable", folder) == (
         f"vitctl: {folder / 'checkpoints' / NEWEST}: not a whole checkpoint: ema.safetensors is missing or changed since it was "
-        f"written, as process 1 on {HOST} reads it; process 0 reads it whole; see that all nodes show the same folder, then resume"
+        f"written, when process 1 on {HOST} reads it; process 0 reads it without an error; "
+        "make sure that all nodes see the same folder, then resume"
     )
     assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == ["step_00000004", NEWEST]
 
@@ -77,7 +78,7 @@ def test_resume__one_that_reads_other_numbers(
     interrupted: Path, tiny_data: Path, tmp_path: Path, sharding: str
 ) -> None:
     folder = resumed(interrupted, tmp_path / "run", tiny_data, **{"machine.sharding": sharding})
-    assert f"process 1 on {HOST} has other weights or optimizer state than process 0 on {HOST};" in refused(
+    assert f"process 1 on {HOST} has different weights or optimizer state than process 0 on {HOST};" in refused(
         "other_numbers_read", folder
     )
 
@@ -107,8 +108,9 @@ def test_resume__the_first_sees_an_old_listing(interrupted: Path, tiny_data: Pat
     """It would go on from the older one, which nobody would notice."""
     folder = resumed(interrupted, tmp_path / "run", tiny_data)
     assert refused("old_listing_at_first", folder) == (
-        f"vitctl: {folder / 'checkpoints' / NEWEST}: seen by process 1 on {HOST} and not by process 0, which would begin before it; "
-        "see that all nodes show the same folder, then resume"
+        f"vitctl: {folder / 'checkpoints' / NEWEST}: seen by process 1 on {HOST} but not by process 0, which would start from an earlier "
+        "step; "
+        "make sure that all nodes see the same folder, then resume"
     )
 
 
@@ -134,7 +136,7 @@ def test_start__another_recipe_index_or_weights(tiny_data: Path, tmp_path: Path,
     folder = prepared(TINY, tmp_path / "run", **SHORT, **TWO, **{"data.path": str(tiny_data)})
     said = refused(name, folder)
     assert said.startswith(
-        f"vitctl: process 1 on {HOST} has other {what} than process 0 on {HOST}; nothing was computed"
+        f"vitctl: process 1 on {HOST} has different {what} than process 0 on {HOST}; nothing was computed"
     )
     assert not (folder / "checkpoints").exists()
 
@@ -154,4 +156,6 @@ def test_start__other_weights_from_an_earlier_run(
     given = {"data.path": str(tiny_data), "weights.source": str(pretrained)}
     folder = prepared(recipe, tmp_path / "run", **values, **given, **TWO)
     said = refused("other_start_weights", folder)
-    assert said.startswith(f"vitctl: process 1 on {HOST} has other start weights than process 0 on {HOST}; nothing was")
+    assert said.startswith(
+        f"vitctl: process 1 on {HOST} has different start weights than process 0 on {HOST}; nothing was"
+    )

@@ -27,12 +27,12 @@ def test_explained__where_what_and_how_to_mend(code: int) -> None:
 def test_explained__a_disk_that_fills_up_does_not_say_where() -> None:
     with pytest.raises(OSError, match="No space") as caught, writing("out/x.png"):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    assert str(explained(caught.value)).startswith("out/x.png: no space left on device; make room there")
+    assert str(explained(caught.value)).startswith("out/x.png: no space left on device; free some space there")
 
 
 def test_explained__what_the_libraries_say_in_words_alone() -> None:
     full = SafetensorError("I/O error: No space left on device (os error 28)")
-    assert str(explained(full, "run")).startswith("run: no space left on device; make room")
+    assert str(explained(full, "run")).startswith("run: no space left on device; free some space")
     no_memory = RuntimeError("[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory")
     for error in (no_memory, MemoryError()):
         assert "not enough memory" in str(explained(error, "run"))
@@ -66,7 +66,7 @@ def test_standard_output__full_or_closed(to: str) -> None:
     if to == "closed":
         assert (done.returncode, done.stderr) == (0, "")
     else:
-        said = "vitctl: standard output: no space left on device; make room there, or choose another place\n"
+        said = "vitctl: standard output: no space left on device; free some space there, or choose another path\n"
         assert (done.returncode, done.stderr) == (2, said)
 
 

@@ -21,7 +21,7 @@ from vitctl.engine.checkpoint.files import newest_checkpoint
 from vitctl.engine.preemption import StopFlag
 from vitctl.errors import CheckpointError, VitctlError
 from vitctl.jobs.pretrain import pretrain
-from vitctl.launch.prepare import prepare
+from vitctl.launch.prepare import prepare_run
 from vitctl.recipe.load import Override, load_recipe
 
 
@@ -42,7 +42,7 @@ def interfere(folder: Path, data: Path, step: int, harm: Callable[[], None]) -> 
     """Run to the end, with `harm` done right after a step."""
     values = {"data.path": str(data), **SHORT}
     loaded = load_recipe(str(TINY), [Override(key, value) for key, value in values.items()])
-    prepare(loaded, folder)
+    prepare_run(loaded, folder)
 
     def report(record: dict[str, Any]) -> None:
         if (record["kind"], record.get("step")) == ("train", step):
@@ -57,7 +57,7 @@ def test_disk_full__a_save_on_the_way_is_said_and_training_goes_on(run: Run, mon
     folder = run("a", **SHORT)
     [said] = [r["text"] for r in records(folder, "warning")]
     assert said == (
-        f"step 4 could not be saved in {folder / 'checkpoints'} (No space left on device); the checkpoints before it are whole"
+        f"step 4 could not be saved in {folder / 'checkpoints'} (No space left on device); earlier checkpoints are complete"
     )
     assert checkpoint(folder, 8) == checkpoint(straight, 8)
     assert [r["step"] for r in records(folder, "checkpoint")] == [2, 6, 8]
@@ -74,8 +74,8 @@ def test_disk_full__the_last_save_is_an_error_and_the_one_before_stays_good(
             run("a", **SHORT)
     folder = tmp_path / "a"
     assert str(caught.value) == (
-        f"step 8 could not be saved in {folder / 'checkpoints'} (No space left on device); those that are there are whole: "
-        f"make room or mend its rights, then: vitctl resume {folder}"
+        f"step 8 could not be saved in {folder / 'checkpoints'} (No space left on device); earlier checkpoints are complete: "
+        f"free space or fix permissions, then: vitctl resume {folder}"
     )
     assert json.loads((folder / "result.json").read_text())["error"] == str(caught.value)
     saved, problems = newest_checkpoint(folder / "checkpoints")

@@ -85,7 +85,7 @@ def test_killed_and_resumed__bit_for_bit(run: Run, tiny_data: Path, tmp_path: Pa
     assert not (folder / "result.json").exists()
     done = subprocess.run(command(folder, tiny_data, **slow), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "going on from step" in done.stdout
+    assert "resuming from step" in done.stdout
     assert curve(folder) == curve(straight)
     assert sample_keys(folder) == sample_keys(straight)
     assert checkpoint(folder, 20) == checkpoint(straight, 20)
@@ -103,7 +103,7 @@ def test_stopped_by_a_signal__bit_for_bit(run: Run, tiny_data: Path, tmp_path: P
         process.send_signal(signal.SIGTERM)
         _, said = process.communicate(timeout=120)
     assert process.returncode == 3
-    assert f"go on with: vitctl resume {folder}" in said
+    assert f"resume with: vitctl resume {folder}" in said
     done = subprocess.run([sys.executable, "-m", "vitctl", "resume", str(folder)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert curve(folder) == curve(straight)

@@ -30,7 +30,7 @@ from tests.harmed import poisoned
 from vitctl.engine.checkpoint.files import newest_checkpoint
 from vitctl.engine.nonfinite import SKIPPED
 from vitctl.jobs import training
-from vitctl.launch.prepare import prepare
+from vitctl.launch.prepare import prepare_run
 from vitctl.recipe.load import Override, load_recipe
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -42,7 +42,7 @@ Bound = Callable[[list[str]], "subprocess.CompletedProcess[str]"]
 
 def prepared(folder: Path, data: Path, **values: Any) -> Path:
     given = {"data.path": str(data), **SHORT, **values}
-    prepare(load_recipe(str(TINY), [Override(key, value) for key, value in given.items()]), folder)
+    prepare_run(load_recipe(str(TINY), [Override(key, value) for key, value in given.items()]), folder)
     return folder
 
 
@@ -111,11 +111,11 @@ def test_second_signal__in_the_middle_of_a_save_tears_nothing(
         assert process.stdout is not None and process.stderr is not None
         assert process.stdout.readline() == "saving\n"
         process.send_signal(signal.SIGTERM)
-        assert process.stderr.readline().startswith("vitctl: SIGTERM: stopping after what is under way")
+        assert process.stderr.readline().startswith("vitctl: SIGTERM: stopping after the current step")
         assert process.poll() is None
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=60)
-    assert (process.returncode, said) == (3, "vitctl: left at once; what was saved before is whole\n")
+    assert (process.returncode, said) == (3, "vitctl: stopped at once; earlier checkpoints are complete\n")
     saved, problems = newest_checkpoint(folder / "checkpoints")
     assert saved is not None
     assert (saved.step, problems) == (2, [])
@@ -148,7 +148,7 @@ def test_compile__the_first_signal_waits_for_its_end_and_the_second_does_not(
     saved, problems = newest_checkpoint(folder / "checkpoints")
     compiled = [r["step"] for r in records(folder, "compile")] if (folder / "log.jsonl").exists() else []
     if times == 2:
-        assert said == "vitctl: left at once; what was saved before is whole\n"
+        assert said == "vitctl: stopped at once; earlier checkpoints are complete\n"
         assert (saved, problems, compiled) == (None, [], [])
     else:
         assert saved is not None
@@ -282,8 +282,8 @@ def test_read_only__data_and_the_place_of_kept_features(bound: Bound, tiny_data:
     said = [r["text"] for r in records(tmp_path / "few", "warning")]
     assert len(said) == 2
     for text in said:
-        assert text.startswith(f"{data}: representations could not be kept for later runs (")
-        assert "Permission denied" in text and text.endswith("; fewshot.cache names another folder")
+        assert text.startswith(f"{data}: representations could not be cached for later runs (")
+        assert "Permission denied" in text and text.endswith("; choose another folder with fewshot.cache")
     assert tree(data) == before
 
 
@@ -292,12 +292,12 @@ def test_permission_denied__while_saving(run: Run, bound: Bound, whole: Path, ti
     done = bound(harmed("forbidden_save", folder))
     assert done.returncode == 2, done.stderr
     assert done.stderr == (
-        f"vitctl: step 8 could not be saved in {folder / 'checkpoints'} (Permission denied); those that are there are whole: "
-        f"make room or mend its rights, then: vitctl resume {folder}\n"
+        f"vitctl: step 8 could not be saved in {folder / 'checkpoints'} (Permission denied); earlier checkpoints are complete: "
+        f"free space or fix permissions, then: vitctl resume {folder}\n"
     )
     assert [r["step"] for r in records(folder, "checkpoint")] == [2, 4]
     assert [r["text"] for r in records(folder, "warning")] == [
-        f"step {step} could not be saved in {folder / 'checkpoints'} (Permission denied); the checkpoints before it are whole"
+        f"step {step} could not be saved in {folder / 'checkpoints'} (Permission denied); earlier checkpoints are complete"
         for step in (6, 8)
     ]
     saved, problems = newest_checkpoint(folder / "checkpoints")
@@ -314,6 +314,6 @@ def test_permission_denied__while_resuming_nothing_is_begun_anew(bound: Bound, w
     log = (folder / "log.jsonl").read_text()
     (folder / "checkpoints").chmod(0)
     done = bound([sys.executable, "-m", "vitctl", "resume", str(folder)])
-    said = f"vitctl: {folder / 'checkpoints'}: may not be read; mend its rights, or remove it to go on without\n"
+    said = f"vitctl: {folder / 'checkpoints'}: permission denied; fix its permissions, or remove it to continue without it\n"
     assert (done.returncode, done.stderr) == (2, said)
     assert (folder / "log.jsonl").read_text() == log

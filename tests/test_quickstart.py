@@ -19,7 +19,7 @@ def test_quickstart__fine_tuned_beats_scratch_beats_majority(
 ) -> None:
     rows = {
         row.step + (" " + row.what.split(",")[0] if row.step == "vtab" else ""): row
-        for row in quickstart.run(tmp_path, seed)
+        for row in quickstart.run_quickstart(tmp_path, seed)
     }
     assert list(rows)[:4] == ["shards", "pretrain", "fewshot", "finetune"]
     fine = rows["finetune"]
@@ -34,7 +34,7 @@ def test_quickstart__fine_tuned_beats_scratch_beats_majority(
     assert few.accuracy is not None
     assert few.scratch is not None
     assert few.accuracy > few.scratch
-    assert sum(row.step == "vtab" for row in quickstart.run(tmp_path, seed)) == len(quickstart.TASKS)
+    assert sum(row.step == "vtab" for row in quickstart.run_quickstart(tmp_path, seed)) == len(quickstart.TASKS)
     result = json.loads((tmp_path / "export" / "result.json").read_text())
     model = onnx.load(result["files"]["onnx"])
     assert json.loads({p.key: p.value for p in model.metadata_props}["class_names"]) == list("0123456789")
@@ -50,7 +50,7 @@ def test_quickstart__every_recipe_of_it_computes_in_float32(tmp_path: Path, monk
         seen.append(f"{loaded.recipe.job} {loaded.recipe.machine.precision}")
         raise DataError("no further")
 
-    monkeypatch.setattr(quickstart, "prepare", prepare)
+    monkeypatch.setattr(quickstart, "prepare_run", prepare)
     step = quickstart._Steps(tmp_path, 0)
     for folder, recipe in (
         ("a", "quickstart"),

@@ -87,8 +87,8 @@ def test_srun__signalled_tasks_save_and_go_on(run: Run, tiny_data: Path, tmp_pat
     said = [task.communicate(timeout=240) for task in tasks]
     assert [task.returncode for task in tasks] == [3] * 4, said
     assert said[0][1].splitlines() == [
-        "vitctl: SIGUSR1: stopping after what is under way; a second signal leaves at once",
-        f"stopped and saved in {folder}; go on with: vitctl resume {folder}",
+        "vitctl: SIGUSR1: stopping after the current step; a second signal stops at once",
+        f"stopped and saved in {folder}; resume with: vitctl resume {folder}",
     ]
     assert said[1:] == [("", "")] * 3
     run("run")

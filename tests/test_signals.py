@@ -81,7 +81,7 @@ def hit() -> Iterator[Hit]:
 
 
 def heard(number: signal.Signals) -> str:
-    return f"vitctl: {number.name}: stopping after what is under way; a second signal leaves at once\n"
+    return f"vitctl: {number.name}: stopping after the current step; a second signal stops at once\n"
 
 
 def status(folder: Path) -> str:
@@ -152,7 +152,7 @@ MOMENTS: dict[str, tuple[Moment, signal.Signals]] = {
     "saving, copy": ((training, "parts", 2), INT),
     "saving, weights": ((checkpoints, "save_weights", 3), TERM),
     "saving, optimizer": ((checkpoints, "save_tensors", 1), USR1),
-    "saving, state": ((checkpoints, "write_json", 2), INT),
+    "saving, state": ((checkpoints, "write_run_json", 2), INT),
     "saving, deleting old ones": ((checkpoints, "_remove", 5), TERM),
 }
 
@@ -170,7 +170,7 @@ def test_pretrain__goes_on_bit_for_bit(
     folder = tmp_path / "a"
     hit(*moment, number)
     code, said = vitctl(*pretraining(tiny_data), "--out", folder)
-    assert (code, said) == (3, f"{heard(number)}stopped and saved in {folder}; go on with: vitctl resume {folder}\n")
+    assert (code, said) == (3, f"{heard(number)}stopped and saved in {folder}; resume with: vitctl resume {folder}\n")
     assert status(folder) == "stopped"
     saved, problems = checkpoints.newest_checkpoint(folder / "checkpoints")
     assert saved is not None and problems == []
@@ -217,7 +217,7 @@ def test_job__ends_as_if_nothing_had_been(
     assert vitctl(*line, "--out", straight)[0] == 0
     hit(*moment, number)
     code, said = vitctl(*line, "--out", folder)
-    assert (code, said) == (3, f"{heard(number)}stopped and saved in {folder}; go on with: vitctl resume {folder}\n")
+    assert (code, said) == (3, f"{heard(number)}stopped and saved in {folder}; resume with: vitctl resume {folder}\n")
     assert status(folder) == "stopped"
     assert vitctl("resume", folder)[0] == 0
     metrics = [json.loads((path / "result.json").read_text())["metrics"] for path in (folder, straight)]

@@ -1,4 +1,4 @@
-"""What vitctl raises when the user can mend it.
+"""The errors that vitctl raises when the user can fix the cause.
 
 VitctlError
   RecipeError       a recipe, an override or a flag is wrong
@@ -6,7 +6,7 @@ VitctlError
   CheckpointError   weights or a checkpoint are wrong or missing
   LaunchError       processes, devices or the environment are wrong
 
-`explained` turns what the operating system refused into one of these, for the command line and for every process of a run.
+`explained` turns operating system errors into one of these, for the command line and for every process of a run.
 """
 
 import errno
@@ -18,9 +18,9 @@ from pathlib import Path
 
 
 class VitctlError(Exception):
-    """Something the user can fix. The message says where, what, and how to mend it.
+    """Something the user can fix. The message says where, what, and how to fix it.
 
-    The command line prints the message without a traceback and leaves with exit code 2.
+    The command line prints the message without a traceback and exits with code 2.
 
     Example:
         from vitctl import VitctlError, load_recipe
@@ -48,27 +48,27 @@ class LaunchError(VitctlError):
     """Processes, devices or the environment are wrong."""
 
 
-_FULL = "make room there, or choose another place"
-_FORBIDDEN = "mend its rights, or choose another place"
-_LESS = "close other programs, or ask for less: fewer workers, smaller batches or images"
-_FAILING = "the disk or its connection fails; mend it, or choose another place"
-# What the machine has run out of or does not allow, and how to mend it. Any other code is a bug of ours.
-_HOW_TO_MEND = {
+_FULL = "free some space there, or choose another path"
+_FORBIDDEN = "fix its permissions, or choose another path"
+_LESS = "close other programs, or use less memory: fewer workers, smaller batches or images"
+_FAILING = "the disk or its connection fails; repair it, or choose another path"
+# Errors of the machine or of its settings, and how to fix them. Any other code is a bug of vitctl.
+_HOW_TO_FIX = {
     errno.ENOSPC: _FULL,
     errno.EDQUOT: _FULL,
     errno.EFBIG: _FULL,
     errno.EACCES: _FORBIDDEN,
     errno.EPERM: _FORBIDDEN,
     errno.EROFS: _FORBIDDEN,
-    errno.ENOENT: "check its spelling; it is not there, or was removed",
-    errno.ENOTDIR: "a file stands where a folder should be; choose another place",
-    errno.EEXIST: "something else stands there; choose another place",
-    errno.EISDIR: "a folder stands where a file should be; choose another place",
-    errno.ENOTEMPTY: "something else was put there; remove it, or choose another place",
+    errno.ENOENT: "it does not exist or was removed; check its spelling",
+    errno.ENOTDIR: "there is a file where a folder should be; choose another path",
+    errno.EEXIST: "something else is already there; choose another path",
+    errno.EISDIR: "there is a folder where a file should be; choose another path",
+    errno.ENOTEMPTY: "another program wrote something there; remove it, or choose another path",
     errno.ENAMETOOLONG: "choose a shorter name",
-    errno.ELOOP: "its links point at each other; mend them",
-    errno.EXDEV: "choose a place on one disk",
-    errno.EBUSY: "something else uses it; wait for it, or choose another place",
+    errno.ELOOP: "its symbolic links form a loop; correct them",
+    errno.EXDEV: "choose paths on the same disk",
+    errno.EBUSY: "another program uses it; wait for that, or choose another path",
     errno.EIO: _FAILING,
     errno.ESTALE: _FAILING,
     errno.ENXIO: _FAILING,
@@ -76,30 +76,30 @@ _HOW_TO_MEND = {
     errno.EMFILE: "raise the limit of open files (ulimit -n), or lower machine.workers",
     errno.ENFILE: "the machine has too many open files; close other programs",
     errno.ENOMEM: _LESS,
-    errno.EAGAIN: "the machine starts no more processes; raise the limit (ulimit -u), or lower machine.workers",
-    errno.ECONNREFUSED: "nobody answers there; check the address",
-    errno.ECONNRESET: "the connection broke; type the command again",
-    errno.ETIMEDOUT: "nobody answers there; check the address and the network",
-    errno.EHOSTUNREACH: "there is no way to it; check the address and the network",
-    errno.ENETUNREACH: "there is no way to it; check the network",
+    errno.EAGAIN: "the limit of processes is reached; raise it (ulimit -u), or lower machine.workers",
+    errno.ECONNREFUSED: "no server answers there; check the address",
+    errno.ECONNRESET: "the connection was lost; run the command again",
+    errno.ETIMEDOUT: "no server answers there; check the address and the network",
+    errno.EHOSTUNREACH: "it cannot be reached; check the address and the network",
+    errno.ENETUNREACH: "the network cannot be reached; check the connection",
     errno.EADDRINUSE: "another program listens there; choose another port",
 }
 
 
-# How PyTorch says that there is no memory: the class of its error on a GPU, and words on a CPU.
+# How PyTorch reports that it is out of memory: the class of its error on a GPU, the message on a CPU.
 _NO_MEMORY = ("OutOfMemoryError", "can't allocate memory")
 
 
 def explained(error: BaseException, where: Path | str = "", then: str = "") -> VitctlError | None:
-    """An error in words for the user; None where it is a bug of vitctl.
+    """An error with a message for the user; None where it is a bug of vitctl.
 
     Args:
         error: what was raised.
-        where: what the operating system was asked about, where the error itself does not name it.
-        then: what to type when it is mended; "" for nothing.
+        where: the path or address that the error is about, where the error itself does not name it.
+        then: the command to run once it is fixed; "" for none.
 
     Returns:
-        a VitctlError as it is; one line with where, what and how to mend it for what the operating system refused.
+        a VitctlError as it is; for an operating system error one line with where, what and how to fix it.
     """
     if isinstance(error, VitctlError):
         return error
@@ -107,26 +107,26 @@ def explained(error: BaseException, where: Path | str = "", then: str = "") -> V
     if isinstance(error, MemoryError) or any(sign in f"{type(error).__name__}: {error}" for sign in _NO_MEMORY):
         return LaunchError(f"{place}: not enough memory ({first_line(error)}); {_LESS}{_after(then)}")
     number = os_code(error)
-    if number not in _HOW_TO_MEND:
+    if number not in _HOW_TO_FIX:
         return None
     if isinstance(error, OSError):
         place = " -> ".join(str(name) for name in (error.filename, error.filename2) if name is not None) or place
-    return LaunchError(f"{place}: {os.strerror(number).lower()}; {_HOW_TO_MEND[number]}{_after(then)}")
+    return LaunchError(f"{place}: {os.strerror(number).lower()}; {_HOW_TO_FIX[number]}{_after(then)}")
 
 
 def os_code(error: BaseException) -> int:
-    """The errno of what the operating system said; -1 for nothing. Libraries written in Rust say it in their text alone."""
+    """The errno of an error; -1 where it has none. Libraries written in Rust give it in their message only."""
     if isinstance(error, OSError):
         return error.errno or -1
-    said = re.search(r"\(os error (\d+)\)", str(error))
-    return int(said[1]) if said else -1
+    match = re.search(r"\(os error (\d+)\)", str(error))
+    return int(match[1]) if match else -1
 
 
 _LOST_PEER = ("connection closed by peer", "connection reset by peer", "broken pipe", "socket timeout", "nccl")
 
 
 def is_lost_peer(text: str) -> bool:
-    """Whether an error, in its own words, is that another process went away."""
+    """Whether an error message says that the connection to another process was lost."""
     return any(sign in text.lower() for sign in _LOST_PEER)
 
 
@@ -141,7 +141,7 @@ def _after(then: str) -> str:
 
 @contextmanager
 def writing(place: Path | str) -> Iterator[None]:
-    """Whatever the operating system refuses inside without saying where is about `place`: a full disk never says."""
+    """An operating system error inside that names no file gets `place` as its file: the error of a full disk names none."""
     try:
         yield
     except OSError as error:

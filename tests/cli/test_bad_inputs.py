@@ -14,8 +14,8 @@ from safetensors.numpy import save_file
 from tests.conftest import TINY
 from vitctl.cli.app import main
 from vitctl.cli.show.render import CONSOLE
-from vitctl.engine.journal import read_json
-from vitctl.launch.prepare import prepare
+from vitctl.engine.journal import read_run_json
+from vitctl.launch.prepare import prepare_run
 from vitctl.launch.worker import work
 from vitctl.recipe.load import Override, load_recipe
 
@@ -42,7 +42,7 @@ SLIPS = [
     Slip("data shards photos", "Missing argument 'out'", "data shards photos new"),
     Slip("data shards my photos new", "Got unexpected extra argument", "data shards 'my photos' new"),
     Slip("resume", "Missing argument 'run'"),
-    Slip("compare run", "one run alone cannot be compared"),
+    Slip("compare run", "give at least two runs to compare"),
     # Recipes
     Slip("pretrain -r smok --out new", "did you mean smoke?", "pretrain -r smoke --dry-run --out new"),
     Slip("pretrain -r jft_H14 --dry-run", "did you mean jft_h14", "pretrain -r jft_h14 --dry-run"),
@@ -86,8 +86,8 @@ SLIPS = [
     # Data
     Slip("pretrain -r tiny.toml --data ''", "--data '': is empty"),
     Slip("pretrain -r tiny.toml --out new", "no data was given", f"{PRETRAIN} --out new --dry-run"),
-    Slip(f"{PRETRAIN} --dataset digits", "both say where the images come from"),
-    Slip(f"{PRETRAIN} --synthetic", "both say where the images come from"),
+    Slip(f"{PRETRAIN} --dataset digits", "both name the source of the images"),
+    Slip(f"{PRETRAIN} --synthetic", "both name the source of the images"),
     Slip("pretrain -r tiny.toml --dataset cifar", "did you mean cifar10 or cifar100?"),
     Slip("pretrain -r tiny.toml --dataset Digit", "did you mean digits"),
     Slip("pretrain -r tiny.toml --data photos --out new", "make them with `vitctl data shards", f"{PRETRAIN} --out new --dry-run"),
@@ -182,7 +182,7 @@ def world(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_file({"encoder.weight": np.zeros((2, 2), np.float32)}, root / "other.safetensors")
     loaded = load_recipe(str(TINY), [Override("data.path", str(root / "shards")), Override("schedule.total_steps", 6)])
     for name in ("run", "unbegun"):
-        prepare(loaded, root / name)
+        prepare_run(loaded, root / name)
     work(root / "run")
     [weights] = sorted((root / "run" / "checkpoints").glob("step_00000006/model.safetensors"))
     (root / "cut.safetensors").write_bytes(weights.read_bytes()[:500])
@@ -242,7 +242,7 @@ def test_slip(slip: Slip, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     ):  # only a job itself could tell: its folder says that it failed, and the corrected command takes it
         written = {Path(name).parts[0] for name in after.keys() ^ before.keys()}
         assert len(written) == 1 and slip.meant
-        assert read_json(here / written.pop() / "result.json")["status"] == "failed"
+        assert read_run_json(here / written.pop() / "result.json")["status"] == "failed"
         assert {name: after[name] for name in before} == before
     if slip.meant:
         code, _, said = typed(slip.meant, monkeypatch, capsys)

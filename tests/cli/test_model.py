@@ -37,7 +37,7 @@ def test_the_whole_way(vitctl: Vitctl, tiny_data: Path, tmp_path: Path) -> None:
     said = vitctl("compare", "fine", "score")
     assert (said.code, said.out.splitlines()[-1]) == (
         0,
-        "same images, split, labels and way of scoring: these numbers may be compared",
+        "same images, split, labels and evaluation protocol: these numbers may be compared",
     )
 
     said = vitctl("evaluate", "--data", tiny_data, "--split", "train[:5]", "--out", "part", *QUICK)
@@ -155,7 +155,7 @@ def test_finetune__the_sweep_in_one_command(vitctl: Vitctl, pretrained: Path, ti
     assert (said.code, said.err) == (0, "")
     table = said.out[said.out.index("accuracy on train[90%:]") :].splitlines()
     assert [row.split()[0] for row in table[1:5]] == ["0.001", "0.003", "0.01", "0.03"]
-    taken = [row.split()[0] for row in table[1:5] if row.endswith("taken")]
+    taken = [row.split()[0] for row in table[1:5] if row.endswith("chosen")]
     swept = result(tmp_path / "swept")
     assert taken == [f"{swept['provenance']['lr']:g}"]
     assert table[5].startswith("accuracy ") and "of 23)" in table[5]

@@ -32,7 +32,7 @@ STEPS, WARMUP = 20, 5  # of TINY
 def test_unknown_option__names_the_set_that_does_it(vitctl: Vitctl, line: str, instead: str) -> None:
     said = vitctl(*line.split())
     assert said.code == 2
-    assert said.err.splitlines()[-1] == f"vitctl: any value of a recipe can be set: {instead}"
+    assert said.err.splitlines()[-1] == f"vitctl: any value of a recipe can be set; here: {instead}"
 
 
 @pytest.mark.parametrize("line", ["finetune --fnord 1", "data list --weight-decay 1", "doctor --lr 1"])
@@ -60,7 +60,7 @@ def test_pretrain__has_finetunes_flags_of_length(vitctl: Vitctl, tiny_data: Path
         "batch_size": 8, "total_steps": 0, "total_epochs": 1, "warmup_steps": 8 * WARMUP // STEPS
     }  # fmt: skip
     both = vitctl(*line, "--steps", 3, "--epochs", 1)
-    assert both.err == "vitctl: --steps 3 and --epochs 1 both say how long; give one of them\n"
+    assert both.err == "vitctl: --steps 3 and --epochs 1 both set the length; give one of them\n"
 
 
 def test_finetune__a_warmup_that_is_set_stays(vitctl: Vitctl, tiny_data: Path, pretrained: Path) -> None:

@@ -109,5 +109,5 @@ def test_table__says_which_runs_it_leaves_out_and_draws(vitctl: Vitctl, tmp_path
     finished(tmp_path / "runs", "short", "jft_b32", {}, {"schedule.total_epochs": 1.0})
     said = vitctl("recipes", "table", "fig5", "--plot", "fig5.png")
     assert said.code == 0
-    assert "left out: short (jft_b32): schedule.total_epochs is 1.0, of the recipe 7.0" in said.out
+    assert "left out: short (jft_b32): schedule.total_epochs is 1.0, in the recipe 7.0" in said.out
     assert (tmp_path / "fig5.png").stat().st_size > 10_000

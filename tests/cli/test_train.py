@@ -49,7 +49,7 @@ def test_pretrain__plain_lines_a_result_and_again(vitctl: Vitctl, tiny_data: Pat
     assert "\x1b" not in said.out
     again = vitctl(*line)
     assert again.code == 0
-    assert "going on from step 6 of 6" in again.out
+    assert "resuming from step 6 of 6" in again.out
     assert [text for text in again.out.splitlines() if text.startswith("accuracy")] == [
         text for text in lines if text.startswith("accuracy")
     ]
@@ -95,8 +95,8 @@ def test_pretrain__a_changed_recipe_does_not_go_on(vitctl: Vitctl, tiny_data: Pa
     assert said.code == 2
     assert (
         said.err
-        == "vitctl: run: holds a run of another recipe: seed was 0, now 5; choose another folder with --out, or go on "
-        "all the same with: vitctl resume run --set seed=5 --allow seed\n"
+        == "vitctl: run: holds a run of another recipe: seed was 0, now 5; choose another folder with --out, or resume "
+        "anyway with: vitctl resume run --set seed=5 --allow seed\n"
     )
 
 
@@ -130,7 +130,7 @@ def test_resume__goes_on_with_a_stopped_run(vitctl: Vitctl, tiny_data: Path, tmp
     (tmp_path / "run" / "result.json").unlink()
     said = vitctl("resume", "run")
     assert said.code == 0
-    assert "going on from step 6 of 6" in said.out
+    assert "resuming from step 6 of 6" in said.out
     assert json.loads((tmp_path / "run" / "result.json").read_text()) == json.loads(first)
 
 
@@ -182,7 +182,7 @@ def test_dry_run__the_plan_is_on_the_first_screen_and_defaults_are_asked_for(
     whole = vitctl("pretrain", "--recipe", "jft_h14", "--dry-run", "--all").out
     assert whole.count("# default") > 30
     assert vitctl("pretrain", "--recipe", "jft_h14", "--all").err == (
-        "vitctl: --all shows more of a plan; give it with --dry-run\n"
+        "vitctl: --all prints more of a plan; give it with --dry-run\n"
     )
 
 
@@ -204,7 +204,9 @@ def test_dry_run__an_address_without_an_answer_is_not_waited_for(vitctl: Vitctl,
     assert "20 of 16 images" in said.out
     said = vitctl(*line, "--epochs", 2)
     assert said.code == 2
-    assert said.err.startswith(f"vitctl: {deaf_server}: could not be looked up: no answer within 2 s; the length")
+    assert said.err.startswith(
+        f"vitctl: {deaf_server}: could not be looked up: no answer within 2 s; the plan needs the number of images"
+    )
 
 
 def test_dry_run__weights_far_away_are_not_fetched(
@@ -217,12 +219,12 @@ def test_dry_run__weights_far_away_are_not_fetched(
         said = vitctl(*line)
         assert (said.code, said.out) == (2, "")
         assert said.err == (
-            f"vitctl: {source}: not fetched yet, and a plan fetches nothing; name the model to plan without, "
+            f"vitctl: {source}: not downloaded yet, and --dry-run downloads nothing; name the model instead, "
             "e.g. --model B/16\n"
         )
         said = vitctl(*line, "--model", "B/16")
         assert said.code == 0
-        assert f"note: weights from {source}, which are not here yet: taken to be a B/16" in said.out
+        assert f"note: weights from {source}, not downloaded yet: assumed to be a B/16" in said.out
         assert time.monotonic() - began < 5
     assert not (tmp_path / "cache").exists()
 
@@ -353,7 +355,7 @@ def test_out__a_file_is_in_the_way(vitctl: Vitctl, tiny_data: Path, tmp_path: Pa
     said = vitctl("pretrain", "-r", TINY, "--data", tiny_data, "--out", "file/run")
     assert said.code == 2
     assert (
-        said.err == "vitctl: file/run: not a directory; a file stands where a folder should be; choose another place\n"
+        said.err == "vitctl: file/run: not a directory; there is a file where a folder should be; choose another path\n"
     )
 
 
@@ -401,10 +403,13 @@ def test_slurm__of_the_other_jobs(vitctl: Vitctl, pretrained: Path, tiny_data: P
     ("words", "said"),
     [
         (("--nodes", "2@gpu01"), "--nodes 2@gpu01: give all machines the same run folder with --out"),
-        (("--nodes", "2", "--out", "run"), "--nodes 2: where they meet is missing, the address of one of them"),
-        (("--nodes", "2@gpu01", "--out", "run"), "--nodes 2: 1 process cannot be spread evenly over them"),
+        (
+            ("--nodes", "2", "--out", "run"),
+            "--nodes 2: the address of one of the machines, for the rendezvous, is missing",
+        ),
+        (("--nodes", "2@gpu01", "--out", "run"), "--nodes 2: 1 process cannot be spread evenly over the machines"),
         (("--restarts", "-1"), "--restarts -1: should be 0 or more"),
-        (("--restarts", "2", "--slurm", "time=10"), "--nodes and --restarts start the processes, and so does --slurm"),
+        (("--restarts", "2", "--slurm", "time=10"), "--nodes and --restarts start processes, and so does --slurm"),
     ],
 )
 def test_nodes__what_is_wrong_is_one_line_and_starts_nothing(
@@ -417,7 +422,7 @@ def test_nodes__what_is_wrong_is_one_line_and_starts_nothing(
 
 
 def test_nodes__are_not_for_processes_that_were_started() -> None:
-    words = "--nodes and --restarts start the processes, and so does torchrun: leave one of them out"
+    words = "--nodes and --restarts start processes, and so does torchrun: leave one of them out"
     with pytest.raises(LaunchError, match=words):
         launch_config(Member("torchrun", 0, 2, ""), None, 1, None, None)
 

@@ -8,7 +8,7 @@ import pytest
 from tests.cli.conftest import Vitctl
 from tests.jobs.vtab_names import Catalog
 from vitctl.data.datasets import vtab_images
-from vitctl.report.compare import compare
+from vitctl.report.compare import compare_runs
 
 GIVEN = ("--task", "pets", "--task", "eurosat", "--set", "machine.device=cpu", "--set", "machine.workers=0",
          "--set", "data.allow_partial=true", "--res", 16, "--precision", "float32", "--out", "table")  # fmt: skip
@@ -68,7 +68,7 @@ def test_vtab__a_quick_look_is_not_compared_with_the_protocol(vitctl: Vitctl, pr
     other = (*GIVEN[:-1], "other")
     assert vitctl("vtab", "--from", pretrained, "--no-sweep", *FEW, *other).code == 0
     folders = [tmp_path / "table", tmp_path / "other"]
-    comparison = compare(folders)
+    comparison = compare_runs(folders)
     assert comparison.reasons == [f"{folders[1]}: protocol differs (fine-tuning, the first light): another protocol"]
     names = [name for name, _ in comparison.numbers]
     assert {"mean", "tasks pets mean", "groups natural"} < set(names)

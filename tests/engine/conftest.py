@@ -75,7 +75,7 @@ def trainer(runtime: Runtime) -> Callable[..., Trainer]:
         return Trainer(
             runtime=runtime,
             model=model,
-            bare=model,
+            unwrapped=model,
             optimizer=build_optimizer(
                 model, name=k.name, weight_decay=k.weight_decay, beta1=0.9, beta2=0.999, eps=1e-8, momentum=0.9
             ),

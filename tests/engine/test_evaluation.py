@@ -9,7 +9,7 @@ import torch
 from tests.engine.conftest import Tiny, batch, rows
 from vitctl.data.loader.batches import Batch
 from vitctl.engine.distributed.runtime import Runtime
-from vitctl.engine.evaluation import Score, best_answers, evaluate, representations
+from vitctl.engine.evaluation import Score, evaluate_model, representations, top_predictions
 from vitctl.engine.preemption import StopFlag, Stopped
 from vitctl.errors import DataError
 
@@ -34,7 +34,7 @@ def test_evaluate__counts_right_answers_and_not_the_padding(runtime: Runtime) ->
     right = int((model(scaled(whole.images)).argmax(1) == whole.labels).sum())
     assert 0 < right < 23
     parts = [rows(whole, slice(0, 10)), rows(whole, slice(10, 20)), padded(rows(whole, slice(20, 23)), 7)]
-    score = evaluate(runtime, model, parts, num_images=23, normalise=scaled, stop=StopFlag())
+    score = evaluate_model(runtime, model, parts, num_images=23, normalise=scaled, stop=StopFlag())
     assert score == Score(right, 23)
     assert score.accuracy == right / 23
 
@@ -42,12 +42,12 @@ def test_evaluate__counts_right_answers_and_not_the_padding(runtime: Runtime) ->
 @pytest.mark.parametrize("num_images", [7, 9])
 def test_evaluate__refuses_a_count_that_is_not_the_splits(runtime: Runtime, num_images: int) -> None:
     with pytest.raises(DataError, match=f"evaluation counted 8 images, the split has {num_images}; no score is given"):
-        evaluate(runtime, Tiny(), [batch(8)], num_images=num_images, normalise=scaled, stop=StopFlag())
+        evaluate_model(runtime, Tiny(), [batch(8)], num_images=num_images, normalise=scaled, stop=StopFlag())
 
 
 def test_evaluate__turns_dropout_off_and_keeps_no_graph(runtime: Runtime) -> None:
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Dropout(0.9), torch.nn.Linear(48, 3, dtype=torch.float64))
-    run = partial(evaluate, runtime, model, num_images=20, normalise=scaled, stop=StopFlag())
+    run = partial(evaluate_model, runtime, model, num_images=20, normalise=scaled, stop=StopFlag())
     assert run([batch(20)]) == run([batch(20)])
 
 
@@ -62,7 +62,7 @@ def test_evaluate__stops_between_batches(runtime: Runtime) -> None:
             yield batch(2)
 
     with pytest.raises(Stopped):
-        evaluate(runtime, Tiny(), batches(), num_images=18, normalise=scaled, stop=stop)
+        evaluate_model(runtime, Tiny(), batches(), num_images=18, normalise=scaled, stop=stop)
     assert seen == [0, 1, 2]
 
 
@@ -79,7 +79,7 @@ def test_representations__come_in_the_order_of_the_split(runtime: Runtime) -> No
 @pytest.mark.parametrize("samples", [[0, 1, 2, 2], [0, 1, 2, -1]])
 def test_representations__refuse_the_missing_and_the_doubled(runtime: Runtime, samples: list[int]) -> None:
     odd = replace(batch(4), samples=torch.tensor(samples))
-    with pytest.raises(DataError, match="3 different images came through, the split has 4"):
+    with pytest.raises(DataError, match="3 different images were read, the split has 4"):
         representations(runtime, Tiny(), [odd], num_images=4, normalise=scaled, stop=StopFlag())
 
 
@@ -87,7 +87,7 @@ def test_evaluate__an_image_without_its_one_label_is_no_wrong_answer(runtime: Ru
     whole = batch(12)
     whole.labels[[3, 7]] = -1
     with pytest.raises(DataError, match="2 of the 12 images have no label; no score is given"):
-        evaluate(runtime, Tiny(), [whole], num_images=12, normalise=scaled, stop=StopFlag())
+        evaluate_model(runtime, Tiny(), [whole], num_images=12, normalise=scaled, stop=StopFlag())
 
 
 def test_evaluate__several_labels(runtime: Runtime) -> None:
@@ -99,24 +99,24 @@ def test_evaluate__several_labels(runtime: Runtime) -> None:
     labels[:5, 1] = predicted[:5]
     labels[9:] = -1
     parts = [replace(whole, labels=labels)]
-    assert evaluate(runtime, model, parts, num_images=12, normalise=scaled, stop=StopFlag()) == Score(5, 9)
+    assert evaluate_model(runtime, model, parts, num_images=12, normalise=scaled, stop=StopFlag()) == Score(5, 9)
     parts = [replace(parts[0], labels=torch.full_like(labels, -1))]
     with pytest.raises(DataError, match="none of the 12 images has a label; there is nothing to score"):
-        evaluate(runtime, model, parts, num_images=12, normalise=scaled, stop=StopFlag())
+        evaluate_model(runtime, model, parts, num_images=12, normalise=scaled, stop=StopFlag())
 
 
 def test_best_answers__come_in_order_and_begin_with_the_argmax(runtime: Runtime) -> None:
     model, whole = Tiny(), batch(11)
     mixed = [rows(whole, slice(7, 11)), padded(rows(whole, slice(0, 3)), 2), rows(whole, slice(3, 7))]
-    best = best_answers(runtime, model, mixed, num_images=11, normalise=scaled, stop=StopFlag())
+    best = top_predictions(runtime, model, mixed, num_images=11, normalise=scaled, stop=StopFlag())
     logits = model(scaled(whole.images))
     assert best.tolist() == logits.argsort(dim=1, descending=True).tolist()
     assert best[:, 0].tolist() == logits.argmax(dim=1).tolist()
 
 
 def test_best_answers__equals_go_by_number_and_answers_may_be_fewer(runtime: Runtime) -> None:
-    run = partial(best_answers, runtime, Tiny(), num_images=3, normalise=scaled, stop=StopFlag())
-    assert run([batch(3)], answers=torch.zeros_like).tolist() == [[0, 1, 2]] * 3
-    assert run([batch(3)], answers=lambda logits: logits[:, :1]).tolist() == [[0]] * 3
-    with pytest.raises(DataError, match="2 different images came through, the split has 3"):
+    run = partial(top_predictions, runtime, Tiny(), num_images=3, normalise=scaled, stop=StopFlag())
+    assert run([batch(3)], to_scores=torch.zeros_like).tolist() == [[0, 1, 2]] * 3
+    assert run([batch(3)], to_scores=lambda logits: logits[:, :1]).tolist() == [[0]] * 3
+    with pytest.raises(DataError, match="2 different images were read, the split has 3"):
         run([batch(2)])

@@ -10,7 +10,15 @@ import numpy as np
 import pytest
 
 from vitctl.engine import journal
-from vitctl.engine.journal import Journal, append_line, cut_after, parse_lines, read_json, read_lines, write_json
+from vitctl.engine.journal import (
+    Journal,
+    append_record,
+    cut_after,
+    parse_records,
+    read_records,
+    read_run_json,
+    write_run_json,
+)
 
 
 def test_journal__writes_and_reports(tmp_path: Path) -> None:
@@ -18,7 +26,7 @@ def test_journal__writes_and_reports(tmp_path: Path) -> None:
     writer = Journal(tmp_path / "log.jsonl", seen.append)
     writer.write("train", step=1, loss=0.5)
     writer.write("evaluate", step=1, text="größer\nals")
-    assert read_lines(tmp_path / "log.jsonl") == seen
+    assert read_records(tmp_path / "log.jsonl") == seen
     assert [(r["kind"], r["step"]) for r in seen] == [("train", 1), ("evaluate", 1)]
     assert seen[0]["time"] > 1e9
     assert (tmp_path / "log.jsonl").read_text().count("\n") == 2
@@ -33,28 +41,28 @@ def test_journal__of_the_other_processes_is_silent(tmp_path: Path) -> None:
 
 def test_read_lines__leaves_out_a_torn_line(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
-    append_line(path, {"step": 1})
+    append_record(path, {"step": 1})
     path.write_text(path.read_text() + '{"step": 2, "lo')
-    assert read_lines(path) == [{"step": 1}]
-    assert read_lines(tmp_path / "none") == []
-    assert parse_lines('{"a": 1}\n\n{"b"\n{"c": 2}\n') == [{"a": 1}, {"c": 2}]
+    assert read_records(path) == [{"step": 1}]
+    assert read_records(tmp_path / "none") == []
+    assert parse_records('{"a": 1}\n\n{"b"\n{"c": 2}\n') == [{"a": 1}, {"c": 2}]
 
 
 def test_journal__a_torn_line_does_not_swallow_the_next_record(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     path.write_text('{"step": 1}\n{"step": 2, "lo')
     Journal(path).write("resume", step=1)
-    assert [r.get("kind", "old") for r in read_lines(path)] == ["old", "resume"]
+    assert [r.get("kind", "old") for r in read_records(path)] == ["old", "resume"]
 
 
 def test_cut_after__drops_later_steps_and_torn_lines(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     for step in (0, 5, 10, 15):
-        append_line(path, {"step": step, "text": "ü"})
-    append_line(path, {"kind": "without a step"})
+        append_record(path, {"step": step, "text": "ü"})
+    append_record(path, {"kind": "without a step"})
     path.write_text(path.read_text() + '{"st')
     cut_after(path, 10)
-    assert [r.get("step") for r in read_lines(path)] == [0, 5, 10, None]
+    assert [r.get("step") for r in read_records(path)] == [0, 5, 10, None]
     assert path.read_text().endswith("}\n")
     cut_after(tmp_path / "none", 3)
     assert [p.name for p in tmp_path.iterdir()] == ["log.jsonl"]
@@ -62,14 +70,14 @@ def test_cut_after__drops_later_steps_and_torn_lines(tmp_path: Path) -> None:
 
 def test_write_json__old_or_new_never_half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "result.json"
-    write_json(path, {"a": 1})
+    write_run_json(path, {"a": 1})
 
     def crash(_: int) -> None:
         raise OSError("disk full")
 
     monkeypatch.setattr(journal.os, "fsync", crash)
     with pytest.raises(OSError, match="disk full"):
-        write_json(path, {"a": 2})
+        write_run_json(path, {"a": 2})
     assert '"a": 1' in path.read_text()
 
 
@@ -77,13 +85,13 @@ def test_append_line__of_a_full_disk_is_no_record_and_harms_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, write = tmp_path / "log.jsonl", journal.os.write
-    append_line(path, {"step": 1})
+    append_record(path, {"step": 1})
     with monkeypatch.context() as full:
         full.setattr(journal.os, "write", lambda descriptor, line: write(descriptor, line[:5]))
         with pytest.raises(OSError, match="No space left"):
-            append_line(path, {"step": 2})
-    append_line(path, {"step": 3})
-    assert [r["step"] for r in read_lines(path)] == [1, 3]
+            append_record(path, {"step": 2})
+    append_record(path, {"step": 3})
+    assert [r["step"] for r in read_records(path)] == [1, 3]
 
 
 @pytest.mark.parametrize("most", [20_000, 2])
@@ -106,7 +114,7 @@ def test_journal__goes_on_without_a_log_and_writes_it_later(
     assert warnings[0].startswith(f"{folder / 'log.jsonl'}: cannot be written (")
     folder.unlink()
     writer.write("train", step=4)
-    lines = read_lines(folder / "log.jsonl")
+    lines = read_records(folder / "log.jsonl")
     if most > 2:
         assert [(r["kind"], r["step"]) for r in lines] == [("train", 2), ("train", 3), ("train", 4)]
         return
@@ -125,32 +133,34 @@ def test_watch__hands_everything_on_and_tells_now_and_then(tmp_path: Path, monke
         now[0] = then
     assert handed == batches
     # after 4 images too soon, after 8 due, after 12 too soon, after 16 all are through
-    [told] = read_lines(tmp_path / "log.jsonl")
+    [told] = read_records(tmp_path / "log.jsonl")
     assert (told["kind"], told["what"], told["done"], told["total"]) == ("progress", "scoring", 8, 15)
     assert [record["done"] for record in seen if record["kind"] == "now"] == [4, 8, 15]
 
 
-def test_tell__at_most_once_a_second_and_never_in_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_show_progress__at_most_once_a_second_and_never_in_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = [100.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     seen: list[dict[str, Any]] = []
     writer = Journal(tmp_path / "log.jsonl", seen.append)
     for tenth in range(25):
         now[0] = 100 + tenth / 10
-        writer.tell(step=tenth)
-    writer.tell(at_once=True, text="compiling")
+        writer.show_progress(step=tenth)
+    writer.show_progress(at_once=True, text="compiling")
     assert [record.get("step", record.get("text")) for record in seen] == [0, 10, 20, "compiling"]
     assert {record["kind"] for record in seen} == {"now"}
     assert not (tmp_path / "log.jsonl").exists()
-    Journal(None, seen.append).tell(step=1)
+    Journal(None, seen.append).show_progress(step=1)
     assert len(seen) == 4
 
 
 def test_json__has_no_bare_nan_and_gives_the_numbers_back(tmp_path: Path) -> None:
     """Any reader of JSON takes it; Python's own writes names that only Python reads."""
     numbers = [math.nan, math.inf, -math.inf, np.float64("nan"), 1.5, "text", None, True]
-    write_json(tmp_path / "a.json", {"deep": [{"loss": number} for number in numbers]})
-    append_line(tmp_path / "log.jsonl", {"step": 1, "loss": math.nan, "several": (math.inf, 1)})
+    write_run_json(tmp_path / "a.json", {"deep": [{"loss": number} for number in numbers]})
+    append_record(tmp_path / "log.jsonl", {"step": 1, "loss": math.nan, "several": (math.inf, 1)})
     cut_after(tmp_path / "log.jsonl", 1)
 
     def strict(name: str) -> None:
@@ -160,12 +170,12 @@ def test_json__has_no_bare_nan_and_gives_the_numbers_back(tmp_path: Path) -> Non
     assert [item["loss"] for item in found["deep"]] == [
         "NaN", "Infinity", "-Infinity", "NaN", 1.5, "text", None, True
     ]  # fmt: skip
-    assert repr([item["loss"] for item in read_json(tmp_path / "a.json")["deep"]]) == (
+    assert repr([item["loss"] for item in read_run_json(tmp_path / "a.json")["deep"]]) == (
         "[nan, inf, -inf, nan, 1.5, 'text', None, True]"
     )
     json.loads((tmp_path / "log.jsonl").read_text(), parse_constant=strict)
-    assert repr(read_lines(tmp_path / "log.jsonl")) == "[{'step': 1, 'loss': nan, 'several': [inf, 1]}]"
-    assert repr(parse_lines('{"loss": NaN}')) == "[{'loss': nan}]"  # of an older vitctl
+    assert repr(read_records(tmp_path / "log.jsonl")) == "[{'step': 1, 'loss': nan, 'several': [inf, 1]}]"
+    assert repr(parse_records('{"loss": NaN}')) == "[{'loss': nan}]"  # of an older vitctl
 
 
 def test_read_lines__passes_over_what_others_wrote(tmp_path: Path) -> None:
@@ -187,20 +197,20 @@ def test_read_lines__passes_over_what_others_wrote(tmp_path: Path) -> None:
     path.write_text(
         "\n".join([json.dumps({"kind": "a", "step": 1}), *foreign, json.dumps({"kind": "b", "step": 9})]) + "\n"
     )
-    assert [r["kind"] for r in read_lines(path)] == ["a", "b"]
+    assert [r["kind"] for r in read_records(path)] == ["a", "b"]
     cut_after(path, 5)
-    assert [r["kind"] for r in read_lines(path)] == ["a"]
+    assert [r["kind"] for r in read_records(path)] == ["a"]
     path.write_bytes(b'{"kind": "long", "x": "' + b"x" * 2**24 + b'"}\n{"kind": "c"}\n')
-    assert [r["kind"] for r in read_lines(path)] == ["c"]
+    assert [r["kind"] for r in read_records(path)] == ["c"]
 
 
 def test_append_line__of_a_name_that_is_not_utf8(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
-    append_line(path, {"key": "a\udcff", "step": 1})
-    append_line(path, {"key": "b", "step": 2})
-    assert [r["key"] for r in read_lines(path)] == ["a\udcff", "b"]
+    append_record(path, {"key": "a\udcff", "step": 1})
+    append_record(path, {"key": "b", "step": 2})
+    assert [r["key"] for r in read_records(path)] == ["a\udcff", "b"]
     cut_after(path, 1)
-    assert [r["key"] for r in read_lines(path)] == ["a\udcff"]
+    assert [r["key"] for r in read_records(path)] == ["a\udcff"]
 
 
 def test_append_line__beside_a_line_that_another_process_is_still_writing_leaves_no_empty_one(tmp_path: Path) -> None:
@@ -213,6 +223,6 @@ def test_append_line__beside_a_line_that_another_process_is_still_writing_leaves
 
     other = threading.Timer(0.03, end_it)
     other.start()
-    append_line(path, {"step": 2})
+    append_record(path, {"step": 2})
     other.join()
     assert path.read_text() == '{"step": 1}\n{"step": 2}\n'

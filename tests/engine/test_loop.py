@@ -19,7 +19,7 @@ Make = Callable[..., Trainer]
 
 
 def weights(trainer: Trainer) -> list[Tensor]:
-    return [p.detach().clone() for p in trainer.bare.parameters()]
+    return [p.detach().clone() for p in trainer.unwrapped.parameters()]
 
 
 def close(one: list[Tensor], two: list[Tensor]) -> bool:
@@ -40,9 +40,9 @@ def test_update__does_not_depend_on_micro_batches(trainer: Make, cuts: list[int]
 
 def test_update__its_gradient_is_that_of_the_mean_loss(trainer: Make) -> None:
     whole, t = batch(8), trainer(LOSS, name="sgd", lr=lambda _: 1.0)
-    logits = t.bare(whole.images.double() / 255)
+    logits = t.unwrapped(whole.images.double() / 255)
     mean = torch.nn.functional.cross_entropy(logits, whole.labels)
-    grads = torch.autograd.grad(mean, list(t.bare.parameters()))
+    grads = torch.autograd.grad(mean, list(t.unwrapped.parameters()))
     before = weights(t)
     result = t.update(0, [whole])
     assert result.loss == pytest.approx(float(mean.detach()), rel=1e-14)
@@ -117,7 +117,7 @@ def test_update__a_loss_that_is_not_finite_is_skipped(trainer: Make, value: floa
 def test_update__a_skipped_one_leaves_no_trace(trainer: Make) -> None:
     """The state of the optimizer too is as if it had not been tried: the next steps are those of a run without it."""
     straight, t = trainer(LOSS, name="adam", clip_norm=0.5), trainer(LOSS, name="adam", clip_norm=0.5)
-    spoilt = replace(t, objective=lambda *_: t.bare.head.bias.sum() * float("nan"))
+    spoilt = replace(t, objective=lambda *_: t.unwrapped.head.bias.sum() * float("nan"))
     for step in range(3):
         straight.update(step, [batch(8, seed=step)])
         assert spoilt.update(step, [batch(8)]).skipped
@@ -128,7 +128,7 @@ def test_update__a_skipped_one_leaves_no_trace(trainer: Make) -> None:
 def test_warm_up__changes_nothing(trainer: Make) -> None:
     t, straight = trainer(LOSS, name="adam"), trainer(LOSS, name="adam")
     t.warm_up([batch(5), batch(3)])
-    assert all(p.grad is None for p in t.bare.parameters())
+    assert all(p.grad is None for p in t.unwrapped.parameters())
     t.update(0, [batch(8)])
     straight.update(0, [batch(8)])
     assert all(torch.equal(a, b) for a, b in zip(weights(t), weights(straight), strict=True))
@@ -136,7 +136,7 @@ def test_warm_up__changes_nothing(trainer: Make) -> None:
 
 def test_update__averages_after_the_step(trainer: Make) -> None:
     t = trainer(LOSS)
-    t = replace(t, average=Average(t.bare, 0.5))
+    t = replace(t, average=Average(t.unwrapped, 0.5))
     before = weights(t)
     t.update(0, [batch(8)])
     assert t.average is not None

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vitctl.engine.metrics import Hits, count_by_class, count_confusions, count_hits, padded_sets, right_answers
+from vitctl.engine.metrics import Hits, correct_predictions, count_by_class, count_confusions, count_hits, padded_sets
 
 K = 7
 SETS = st.lists(st.lists(st.integers(0, K - 1), max_size=3, unique=True), min_size=1, max_size=30)
@@ -38,7 +38,7 @@ def test_count_hits__one_label_each_is_the_same_as_sets_of_one() -> None:
 
 def test_count_by_class__and_confusions_sum_to_the_hits() -> None:
     best, labels = answers(60), np.random.default_rng(2).integers(0, K - 1, 60)
-    by_class = count_by_class(right_answers(best, labels), labels, K)
+    by_class = count_by_class(correct_predictions(best, labels), labels, K)
     hits = count_hits(best, labels)
     assert by_class.sum(axis=0).tolist() == [60, hits.correct, hits.correct_top5]
     assert by_class[K - 1].tolist() == [0, 0, 0]

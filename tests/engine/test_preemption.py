@@ -34,13 +34,13 @@ def test_stop_on_signals__raises_the_flag_and_restores_handlers(number: signal.S
         assert flag.signal == number
     assert {n: signal.getsignal(n) for n in SIGNALS} == before
     assert signal.set_wakeup_fd(-1) == -1
-    assert not any("_leave_at_the_second" in thread.name for thread in threading.enumerate())
+    assert not any("_exit_on_second_signal" in thread.name for thread in threading.enumerate())
 
 
 def test_stop_on_signals__a_late_signal_is_no_failure() -> None:
     code = (
-        "import os, signal\nfrom vitctl.engine.preemption import SIGNALS, leave_on_signals, stop_on_signals\n"
-        "leave_on_signals(while_waiting=True)\nwith stop_on_signals(deaf_afterwards=True):\n    pass\n"
+        "import os, signal\nfrom vitctl.engine.preemption import SIGNALS, exit_on_signals, stop_on_signals\n"
+        "exit_on_signals(while_waiting=True)\nwith stop_on_signals(ignore_afterwards=True):\n    pass\n"
         "[os.kill(os.getpid(), number) for number in SIGNALS]\nprint('through')"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -48,10 +48,10 @@ def test_stop_on_signals__a_late_signal_is_no_failure() -> None:
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_leave_on_signals__also_out_of_a_library_that_lets_no_python_run(number: signal.Signals) -> None:
+def test_exit_on_signals__also_out_of_a_library_that_lets_no_python_run(number: signal.Signals) -> None:
     """As one does that waits for the other processes."""
     code = (
-        "import ctypes\nfrom vitctl.engine.preemption import leave_on_signals\nleave_on_signals(while_waiting=True)\n"
+        "import ctypes\nfrom vitctl.engine.preemption import exit_on_signals\nexit_on_signals(while_waiting=True)\n"
         "print('ready', flush=True)\nfor _ in range(3): ctypes.CDLL(None).sleep(100)"
     )
     with subprocess.Popen(

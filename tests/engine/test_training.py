@@ -21,7 +21,7 @@ from vitctl.engine.preemption import StopFlag, Stopped
 from vitctl.errors import DataError
 from vitctl.jobs import training
 from vitctl.jobs.pretrain import pretrain
-from vitctl.launch.prepare import prepare
+from vitctl.launch.prepare import prepare_run
 from vitctl.recipe.load import Override, load_recipe
 
 SHORT = {"schedule.total_steps": 8, "checkpoint.every_steps": 2, "evaluation.every_steps": 4}
@@ -84,7 +84,7 @@ def test_stop__saves_and_goes_on_bit_for_bit(run: Run, tiny_data: Path, tmp_path
     straight, folder = run("straight", **SHORT), tmp_path / "a"
     values = {"data.path": str(tiny_data), **SHORT}
     loaded = load_recipe(str(TINY), [Override(key, value) for key, value in values.items()])
-    prepare(loaded, folder)
+    prepare_run(loaded, folder)
     stop = StopFlag()
 
     def report(record: dict[str, Any]) -> None:
@@ -215,7 +215,7 @@ def test_bad_samples__above_the_budget_stop_the_run(run: Run, tiny_data: Path, t
     with pytest.raises(DataError, match=said) as e:
         run("a", **{**SHORT, "data.path": str(data), "data.max_bad_fraction": 0.0})
     assert re.search(
-        f"{tmp_path / 'a' / 'bad_samples.jsonl'} lists them: [12] not an image; mend the data, or go on with: vitctl resume",
+        f"{tmp_path / 'a' / 'bad_samples.jsonl'} lists them: [12] not an image; fix the data, or resume with: vitctl resume",
         str(e.value),
     )
     assert (tmp_path / "a" / "bad_samples.jsonl").exists()

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from tests.conftest import TINY, checkpoint, sample_keys
-from vitctl.engine.journal import read_lines
-from vitctl.launch.prepare import prepare
+from vitctl.engine.journal import read_records
+from vitctl.launch.prepare import prepare_run
 from vitctl.launch.worker import work
 from vitctl.recipe.load import Override, load_recipe
 
@@ -24,7 +24,7 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}  # the last bit of a sum de
 def prepared(folder: Path, data: Path, **values: Any) -> Path:
     """A run folder with the tiny recipe."""
     given = {"data.path": str(data), **SHORT, **values}
-    prepare(load_recipe(str(TINY), [Override(key, value) for key, value in given.items()]), folder)
+    prepare_run(load_recipe(str(TINY), [Override(key, value) for key, value in given.items()]), folder)
     return folder
 
 
@@ -43,7 +43,7 @@ def resume(folder: Path) -> None:
 
 def records(folder: Path, kind: str) -> list[dict[str, Any]]:
     """Those of log.jsonl that are whole."""
-    return [record for record in read_lines(folder / "log.jsonl") if record["kind"] == kind]
+    return [record for record in read_records(folder / "log.jsonl") if record["kind"] == kind]
 
 
 def warnings(folder: Path) -> list[str]:

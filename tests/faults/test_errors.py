@@ -62,7 +62,7 @@ def test_error__between_two_updates_is_saved_and_goes_on_bit_for_bit(
     assert (saved.step, problems) == (step, [])
     kind = type(error).__name__
     assert warnings(folder)[-1] == (
-        f"ended by an error ({kind}) after step {step}, which is saved: the run can go on from its newest checkpoint"
+        f"ended by an error ({kind}) after step {step}, which is saved: the run can resume from its newest checkpoint"
     )
     assert work(folder)["status"] == "done"
     assert_same(folder, straight)
@@ -71,7 +71,7 @@ def test_error__between_two_updates_is_saved_and_goes_on_bit_for_bit(
 HALF = {
     "half an update": (loop.Average, "update", 6, "it came in the middle of an update"),
     "before it is counted": (loop.Trainer, "_step", 6, "it came in the middle of an update"),
-    "half a swap": (averaging, "_swap", 2, "it came while weights and their average were exchanged"),
+    "half a swap": (averaging, "_swap", 2, "it came while weights and their average were swapped"),
 }
 
 
@@ -89,7 +89,7 @@ def test_error__in_the_middle_is_not_saved_and_the_one_before_goes_on_bit_for_bi
     assert (saved.step, problems) == (3, [])
     done = 4 if case == "half a swap" else 5
     assert warnings(folder)[-1] == (
-        f"ended by an error (RuntimeError) after step {done}, not saved: {why}; the run can go on from its newest checkpoint"
+        f"ended by an error (RuntimeError) after step {done}, not saved: {why}; the run can resume from its newest checkpoint"
     )
     assert work(folder)["status"] == "done"
     assert_same(folder, straight)

@@ -41,16 +41,16 @@ def test_full_for_a_while__the_run_goes_on_and_saves_when_there_is_room(
     tiny_data: Path, straight: Path, small_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first save finds no room and waits for it beside the training; log and samples are held back until they fit, too."""
-    monkeypatch.setattr(saving, "ROOM_SECONDS", 0.01)
+    monkeypatch.setattr(saving, "RETRY_SECONDS", 0.01)
     waited: list[str] = []
-    written = saving.Saver._written
+    written = saving.Saver._try_write
 
     def watched(saver: saving.Saver, *given: Any) -> Path | None:
         path = written(saver, *given)
         waited.append(path.name if path else "none")
         return path
 
-    monkeypatch.setattr(saving.Saver, "_written", watched)
+    monkeypatch.setattr(saving.Saver, "_try_write", watched)
 
     def free_and_wait() -> None:
         assert list(folder.glob("checkpoints/*")) == []  # no half of a checkpoint
@@ -129,7 +129,7 @@ def test_save_checkpoint__leaves_nothing_of_a_failed_one(
     def failing(*_: Any) -> None:
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(files, "write_json", failing)
+    monkeypatch.setattr(files, "write_run_json", failing)
     with pytest.raises(OSError, match=os.strerror(code)):
         files.save_checkpoint(tmp_path, 3, tensors={}, config=None, meta={}, state={})
     assert list(tmp_path.iterdir()) == []

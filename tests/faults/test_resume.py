@@ -16,13 +16,13 @@ from tests.launch.conftest import HOLD
 from vitctl.data.datasets.readers import shapes
 from vitctl.data.writer.write import write_split
 from vitctl.engine.checkpoint.files import read_checkpoint
-from vitctl.engine.journal import LOG, read_lines
+from vitctl.engine.journal import LOG, read_records
 from vitctl.engine.journal import json_digest as state_digest
 from vitctl.engine.run_files import STATE
 from vitctl.errors import CheckpointError, LaunchError, RecipeError
 from vitctl.jobs.record import identity
 from vitctl.launch.launcher import launch
-from vitctl.launch.prepare import prepare
+from vitctl.launch.prepare import prepare_run
 from vitctl.recipe.load import Override, load_recipe
 
 STEPS = {
@@ -79,11 +79,11 @@ CHANGES: list[tuple[Callable[[Path, Path], None], str, str]] = [
     (
         images_replaced,
         "data",
-        r"the training images or their labels are others, or the same written anew \(digest \w{12}, now \w{12}\)",
+        r"the training images or their labels differ, or their shards were written again \(digest \w{12}, now \w{12}\)",
     ),
     (images_fewer, "data", "70 training images, now 60"),
-    (scored_images_replaced, "data", "the images that are scored or their labels are others"),
-    (classes_reversed, "data", "the classes of the training images are others, or in another order"),
+    (scored_images_replaced, "data", "the images that are scored or their labels differ"),
+    (classes_reversed, "data", "the classes of the training images differ, or their order"),
     (rate_edited, "optimizer.lr", r"optimizer\.lr was 0\.01, now 0\.02"),
     (seed_edited, "seed", "seed was 0, now 7"),
 ]
@@ -118,12 +118,12 @@ def data(stopped: Path) -> Path:
 def resume(folder: Path, *allow: str, **values: Any) -> dict[str, Any]:
     """As `vitctl resume RUN --set ... --allow ...`."""
     overrides = [Override(key, value) for key, value in values.items()]
-    prepare(load_recipe(str(folder / "recipe.toml"), overrides), folder, allow)
+    prepare_run(load_recipe(str(folder / "recipe.toml"), overrides), folder, allow)
     return launch(folder, lambda _: None)
 
 
 def warnings(folder: Path) -> str:
-    return "\n".join(record["text"] for record in read_lines(folder / LOG) if record["kind"] == "warning")
+    return "\n".join(record["text"] for record in read_records(folder / LOG) if record["kind"] == "warning")
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -160,20 +160,20 @@ def test_resume__what_was_allowed_is_not_a_licence_for_more(data: Path, stopped:
     assert resume(stopped)["status"] == "done"  # a job of a cluster that is started again cannot be asked
     shutil.rmtree(stopped / "checkpoints" / NEWEST)
     images_replaced(data, stopped)
-    with pytest.raises(CheckpointError, match="the training images or their labels are others"):
+    with pytest.raises(CheckpointError, match="the training images or their labels differ"):
         resume(stopped)
 
 
 def test_resume__allowed_when_a_job_was_handed_over(data: Path, stopped: Path) -> None:
     """`vitctl resume RUN --allow data --slurm` prepares; the job in the queue types `vitctl resume RUN`."""
     images_fewer(data, stopped)
-    prepare(load_recipe(str(stopped / "recipe.toml")), stopped, ["data"])
+    prepare_run(load_recipe(str(stopped / "recipe.toml")), stopped, ["data"])
     assert resume(stopped)["status"] == "done"
 
 
 def test_resume__retyped_with_the_same_out(data: Path, stopped: Path) -> None:
     images_replaced(data, stopped)
-    with pytest.raises(CheckpointError, match="the training images or their labels are others"):
+    with pytest.raises(CheckpointError, match="the training images or their labels differ"):
         do(TINY, stopped, **CPU, **STEPS, **{"data.path": "data"})
 
 
@@ -181,7 +181,7 @@ def test_resume__a_finished_run_keeps_its_result_where_going_on_is_refused(data:
     resume(stopped)
     result = (stopped / "result.json").read_bytes()
     images_replaced(data, stopped)
-    with pytest.raises(CheckpointError, match="the training images or their labels are others"):
+    with pytest.raises(CheckpointError, match="the training images or their labels differ"):
         resume(stopped)
     assert (stopped / "result.json").read_bytes() == result
 
@@ -192,7 +192,7 @@ def test_resume__a_checkpoint_of_before_goes_on_and_it_is_said(stopped: Path) ->
     del state["sha256"], state[identity.KEY]
     file.write_text(json.dumps(state | {"sha256": state_digest(state)}))
     assert resume(stopped)["status"] == "done"
-    assert "step_00000002 is of an earlier vitctl and does not tell its data and recipe" in warnings(stopped)
+    assert "step_00000002 is of an earlier vitctl and does not record its data and recipe" in warnings(stopped)
     assert identity.KEY in read_checkpoint(stopped / "checkpoints" / NEWEST).state
 
 

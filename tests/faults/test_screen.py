@@ -18,7 +18,7 @@ from rich.console import Console
 
 from tests.faults.conftest import ENVIRONMENT, assert_same, command, prepared, records, resume, status, warnings
 from vitctl.cli.show.render import Screen
-from vitctl.engine.journal import append_line, read_lines, spared
+from vitctl.engine.journal import append_record, never_raising, read_records
 from vitctl.launch.follower import Follower
 from vitctl.launch.worker import work
 from vitctl.system.screen import TolerantStream, ignore_output_errors, raise_output_error, restore_output
@@ -40,7 +40,7 @@ def test_head__ends_no_run(tiny_data: Path, straight: Path, tmp_path: Path) -> N
         process.stdout.close()
         assert process.wait(60) == 0
     assert status(folder) == "done"
-    assert [text for text in warnings(folder) if SHOWN in text] == [f"{SHOWN} (Broken pipe); the run goes on"]
+    assert [text for text in warnings(folder) if SHOWN in text] == [f"{SHOWN} (Broken pipe); the run continues"]
     assert_same(folder, straight)
 
 
@@ -119,7 +119,7 @@ def test_run__a_report_that_fails_is_noted_once_and_ends_nothing(
     folder = prepared(tmp_path / "run", tiny_data)
     assert work(folder, report)["status"] == "done"
     assert [text for text in warnings(folder) if SHOWN in text] == [
-        f"{SHOWN} (KeyError: 'what nobody thought of'); the run goes on"
+        f"{SHOWN} (KeyError: 'what nobody thought of'); the run continues"
     ]
     assert_same(folder, straight)
 
@@ -130,15 +130,15 @@ def test_screen__of_a_broken_terminal_ends_nothing(tmp_path: Path, monkeypatch: 
     ignore_output_errors()
     try:
         with Screen(tmp_path, Console(force_terminal=True)) as screen:
-            report = spared(screen.report, tmp_path / "log.jsonl")
+            report = never_raising(screen.report, tmp_path / "log.jsonl")
             for step in (1, 2):
                 report({"kind": "warning", "step": step, "text": "said"})
             time.sleep(1.2)  # the view is redrawn every second
         raise_output_error()  # it was told
     finally:
         restore_output()
-    assert [record["text"] for record in read_lines(tmp_path / "log.jsonl")] == [
-        f"{SHOWN} (Input/output error); the run goes on"
+    assert [record["text"] for record in read_records(tmp_path / "log.jsonl")] == [
+        f"{SHOWN} (Input/output error); the run continues"
     ]
 
 
@@ -166,7 +166,7 @@ def test_follower__a_log_of_foreign_lines_and_a_folder_in_its_place_end_nothing(
     (tmp_path / "log.jsonl").rmdir()
     (tmp_path / "log.jsonl").write_text("5\n")
     follower.poll()
-    append_line(tmp_path / "log.jsonl", {"kind": "train", "time": time.time()})
+    append_record(tmp_path / "log.jsonl", {"kind": "train", "time": time.time()})
     follower.poll()
     assert [record["kind"] for record in seen] == ["train"]
 

@@ -67,8 +67,8 @@ def test_signals__of_the_system_come_again_and_never_cut_a_save_short() -> None:
 
 def test_nohup__what_was_ignored_stays_ignored() -> None:
     code = (
-        "import os, signal\nfrom vitctl.engine.preemption import interrupt_on_signals, leave_on_signals, stop_on_signals\n"
-        "leave_on_signals()\nos.kill(os.getpid(), 1)\n"
+        "import os, signal\nfrom vitctl.engine.preemption import interrupt_on_signals, exit_on_signals, stop_on_signals\n"
+        "exit_on_signals()\nos.kill(os.getpid(), 1)\n"
         "with interrupt_on_signals():\n    os.kill(os.getpid(), 1)\n"
         "with stop_on_signals() as flag:\n    os.kill(os.getpid(), 1)\n    print(flag.raised)\n"
     )

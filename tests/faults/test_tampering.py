@@ -22,9 +22,9 @@ from vitctl.data.shards.index import read_index
 from vitctl.data.source.exclusion import write_exclusion
 from vitctl.data.source.integrity import Verification
 from vitctl.data.writer.write import write_split
-from vitctl.engine.journal import LOG, read_lines
+from vitctl.engine.journal import LOG, read_records
 from vitctl.errors import DataError
-from vitctl.report.compare import compare
+from vitctl.report.compare import compare_runs
 from vitctl.system.files import cache_folder
 
 SPLITS = ("train", "test")
@@ -97,7 +97,7 @@ class Row(NamedTuple):
     tamper: Callable[[Path], None]
     score: str | None
     train: str | None
-    compare: str | None
+    compare_runs: str | None
     before: Callable[[Path], None] = lambda _: None
 
 
@@ -134,7 +134,7 @@ def score(job: str, weights: Path, data: Path | str, folder: Path, **values: Any
 
 
 def said(folder: Path) -> str:
-    return "\n".join(record.get("text", "") for record in read_lines(folder / LOG) if record["kind"] == "warning")
+    return "\n".join(record.get("text", "") for record in read_records(folder / LOG) if record["kind"] == "warning")
 
 
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: row.tamper.__name__)
@@ -155,7 +155,7 @@ def test_scores(row: Row, job: str, speck: Path, data: Path, tmp_path: Path) -> 
         return
     score(job, speck, data, tmp_path / "two")
     assert row.compare
-    assert any(row.compare in reason for reason in compare([tmp_path / "one", tmp_path / "two"]).reasons)
+    assert any(row.compare in reason for reason in compare_runs([tmp_path / "one", tmp_path / "two"]).reasons)
 
 
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: row.tamper.__name__)
@@ -174,8 +174,8 @@ def test_pretraining(row: Row, data: Path, tmp_path: Path) -> None:
     if row.score:  # the images, not the index: it trains, and says it
         assert second["provenance"]["data_verified"] is False
         assert re.search(row.score, said(tmp_path / "two"))
-        reasons = compare([tmp_path / "one", tmp_path / "two"]).reasons
-        assert any("its shards are not what their index says" in reason for reason in reasons)
+        reasons = compare_runs([tmp_path / "one", tmp_path / "two"]).reasons
+        assert any("its shards do not match their index" in reason for reason in reasons)
         return
     keys = ("train_sha256", "data_sha256")
     assert all(first["provenance"][key] != second["provenance"][key] for key in keys)
@@ -192,7 +192,7 @@ def test_large_tables__are_held_against_their_digest_beside_the_score(
     assert result["provenance"]["data_verified"] is True
     labels_shifted(data / "test")
     with pytest.raises(
-        DataError, match=r"samples\.npy: sha256 is .* a score must be of the images that its digest names"
+        DataError, match=r"samples\.npy: sha256 is .* a score must be of exactly the images of its digest"
     ):
         score("evaluate", speck, data, tmp_path / "two")
 
@@ -206,10 +206,12 @@ def test_kept_features__shuffled_or_old_are_computed_anew(speck: Path, data: Pat
         save_file({"features": features.flip(0).contiguous()}, file, metadata)
     again = score("fewshot", speck, data, tmp_path / "two", **cache)
     assert again["metrics"] == first["metrics"]
-    assert "the representations are not those that were written; they are computed anew" in said(tmp_path / "two")
+    assert "the cached representations are damaged; they are computed again" in said(tmp_path / "two")
     score("fewshot", speck, data, tmp_path / "three", **cache)
     assert said(tmp_path / "three") == ""
-    assert [record["read"] for record in read_lines(tmp_path / "three" / LOG) if record["kind"] == "features"] == [True]
+    assert [record["read"] for record in read_records(tmp_path / "three" / LOG) if record["kind"] == "features"] == [
+        True
+    ]
 
 
 def test_kept_features__are_not_those_of_a_damaged_shard(speck: Path, data: Path, tmp_path: Path) -> None:
@@ -244,7 +246,7 @@ def test_scores__a_shard_that_could_not_be_verified(
     speck: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Verification, "_start", lambda *_: None)
-    with pytest.raises(DataError, match=r"2 shard.s. behind this score could not be held against their digests"):
+    with pytest.raises(DataError, match=r"2 shard.s. behind this score could not be verified against their digests"):
         score("evaluate", speck, data, tmp_path / "two")
 
 
@@ -268,7 +270,7 @@ def test_cached_shards__overwritten_at_the_same_size(
             score("evaluate", speck, url, tmp_path / "two")
         third = score("evaluate", speck, url, tmp_path / "three")
     assert third["metrics"] == first["metrics"]
-    assert compare([tmp_path / "one", tmp_path / "three"]).reasons == []
+    assert compare_runs([tmp_path / "one", tmp_path / "three"]).reasons == []
 
 
 def test_compare__a_result_of_before_the_labels_were_covered(speck: Path, data: Path, tmp_path: Path) -> None:
@@ -278,8 +280,8 @@ def test_compare__a_result_of_before_the_labels_were_covered(speck: Path, data: 
     fields = json.loads(file.read_text())
     del fields["provenance"]["data_digest"]
     file.write_text(json.dumps(fields))
-    [reason] = compare([tmp_path / "new", tmp_path / "old"]).reasons
+    [reason] = compare_runs([tmp_path / "new", tmp_path / "old"]).reasons
     assert (
-        "data_digest differs (not told, the first index, tables, views): a digest of before was of index.json alone"
+        "data_digest differs (not recorded, the first index, tables, views): an earlier digest covered index.json only"
         in reason
     )

@@ -27,7 +27,7 @@ from vitctl.data.source.locate import expand
 from vitctl.data.source.read import ShardSource
 from vitctl.engine.checkpoint.files import read_checkpoint
 from vitctl.engine.evaluation import Score
-from vitctl.engine.journal import append_line, cut_after, read_lines
+from vitctl.engine.journal import append_record, cut_after, read_records
 from vitctl.errors import DataError, VitctlError
 from vitctl.jobs.record.result import read_result
 from vitctl.launch.run_folder import read_status
@@ -213,7 +213,7 @@ def run_folder(folder: Path) -> Path:
     (saved / "state.json").write_text(json.dumps(state))
     (saved / "model.safetensors").write_bytes(b"abc")
     for step in (1, 5, 9):
-        append_line(folder / "log.jsonl", {"kind": "evaluate", "step": step, "correct": 3, "total": 9, "time": 5.0})
+        append_record(folder / "log.jsonl", {"kind": "evaluate", "step": step, "correct": 3, "total": 9, "time": 5.0})
     result = {"job": "pretrain", "status": "done", "metrics": {"accuracy": 0.5}, "files": {}, "provenance": {}}
     (folder / "result.json").write_text(json.dumps(result))
     return folder
@@ -227,7 +227,7 @@ def test_files_of_a_run(tmp_path: Path, num_examples: int) -> None:
 
     def read() -> None:
         cut_after(log, 5)
-        scores = Score.by_step(read_lines(log))
+        scores = Score.by_step(read_records(log))
         assert all(0 <= score.accuracy <= 1 for score in scores.values())
 
     def check(data: bytes) -> str:
@@ -293,7 +293,7 @@ def test_real_labels(tmp_path: Path, num_examples: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "read", [read_shard, read_table, read_real, lambda p: expand(f"@{p}"), lambda p: read_lines(p)]
+    "read", [read_shard, read_table, read_real, lambda p: expand(f"@{p}"), lambda p: read_records(p)]
 )
 def test_a_fifo_and_a_device_are_no_files(tmp_path: Path, read: Callable[[Path], object]) -> None:
     fifo, device = tmp_path / "fifo.csv", tmp_path / "zero.csv"

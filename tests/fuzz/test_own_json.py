@@ -14,11 +14,11 @@ from vitctl.data.source.exclusion import open_shards, write_exclusion
 from vitctl.engine.checkpoint.files import FORMAT, read_state
 from vitctl.engine.run_files import RESULT, STATE
 from vitctl.errors import VitctlError
-from vitctl.jobs.record.kept import Attention, MicroBatch, read_kept
+from vitctl.jobs.record.kept import AttentionKernel, MicroBatch, read_kept
 from vitctl.jobs.record.result import RunResult, read_result
 from vitctl.launch.errors import LOGS, first_error
 from vitctl.launch.run_folder import read_status
-from vitctl.report.compare import compare
+from vitctl.report.compare import compare_runs
 from vitctl.system.text import has_control
 
 EXAMPLES = [50, pytest.param(2000, marks=pytest.mark.slow)]
@@ -92,7 +92,7 @@ def test_result(tmp_path: Path, num_examples: int) -> None:
         result = read_result(tmp_path)
         assert isinstance(result, RunResult) and result.status in ("done", "stopped", "failed")
         assert all(isinstance(value, str) for value in result.files.values())
-        compare([tmp_path, tmp_path])
+        compare_runs([tmp_path, tmp_path])
 
     both(tmp_path / RESULT, RESULT_OF_A_RUN, read, num_examples)
 
@@ -100,7 +100,9 @@ def test_result(tmp_path: Path, num_examples: int) -> None:
 @pytest.mark.parametrize("num_examples", EXAMPLES)
 def test_what_a_run_measured(tmp_path: Path, num_examples: int) -> None:
     both(tmp_path / "a.json", MICRO, lambda: read_kept(tmp_path / "a.json", MicroBatch), num_examples)
-    both(tmp_path / "b.json", {"kernel": "fused"}, lambda: read_kept(tmp_path / "b.json", Attention), num_examples)
+    both(
+        tmp_path / "b.json", {"kernel": "fused"}, lambda: read_kept(tmp_path / "b.json", AttentionKernel), num_examples
+    )
 
 
 @pytest.mark.parametrize("num_examples", EXAMPLES)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import TINY
-from vitctl.launch.prepare import prepare
+from vitctl.launch.prepare import prepare_run
 from vitctl.launch.worker import work
 from vitctl.recipe.load import Override, load_recipe
 
@@ -20,7 +20,7 @@ Job = Callable[..., dict[str, Any]]
 
 def do(recipe: str | Path, folder: Path, **values: Any) -> dict[str, Any]:
     """Run a recipe in this process and give its result.json."""
-    prepare(load_recipe(str(recipe), [Override(key, value) for key, value in values.items()]), folder)
+    prepare_run(load_recipe(str(recipe), [Override(key, value) for key, value in values.items()]), folder)
     work(folder)
     return dict(json.loads((folder / "result.json").read_text()))
 

@@ -8,7 +8,7 @@ import pytest
 from tests.jobs.conftest import Job
 from vitctl.engine.checkpoint import files
 from vitctl.errors import CheckpointError, RecipeError
-from vitctl.jobs.evaluate import eval_transform
+from vitctl.jobs.evaluate import stored_eval_transform
 from vitctl.recipe.load import Override, load_recipe
 from vitctl.recipe.schema import Evaluate
 
@@ -86,7 +86,7 @@ def test_evaluate__preprocessing(
 ) -> None:
     recipe = load_recipe("evaluate", [Override(key, value) for key, value in values.items()]).recipe
     assert isinstance(recipe, Evaluate)
-    found = eval_transform(recipe, stored)
+    found = stored_eval_transform(recipe, stored)
     assert (found.image_size, found.method, found.resize, found.resample) == expected
 
 

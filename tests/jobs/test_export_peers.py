@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from vitctl.jobs.export import export
-from vitctl.launch.prepare import prepare
+from vitctl.launch.prepare import prepare_run
 from vitctl.models.build import build, load_state
 from vitctl.models.variants import variant
 from vitctl.models.weights.load import read_weights, save_weights
@@ -41,7 +41,7 @@ def model(tmp_path: Path, request: pytest.FixtureRequest) -> tuple[Path, nn.Modu
 def exported(tmp_path: Path, source: Path, to: str, file: Path | None = None) -> Path:
     values = {"weights.source": str(source), "export.to": (to,), "export.file": str(file or "")}
     recipe = load_recipe("export", [Override(key, value) for key, value in values.items()])
-    prepare(recipe, tmp_path / "run")
+    prepare_run(recipe, tmp_path / "run")
     result = export(recipe.recipe, tmp_path / "run")  # type: ignore[arg-type]
     assert result.metrics["max_difference"][to] <= 1e-6
     return Path(result.files[to])

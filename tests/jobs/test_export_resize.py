@@ -157,7 +157,7 @@ def test_export__what_a_format_cannot_say_is_told_with_the_answers_it_changes(
     log = [json.loads(line) for line in (tmp_path / "export" / "log.jsonl").read_text().splitlines()]
     [note] = [note for record in log for note in record.get("notes", ()) if "answers" in note]
     assert told in note
-    assert f"changes {changed} of 80 answers ({changed / 80:.1%}) on test of {tmp_path / 'run'}" in note
+    assert f"changes {changed} of 80 predictions ({changed / 80:.1%}) on test of {tmp_path / 'run'}" in note
     assert f"- {note}\n" in (folder / "README.md").read_text()
     described = json.loads((folder / "config.json").read_text())["vitctl"]
     assert (described["resizing"], described["preprocessing"]["resample"]) == (note, rule["resample"])
@@ -181,7 +181,7 @@ def test_export__onnx_tells_it_in_its_metadata(photos: Path, tmp_path: Path) -> 
         ({"data.path": "nowhere"}, "nowhere"),
         ({"data.path": "s3://bucket/set"}, r"its images are not on this machine (s3://bucket/set)"),
         ({"data.eval_split": ""}, "the run scores no images"),
-        ({}, "the weights lie in no run folder"),
+        ({}, "the weights are not in a run folder"),
     ],
 )
 def test_export__says_that_nothing_was_measured(
@@ -195,7 +195,7 @@ def test_export__says_that_nothing_was_measured(
     folder, result = exported(tmp_path, weights, "torchvision", **of_export)
     assert result["metrics"]["answers_changed"]["torchvision"] == {"changed": None, "total": 0}
     text = (folder / "README.md").read_text()
-    assert "how many answers that changes was not measured: " in text
+    assert "how many predictions that changes was not measured: " in text
     assert reason in text
 
 

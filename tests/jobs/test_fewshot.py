@@ -18,7 +18,7 @@ from vitctl.engine.ridge import L2_GRID, choose_l2
 from vitctl.errors import DataError, RecipeError
 from vitctl.jobs.inputs.fewshot_sets import SPLITS
 from vitctl.jobs.inputs.weights import find_weights, loaded_model
-from vitctl.launch.prepare import prepare
+from vitctl.launch.prepare import prepare_run
 from vitctl.recipe.load import Override, load_recipe
 
 
@@ -188,7 +188,7 @@ def test_fewshot__two_processes_give_the_same_features(
     folder = tmp_path / "other" / "two"
     two = {**values, "machine.processes": 2}
     loaded = load_recipe("fewshot", [Override(key, value) for key, value in two.items()])
-    prepare(loaded, folder)
+    prepare_run(loaded, folder)
     environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
     line = (folder / "launch.txt").read_text()
     subprocess.run(line, shell=True, check=True, env=environment, capture_output=True)
@@ -210,5 +210,6 @@ def test_fewshot__features_that_cannot_be_kept_are_no_reason_to_stop(job: Job, t
     result = job("fewshot", "a", **{"fewshot.shots": (2,), "fewshot.cache": str(tmp_path / "file")})
     assert result["metrics"] == kept["metrics"]
     lines = [json.loads(line) for line in (tmp_path / "a" / "log.jsonl").read_text().splitlines()]
-    said = f"{tmp_path / 'file'}: representations could not be kept for later runs (File exists); fewshot.cache names another folder"
+    file = tmp_path / "file"
+    said = f"{file}: representations could not be cached for later runs (File exists); choose another folder with fewshot.cache"
     assert [line["text"] for line in lines if line["kind"] == "warning"] == [said, said]

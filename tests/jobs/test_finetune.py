@@ -13,9 +13,9 @@ from vitctl.cli.show.render import show_result
 from vitctl.engine.preemption import Stopped
 from vitctl.errors import RecipeError, VitctlError
 from vitctl.jobs import finetune as finetuning
-from vitctl.jobs.training import Work
+from vitctl.jobs.training import RunContext
 from vitctl.models.weights.load import read_weights, weights_digest
-from vitctl.report.compare import compare
+from vitctl.report.compare import compare_runs
 
 
 def test_finetune__result_belongs_to_its_data_and_weights(job: Job, pretrained: Path, tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_finetune__random_crop_without_a_size_names_the_knob(job: Job, tmp_path:
 def test_finetune__rates_come_with_the_weights_where_the_recipe_says_so(
     job: Job, regularised: Path, tmp_path: Path
 ) -> None:
-    """What they stood for is in the checkpoint, on the screen, in provenance, in the digest and in `compare`."""
+    """What they stood for is in the checkpoint, on the screen, in provenance, in the digest and in `compare_runs`."""
     stored = {"dropout": "as_stored", "drop_path": "as_stored"}
     source = {"weights.source": str(regularised)}
     results = {
@@ -122,7 +122,7 @@ def test_finetune__rates_come_with_the_weights_where_the_recipe_says_so(
         assert used["stored"][key] == used["given"][key] != used["none"][key], key
     assert "dropout 0.1 as stored, drop_path 0.2 as stored" in (tmp_path / "stored" / "log.jsonl").read_text()
     assert "dropout 0.1, drop_path 0.2" in (tmp_path / "given" / "log.jsonl").read_text()
-    seen = dict(compare([tmp_path / "stored", tmp_path / "none"]).differences)
+    seen = dict(compare_runs([tmp_path / "stored", tmp_path / "none"]).differences)
     assert (seen["dropout"], seen["drop_path"]) == (["0.1", "0"], ["0.2", "0"])
 
 
@@ -166,7 +166,7 @@ def test_finetune__several_seeds_go_on_where_they_stopped(
     whole = job("finetune", "whole", **values)
     train, folders = finetuning.train, []
 
-    def counted(recipe: Any, work: Work, *args: Any, **more: Any) -> Any:
+    def counted(recipe: Any, work: RunContext, *args: Any, **more: Any) -> Any:
         folders.append(work.folder.name)
         if stop_at == work.folder.name:
             raise Stopped
@@ -187,7 +187,7 @@ def test_finetune__several_seeds_go_on_where_they_stopped(
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"finetune.seeds": (1, 1)}, r"seeds = \[1, 1\] should be different numbers from 0"),
+        ({"finetune.seeds": (1, 1)}, r"seeds = \[1, 1\] should be distinct numbers, 0 or more"),
         ({"finetune.seeds": (1, 2), "data.eval_split": ""}, "there is nothing to score; set data.eval_split"),
     ],
 )
@@ -203,7 +203,7 @@ def test_finetune__seeds_are_shown_and_compared(job: Job, tmp_path: Path, capsys
     shown = capsys.readouterr().out
     m = several["metrics"]
     assert f"accuracy {m['accuracy']:.2%} ± {m['std']:.2%} (mean of 3 seeds, 23 images each)" in shown
-    both = compare([tmp_path / "several", tmp_path / "one"])
+    both = compare_runs([tmp_path / "several", tmp_path / "one"])
     assert both.reasons == []
     assert ("seeds", ["[0, 1, 2]", "[0]"]) in both.differences
     assert {"accuracy", "std"} <= {name for name, _ in both.numbers}

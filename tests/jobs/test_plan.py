@@ -18,7 +18,7 @@ from vitctl.data.datasets.readers.png import encode_png
 from vitctl.data.writer.items import Item
 from vitctl.data.writer.write import write_split
 from vitctl.errors import DataError, RecipeError, VitctlError
-from vitctl.jobs.plan import GPU_BYTES, check, fit_to_data, make_plan, within
+from vitctl.jobs.plan import GPU_BYTES, call_with_timeout, check_recipe, fit_to_data, plan_training
 from vitctl.recipe.load import Override, load_recipe, parse_override
 
 
@@ -26,48 +26,48 @@ def recipe(name: str | Path, **values: Any) -> Any:
     return load_recipe(str(name), [Override(key, value) for key, value in values.items()]).recipe
 
 
-def test_make_plan__of_data_that_is_there_counts_it(tiny_data: Path) -> None:
-    plan = make_plan(recipe(TINY, **{"data.path": str(tiny_data)}))
+def test_plan_training__of_data_that_is_there_counts_it(tiny_data: Path) -> None:
+    plan = plan_training(recipe(TINY, **{"data.path": str(tiny_data)}))
     assert (plan.num_images, plan.num_classes, plan.steps, plan.tokens) == (70, 6, 20, 17)
     assert plan.epochs == 20 * 16 / 70
     assert plan.checkpoint_bytes == 4 * plan.parameters * 4
     assert plan.curve[-1][0] == 19
 
 
-def test_make_plan__of_a_known_set_needs_nothing_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_training__of_a_known_set_needs_nothing_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    plan = make_plan(recipe("jft_h14"))
+    plan = plan_training(recipe("jft_h14"))
     assert (plan.parameters, plan.num_images) == (655_835_251, 303_000_000)
     assert plan.data == "jft300m, as known by name"
     assert 0 < plan.fitting_micro_batch < 4096
     assert list(tmp_path.iterdir()) == []
 
 
-def test_make_plan__several_processes_share_the_batch() -> None:
-    plan = make_plan(recipe("jft_b16", **{"machine.processes": 3, "machine.micro_batch": 64}))
+def test_plan_training__several_processes_share_the_batch() -> None:
+    plan = plan_training(recipe("jft_b16", **{"machine.processes": 3, "machine.micro_batch": 64}))
     assert plan.micro_batch == 64
-    assert make_plan(recipe("jft_b16", **{"machine.processes": 3})).micro_batch == 1366
+    assert plan_training(recipe("jft_b16", **{"machine.processes": 3})).micro_batch == 1366
 
 
-def test_make_plan__synthetic() -> None:
-    plan = make_plan(recipe("jft_b16", **{"data.synthetic": 4096 * 20_000}))
+def test_plan_training__synthetic() -> None:
+    plan = plan_training(recipe("jft_b16", **{"data.synthetic": 4096 * 20_000}))
     assert (plan.num_classes, plan.steps) == (18_291, 140_000)
 
 
-def test_make_plan__of_unknown_data() -> None:
+def test_plan_training__of_unknown_data() -> None:
     with pytest.raises(DataError, match="nowhere: no such folder"):
-        make_plan(recipe(TINY, **{"data.path": "nowhere"}))
+        plan_training(recipe(TINY, **{"data.path": "nowhere"}))
 
 
-def test_make_plan__finetune_takes_the_architecture_of_the_weights(pretrained: Path) -> None:
-    plan = make_plan(recipe("finetune_pets", **{"weights.source": str(pretrained)}))
+def test_plan_training__finetune_takes_the_architecture_of_the_weights(pretrained: Path) -> None:
+    plan = plan_training(recipe("finetune_pets", **{"weights.source": str(pretrained)}))
     assert (plan.num_images, plan.num_classes, plan.config.depth) == (3_680, 37, 2)
     assert (plan.config.image_size, plan.config.representation_size) == (384, 0)
     assert plan.curve[0] == (0, 0.0)
 
 
 def test_check__a_good_recipe_passes_and_writes_nothing(tiny_data: Path, tmp_path: Path) -> None:
-    check(recipe(TINY, **{"data.path": str(tiny_data)}), tmp_path / "run")
+    check_recipe(recipe(TINY, **{"data.path": str(tiny_data)}), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -87,7 +87,7 @@ def test_check__a_good_recipe_passes_and_writes_nothing(tiny_data: Path, tmp_pat
 )
 def test_check__refuses_in_one_line(tiny_data: Path, tmp_path: Path, values: dict[str, Any], said: str) -> None:
     with pytest.raises(VitctlError) as caught:
-        check(recipe(TINY, **{"data.path": str(tiny_data), **values}), tmp_path)
+        check_recipe(recipe(TINY, **{"data.path": str(tiny_data), **values}), tmp_path)
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -95,7 +95,7 @@ def test_check__refuses_in_one_line(tiny_data: Path, tmp_path: Path, values: dic
 def test_check__jft_without_data_says_all_that_the_user_can_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(DataError) as caught:
-        check(recipe("jft_h14"), tmp_path / "run")
+        check_recipe(recipe("jft_h14"), tmp_path / "run")
     said = str(caught.value)
     for words in (
         "split 'train'",
@@ -119,14 +119,14 @@ def several_labels(folder: Path, *labels: tuple[int, ...]) -> Path:
 
 def test_check__several_labels_need_the_sigmoid_and_at_least_one_each(tmp_path: Path) -> None:
     data = several_labels(tmp_path / "data", *[(0, 1), (2,)] * 40)
-    check(recipe(TINY, **{"data.path": str(data), "loss.name": "sigmoid"}), tmp_path)
+    check_recipe(recipe(TINY, **{"data.path": str(data), "loss.name": "sigmoid"}), tmp_path)
     with pytest.raises(
         RecipeError, match=r"loss.name = 'softmax' needs one label per image.*; set loss.name = 'sigmoid'"
     ):
-        check(recipe(TINY, **{"data.path": str(data), "loss.name": "softmax"}), tmp_path)
+        check_recipe(recipe(TINY, **{"data.path": str(data), "loss.name": "softmax"}), tmp_path)
     data = several_labels(tmp_path / "more", *[(0, 1), (), (2,)] * 40)
     with pytest.raises(DataError, match="'train': 40 of 120 images have no label and cannot be trained on"):
-        check(recipe(TINY, **{"data.path": str(data), "loss.name": "sigmoid"}), tmp_path)
+        check_recipe(recipe(TINY, **{"data.path": str(data), "loss.name": "sigmoid"}), tmp_path)
 
 
 WITHOUT_TORCH = """
@@ -137,15 +137,15 @@ class Blocked:
             raise ImportError(name + " is blocked")
 sys.meta_path.insert(0, Blocked())
 import vitctl.models.flops
-from vitctl.jobs.plan import make_plan
+from vitctl.jobs.plan import plan_training
 from vitctl.recipe.load import Override, load_recipe
-print(make_plan(load_recipe("jft_h14").recipe).parameters)
+print(plan_training(load_recipe("jft_h14").recipe).parameters)
 from_run = [Override("weights.source", sys.argv[1]), Override("data.path", sys.argv[2])]
-print(make_plan(load_recipe("finetune", from_run).recipe).steps)
+print(plan_training(load_recipe("finetune", from_run).recipe).steps)
 """
 
 
-def test_make_plan__needs_no_torch(pretrained: Path, tiny_data: Path) -> None:
+def test_plan_training__needs_no_torch(pretrained: Path, tiny_data: Path) -> None:
     command = [sys.executable, "-c", WITHOUT_TORCH, str(pretrained), str(tiny_data)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.stderr, done.stdout.split()) == ("", ["655835251", "200"])
@@ -164,7 +164,7 @@ def test_check__reads_no_tensor(
     data: dict[str, Any] = {} if name == "export" else {"data.path": str(tiny_data)}
     data |= {"fewshot.shots": (1,)} if name == "fewshot" else {}
     loaded = load_recipe(name, [Override(k, v) for k, v in {"weights.source": str(run), **data}.items()])
-    check(fit_to_data(loaded, tmp_path / "x").recipe, tmp_path / "x")
+    check_recipe(fit_to_data(loaded, tmp_path / "x").recipe, tmp_path / "x")
 
 
 @pytest.mark.parametrize(
@@ -176,26 +176,26 @@ def test_check__reads_no_tensor(
         ("jft_h14", {"model.depth": 640}),  # 13 billion parameters: no GPU has room for them and Adam
     ],
 )
-def test_make_plan__what_does_not_fit_is_told_what_to_set(name: str, values: dict[str, Any]) -> None:
+def test_plan_training__what_does_not_fit_is_told_what_to_set(name: str, values: dict[str, Any]) -> None:
     """Each way is typed, and the plan of it fits with the memory that was told."""
-    plan = make_plan(recipe(name, **values))
+    plan = plan_training(recipe(name, **values))
     assert plan.memory_bytes > 0.9 * GPU_BYTES
     assert plan.ways
     for way, memory in plan.ways:
         words = way.replace("--processes ", "--set machine.processes=").replace("--set ", "").split()
         overrides = values | dict(parse_override(word)[:2] for word in words)
-        other = make_plan(recipe(name, **overrides))
+        other = plan_training(recipe(name, **overrides))
         assert other.memory_bytes == memory <= 0.9 * GPU_BYTES
         assert other.ways == ()
 
 
-def test_make_plan__what_fits_has_nothing_to_set() -> None:
-    assert make_plan(recipe("in1k_b16", **{"machine.processes": 64})).ways == ()
+def test_plan_training__what_fits_has_nothing_to_set() -> None:
+    assert plan_training(recipe("in1k_b16", **{"machine.processes": 64})).ways == ()
 
 
-def test_make_plan__with_fsdp_the_weights_are_cut_over_the_processes() -> None:
+def test_plan_training__with_fsdp_the_weights_are_cut_over_the_processes() -> None:
     whole, cut = (
-        make_plan(
+        plan_training(
             recipe("jft_h14", **{"machine.precision": "float32", "machine.processes": 64, "machine.sharding": how})
         )
         for how in ("none", "fsdp")
@@ -206,21 +206,21 @@ def test_make_plan__with_fsdp_the_weights_are_cut_over_the_processes() -> None:
 
 def test_within__says_why_there_is_nothing() -> None:
     began = time.monotonic()
-    assert within(0.2, lambda: time.sleep(5)) == "no answer within 0.2 s"
+    assert call_with_timeout(0.2, lambda: time.sleep(5)) == "no answer within 0.2 s"
     assert time.monotonic() - began < 2
-    assert within(5, lambda: 7) == 7
+    assert call_with_timeout(5, lambda: 7) == 7
 
     def refuse() -> int:
         raise DataError("no such server")
 
-    assert within(5, refuse) == "no such server"
+    assert call_with_timeout(5, refuse) == "no such server"
 
 
-def test_make_plan__archives_of_a_known_set_are_not_taken_for_shards(tmp_path: Path) -> None:
+def test_plan_training__archives_of_a_known_set_are_not_taken_for_shards(tmp_path: Path) -> None:
     """ImageNet's own lie there as train/n01440764.tar; they were not given with --data, and are not indexed."""
     (tmp_path / "imagenet/train").mkdir(parents=True)
     (tmp_path / "imagenet/train/n01440764.tar").write_bytes(bytes(10_240))
-    plan = make_plan(recipe("jft_b16", **{"data.root": str(tmp_path), "data.dataset": "imagenet"}))
+    plan = plan_training(recipe("jft_b16", **{"data.root": str(tmp_path), "data.dataset": "imagenet"}))
     assert plan.data == "imagenet, as known by name"
     with pytest.raises(DataError, match="expected shards with split 'train'"):
         open_split("train", dataset="imagenet", root=str(tmp_path))

@@ -20,7 +20,7 @@ from vitctl.data.datasets.vtab import VTAB
 from vitctl.data.shards.index import find_splits, read_index
 from vitctl.data.source.provenance import source_texts
 from vitctl.errors import CheckpointError, DataError
-from vitctl.jobs.prepare import is_present, prepare, prepare_real
+from vitctl.jobs.prepare import is_present, prepare_data_set, prepare_real
 
 BY_NAME = {task.name: task for task in VTAB}
 
@@ -41,17 +41,17 @@ def no_web(*_: object, **__: object) -> Path:
 
 
 def test_prepare__a_set_that_comes_with_vitctl(tmp_path: Path) -> None:
-    assert prepare("digits", tmp_path, get=no_web) == {"train": 1437, "test": 360}
+    assert prepare_data_set("digits", tmp_path, get=no_web) == {"train": 1437, "test": 360}
     assert len(open_split("test", dataset="digits", root=str(tmp_path))) == 360
 
 
 def test_prepare__from_given_files_once(tmp_path: Path) -> None:
     files = merced(tmp_path / "files")
-    assert prepare("UC_Merced", tmp_path, source=files, get=no_web) == {"train": 2100}
+    assert prepare_data_set("UC_Merced", tmp_path, source=files, get=no_web) == {"train": 2100}
     source = open_split("train[:1000]", dataset="uc_merced", root=str(tmp_path))
     assert (len(source), source_texts(source)) == (1000, ("UC Merced",))
     shutil.rmtree(files)
-    assert prepare("uc_merced", tmp_path, source=files, get=no_web) == {"train": 2100}
+    assert prepare_data_set("uc_merced", tmp_path, source=files, get=no_web) == {"train": 2100}
 
 
 @pytest.fixture
@@ -63,8 +63,8 @@ def tiny_eurosat(tmp_path: Path) -> Path:
 
 def test_prepare__a_part_is_refused_or_labelled(tmp_path: Path, tiny_eurosat: Path) -> None:
     with pytest.raises(DataError, match=r"not the whole of eurosat: train has 10 images, should have 27,000$"):
-        prepare("eurosat", tmp_path, source=tiny_eurosat)
-    prepare("eurosat", tmp_path, source=tiny_eurosat, allow_partial=True)
+        prepare_data_set("eurosat", tmp_path, source=tiny_eurosat)
+    prepare_data_set("eurosat", tmp_path, source=tiny_eurosat, allow_partial=True)
     index = read_index(find_splits(tmp_path / "eurosat")["train"])
     assert index.source == "EuroSAT RGB (partial: 10 of 27,000 images)"
     [held] = [holding for holding in list_inventory(tmp_path) if holding.name == "eurosat"]
@@ -101,13 +101,15 @@ def test_prepare__fetches_checks_unpacks_and_writes(
     archive = Archive("https://there.org/EuroSAT.zip", f"md5:{hashlib.md5(data).hexdigest()}", len(data))
     monkeypatch.setitem(downloads.DOWNLOADS, "eurosat", (archive,))
     seen: list[tuple[Any, ...]] = []
-    sizes = prepare("eurosat", tmp_path, allow_partial=True, get=web(data), progress=lambda *told: seen.append(told))
+    sizes = prepare_data_set(
+        "eurosat", tmp_path, allow_partial=True, get=web(data), progress=lambda *told: seen.append(told)
+    )
     assert sizes == {"train": 10}
     assert seen[0] == ("fetching EuroSAT.zip", len(data), len(data))
     assert seen[1][0] == "unpacking EuroSAT.zip"
     assert seen[-1] == ("writing eurosat/train", 10, 10)
     shutil.rmtree(tmp_path / "eurosat")
-    assert prepare("eurosat", tmp_path, allow_partial=True, get=no_web) == {"train": 10}
+    assert prepare_data_set("eurosat", tmp_path, allow_partial=True, get=no_web) == {"train": 10}
 
 
 def test_prepare__the_web_is_away_or_not_wanted(tmp_path: Path) -> None:
@@ -115,11 +117,11 @@ def test_prepare__the_web_is_away_or_not_wanted(tmp_path: Path) -> None:
         raise CheckpointError(f"{url}: no such file on the server")
 
     with pytest.raises(DataError, match=r"no such file on the server; or unpack EuroSAT.zip by hand .* --from FOLDER$"):
-        prepare("eurosat", tmp_path, get=away)
+        prepare_data_set("eurosat", tmp_path, get=away)
     with pytest.raises(
         DataError, match=r"originals/eurosat: EuroSAT_RGB or 2750 is missing; unpack here: EuroSAT_RGB.zip"
     ):
-        prepare("eurosat", tmp_path, download=False, get=no_web)
+        prepare_data_set("eurosat", tmp_path, download=False, get=no_web)
 
 
 @pytest.mark.parametrize("name", ["resisc45", "retinopathy", "objectnet", "imagenet", "cars196", "sun397"])
@@ -127,7 +129,7 @@ def test_prepare__what_cannot_be_fetched_is_told_step_by_step(tmp_path: Path, na
     with pytest.raises(
         DataError, match=rf"(unpack|put) here: .*put the files into {tmp_path}/originals/{name}$"
     ) as caught:
-        prepare(name, tmp_path, get=no_web)
+        prepare_data_set(name, tmp_path, get=no_web)
     assert "\n" not in str(caught.value)
 
 
@@ -147,7 +149,7 @@ def test_prepare__a_community_copy_serves_the_task_and_is_labelled(tmp_path: Pat
     copy, task = community(tmp_path / "vtab-1k"), BY_NAME["kitti-dist"]
     assert is_present(task, tmp_path, copy)
     assert not is_present(BY_NAME["dtd"], tmp_path, copy)
-    sizes = prepare("kitti-dist", tmp_path, source=copy, get=no_web)
+    sizes = prepare_data_set("kitti-dist", tmp_path, source=copy, get=no_web)
     assert sizes == {"train800": 800, "val200": 200, "test": 711}
     train = open_split(task.train, dataset="kitti-dist", root=str(tmp_path))
     assert len(train) == 1000
@@ -167,14 +169,14 @@ def test_prepare__parquet_by_the_table(tmp_path: Path) -> None:
     with pytest.raises(
         DataError, match="not eurosat in parquet: train has 20 images of 10 classes, should have 27,000 of 10"
     ):
-        prepare("eurosat", tmp_path, source=tmp_path / "hf")
-    prepare("eurosat", tmp_path, source=tmp_path / "hf", allow_partial=True)
+        prepare_data_set("eurosat", tmp_path, source=tmp_path / "hf")
+    prepare_data_set("eurosat", tmp_path, source=tmp_path / "hf", allow_partial=True)
     told = source_texts(open_split("train", path=str(tmp_path / "eurosat")))
     assert told == ("eurosat, Hugging Face parquet copy (partial: 20 of 27,000 images)",)
     with pytest.raises(
         DataError, match="not pets in parquet: train has 20 images of 10 classes, should have 3,680 of 37"
     ):
-        prepare("pets", tmp_path, source=tmp_path / "hf", allow_partial=True)
+        prepare_data_set("pets", tmp_path, source=tmp_path / "hf", allow_partial=True)
 
 
 def test_prepare_real__holds_the_file_against_its_digest(tmp_path: Path) -> None:

@@ -17,9 +17,9 @@ from vitctl.engine.evaluation import Score
 from vitctl.engine.loop import Result, Trainer
 from vitctl.errors import CheckpointError, DataError, RecipeError
 from vitctl.jobs.record.result import read_result
-from vitctl.jobs.sweep import Tried, best
+from vitctl.jobs.sweep import Trial, best
 from vitctl.launch.launcher import launch
-from vitctl.launch.prepare import prepare
+from vitctl.launch.prepare import prepare_run
 from vitctl.recipe.load import Override, load_recipe
 
 LRS = (0.003, 0.1, 1e-6)
@@ -32,7 +32,7 @@ KILLED = {
 
 
 def test_best__most_correct_and_the_first_of_equals() -> None:
-    tried = [Tried(0.1, Score(3, 9)), Tried(0.3, Score(5, 9)), Tried(1.0, Score(5, 9))]
+    tried = [Trial(0.1, Score(3, 9)), Trial(0.3, Score(5, 9)), Trial(1.0, Score(5, 9))]
     assert best(tried).value == 0.3
 
 
@@ -67,7 +67,7 @@ def test_finetune__two_processes_try_the_same_rates_and_take_the_same(
         "weights.source": str(pretrained),
         "machine.processes": 2,
     }
-    prepare(load_recipe("finetune", [Override(key, value) for key, value in values.items()]), tmp_path / "two")
+    prepare_run(load_recipe("finetune", [Override(key, value) for key, value in values.items()]), tmp_path / "two")
     two = launch(tmp_path / "two", lambda _record: None)
     assert two["metrics"] == one["metrics"]
     same = one["provenance"].keys() - {
@@ -150,7 +150,7 @@ def test_finetune__a_score_of_other_weights_is_not_taken(job: Job, tmp_path: Pat
 @pytest.mark.parametrize(
     ("values", "error", "said"),
     [
-        ({"sweep.lrs": (0.1, 0.1)}, RecipeError, r"sweep\.lrs = \[0\.1, 0\.1\] should be different rates above 0"),
+        ({"sweep.lrs": (0.1, 0.1)}, RecipeError, r"sweep\.lrs = \[0\.1, 0\.1\] should be distinct rates above 0"),
         ({"sweep.train_split": "trian"}, DataError, "no split 'trian'"),
         ({"sweep.eval_split": "train[500:]"}, DataError, "500 is more than the 70 samples"),
     ],

@@ -20,7 +20,7 @@ from tests.jobs.conftest import Job, table
 from vitctl.engine.preemption import Stopped
 from vitctl.errors import DataError, LaunchError
 from vitctl.jobs import training
-from vitctl.jobs.record.tracking import flat
+from vitctl.jobs.record.tracking import tracker_config
 from vitctl.jobs.training import num_workers
 from vitctl.recipe.load import load_recipe
 from vitctl.recipe.sections import Machine, TrainMachine
@@ -86,7 +86,7 @@ def test_trackers__tensorboard_gets_the_loss_the_accuracy_and_the_recipe(run: Ru
     assert [event.step for event in seen.Scalars("loss")] == list(range(1, 7))
     assert [event.step for event in seen.Scalars("accuracy")] == [6]
     recipe = load_recipe(str(folder / "recipe.toml")).recipe
-    got, expected = configuration(folder), {"folder": str(folder), **flat(recipe.model_dump())}
+    got, expected = configuration(folder), {"folder": str(folder), **tracker_config(recipe.model_dump())}
     assert got == {key: float(v) if type(v) is int else v for key, v in expected.items()}
     assert (got["optimizer.lr"], got["data.flip"], got["model.name"]) == (0.01, True, "Ti/4")
     assert got["log.trackers"] == '["tensorboard"]'

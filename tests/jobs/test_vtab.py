@@ -18,11 +18,11 @@ from vitctl.jobs.inputs.weights import find_weights, loaded_model
 from vitctl.jobs.vtab_suite.light import L2S
 from vitctl.jobs.vtab_suite.runs import Setting, settings
 from vitctl.launch.launcher import launch
-from vitctl.launch.prepare import prepare
+from vitctl.launch.prepare import prepare_run
 from vitctl.recipe.load import Override, load_recipe
 from vitctl.recipe.paper_vtab import TABLE_9
 from vitctl.recipe.schema import Vtab
-from vitctl.report.compare import compare
+from vitctl.report.compare import compare_runs
 
 SETTING = "lr_0.03_steps_2"
 
@@ -55,7 +55,7 @@ def test_vtab__rates_come_with_the_weights(regularised: Path, tmp_path: Path) ->
         for used in (result["provenance"], own["provenance"]):
             assert (used["dropout"], used["drop_path"]) == rates
     assert "1 seeds each; dropout 0.1 as stored, drop_path 0.2 as stored" in (tmp_path / "kept/log.jsonl").read_text()
-    assert dict(compare([tmp_path / "kept", tmp_path / "without"]).differences)["dropout"] == ["0.1", "0"]
+    assert dict(compare_runs([tmp_path / "kept", tmp_path / "without"]).differences)["dropout"] == ["0.1", "0"]
 
 
 def test_vtab__unknown_task(pretrained: Path, tmp_path: Path) -> None:
@@ -152,6 +152,6 @@ def test_vtab__two_processes_make_the_same_table(pretrained: Path, tmp_path: Pat
     values |= {"machine.workers": 0, "machine.precision": "float64", "machine.processes": 2}
     values |= {"data.path": str(tmp_path / "none")}
     loaded = load_recipe("vtab_mini", [Override(key, value) for key, value in values.items()])
-    prepare(loaded, tmp_path / "two")
+    prepare_run(loaded, tmp_path / "two")
     two = launch(tmp_path / "two", lambda _: None)
     assert two["metrics"] == one["metrics"]

@@ -15,7 +15,7 @@ from tests.jobs.vtab_names import Catalog
 from vitctl.data.datasets import vtab_images
 from vitctl.data.datasets.vtab import VTAB
 from vitctl.errors import CheckpointError
-from vitctl.launch.prepare import prepare
+from vitctl.launch.prepare import prepare_run
 from vitctl.recipe.load import Override, load_recipe
 
 RUN_7 = f"{SEVENTH}lr_0.01_steps_4/seed_0"
@@ -49,7 +49,7 @@ def given(speck: Path) -> dict[str, Any]:
 
 
 def prepared(folder: Path, speck: Path) -> Path:
-    prepare(load_recipe("vtab", [Override(key, value) for key, value in given(speck).items()]), folder)
+    prepare_run(load_recipe("vtab", [Override(key, value) for key, value in given(speck).items()]), folder)
     return folder
 
 

@@ -16,7 +16,7 @@ SEVENTH = "tasks/svhn/"
 
 def interrupted(folder: Path, where: str, number: int) -> None:
     """Do the job of a prepared folder, and get signal `number` in the training of task seven, in its evaluation, or after it."""
-    armed, agree = [0], evaluation.agree
+    armed, agree = [0], evaluation.stop_together
 
     def report(record: dict[str, Any]) -> None:
         if not str(record.get("task", "")).startswith(SEVENTH):
@@ -32,12 +32,12 @@ def interrupted(folder: Path, where: str, number: int) -> None:
             os.kill(os.getpid(), number)
         agree(*arguments)
 
-    evaluation.agree = counted
+    evaluation.stop_together = counted
     open_split, vtab_images.open_split = vtab_images.open_split, Catalog(whole_tests=False).open_split  # type: ignore[assignment]
     try:
         work(folder, report)
     finally:
-        evaluation.agree, vtab_images.open_split = agree, open_split
+        evaluation.stop_together, vtab_images.open_split = agree, open_split
 
 
 if __name__ == "__main__":

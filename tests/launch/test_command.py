@@ -10,7 +10,7 @@ from tests.launch.conftest import Load
 from vitctl.errors import LaunchError
 from vitctl.launch.command import (
     LaunchConfig,
-    check_spread,
+    check_processes,
     launch_line,
     own_address,
     parse_nodes,
@@ -32,21 +32,23 @@ def test_parse_nodes__of_nonsense(text: str) -> None:
 
 
 def test_parse_nodes__several_have_to_meet_somewhere() -> None:
-    with pytest.raises(LaunchError, match="--nodes 2: where they meet is missing, the address of one of them; for ex"):
+    with pytest.raises(
+        LaunchError, match="--nodes 2: the address of one of the machines, for the rendezvous, is missing; for ex"
+    ):
         parse_nodes("2")
 
 
 def test_check_spread() -> None:
-    check_spread(LaunchConfig(2, "127.0.0.1", restarts=3), 4)
+    check_processes(LaunchConfig(2, "127.0.0.1", restarts=3), 4)
     with pytest.raises(LaunchError) as caught:
-        check_spread(LaunchConfig(2, "a"), 1)
+        check_processes(LaunchConfig(2, "a"), 1)
     assert str(caught.value) == (
-        "--nodes 2: 1 process cannot be spread evenly over them; --processes is their number on all machines, a multiple of 2"
+        "--nodes 2: 1 process cannot be spread evenly over the machines; --processes counts those of all machines: give a multiple of 2"
     )
     with pytest.raises(LaunchError, match="--nodes 4: 6 processes cannot be spread"):
-        check_spread(LaunchConfig(4, "a"), 6)
+        check_processes(LaunchConfig(4, "a"), 6)
     with pytest.raises(LaunchError, match="--restarts -1: should be 0 or more"):
-        check_spread(LaunchConfig(restarts=-1), 2)
+        check_processes(LaunchConfig(restarts=-1), 2)
 
 
 def flags(line: str) -> dict[str, str]:
@@ -104,5 +106,5 @@ def test_line__of_several_machines_is_the_same_on_each(load: Load, tmp_path: Pat
 def test_own_address() -> None:
     assert own_address(LaunchConfig()) == own_address(LaunchConfig(2, "127.0.0.1")) == "127.0.0.1"
     assert own_address(LaunchConfig(2, "localhost")) == "localhost"
-    with pytest.raises(LaunchError, match=r"--nodes: no way from here to nowhere\.invalid \("):
+    with pytest.raises(LaunchError, match=r"--nodes: nowhere\.invalid cannot be reached from here \("):
         own_address(LaunchConfig(2, "nowhere.invalid"))

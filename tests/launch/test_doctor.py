@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from vitctl.launch import doctor
-from vitctl.launch.doctor import Finding, examine
+from vitctl.launch.doctor import Finding, run_checks
 
 
 def test_examine__looks_at_everything_a_run_stands_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    findings = {finding.what: finding for finding in examine()}
+    findings = {finding.what: finding for finding in run_checks()}
     assert {"python", "torch", "torchvision", "accelerate", "onnxruntime", "cpu", "precision", "data", "disk"} <= set(
         findings
     )
@@ -26,5 +26,5 @@ def test_examine__a_look_that_fails_is_a_finding(monkeypatch: pytest.MonkeyPatch
         yield
 
     monkeypatch.setattr(doctor, "_torch", _torch)
-    bad = [finding for finding in examine() if finding.what == "torch"]
+    bad = [finding for finding in run_checks() if finding.what == "torch"]
     assert [(f.ok, f.said) for f in bad] == [(False, "RuntimeError: operator torchvision::nms does not exist")]

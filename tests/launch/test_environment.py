@@ -36,7 +36,7 @@ def test_srun__places_each_task(rank: int) -> None:
     env = slurm(rank)
     member = find_member(env)
     assert member is not None
-    assert (member.starter, member.rank, member.num_processes) == ("srun", rank, 5)
+    assert (member.launcher, member.rank, member.num_processes) == ("srun", rank, 5)
     assert member.run_dir("some/jft_h14.toml") == Path("runs/jft_h14_4711")
     assert (env["RANK"], env["WORLD_SIZE"], env["LOCAL_RANK"]) == (str(rank), "5", str(rank % 2))
     assert env["LOCAL_WORLD_SIZE"] == ("1" if rank == 4 else "2")
@@ -68,7 +68,7 @@ def test_srun__an_environment_with_a_gap_is_said(lost: str) -> None:
     env = slurm(1)
     del env[lost]
     with pytest.raises(
-        LaunchError, match=r"srun started 5 tasks, but its environment does not tell where they are \(.*\)"
+        LaunchError, match=r"srun started 5 tasks, but its environment does not say on which nodes \(.*\)"
     ):
         find_member(env)
 

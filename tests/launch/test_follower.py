@@ -5,18 +5,18 @@ import time
 from pathlib import Path
 from typing import Any
 
-from vitctl.engine.journal import append_line, cut_after
+from vitctl.engine.journal import append_record, cut_after
 from vitctl.launch.follower import Follower
 
 
 def test_follower__reports_each_whole_new_record_once(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     seen: list[dict[str, Any]] = []
-    append_line(path, {"step": 1, "time": 5})
+    append_record(path, {"step": 1, "time": 5})
     follower = Follower(path, seen.append)
     follower.poll()
     assert seen == []
-    append_line(path, {"step": 2, "time": time.time() + 1})
+    append_record(path, {"step": 2, "time": time.time() + 1})
     with path.open("a") as file:
         file.write('{"step": 3, "ti')
     follower.poll()
@@ -27,7 +27,7 @@ def test_follower__reports_each_whole_new_record_once(tmp_path: Path) -> None:
     follower.poll()
     assert [r["step"] for r in seen] == [2, 3]
     aside = tmp_path / "new"
-    append_line(aside, {"step": 4, "time": time.time() + 1})
+    append_record(aside, {"step": 4, "time": time.time() + 1})
     aside.replace(path)
     follower.poll()
     assert [r["step"] for r in seen] == [2, 3, 4]
@@ -35,14 +35,14 @@ def test_follower__reports_each_whole_new_record_once(tmp_path: Path) -> None:
 
 def test_follower__of_a_clock_that_is_set_back(tmp_path: Path) -> None:
     path, now, seen = tmp_path / "log.jsonl", tmp_path / "now.json", list[dict[str, Any]]()
-    append_line(path, {"step": 1, "time": 9e9})
+    append_record(path, {"step": 1, "time": 9e9})
     follower = Follower(path, seen.append, now)
-    append_line(path, {"step": 2, "time": 5.0})
+    append_record(path, {"step": 2, "time": 5.0})
     for when in (9e9, 5.0):
         now.write_text(json.dumps({"kind": "now", "time": when}))
         follower.poll()
     cut_after(path, 1)
-    append_line(path, {"step": 2, "time": 6.0})
+    append_record(path, {"step": 2, "time": 6.0})
     follower.poll()
     assert [(r.get("step"), r["time"]) for r in seen] == [(2, 5.0), (None, 9e9), (None, 5.0), (2, 6.0)]
 

@@ -23,13 +23,13 @@ from vitctl.engine.checkpoint.files import newest_checkpoint
 from vitctl.errors import LaunchError
 from vitctl.launch import launcher
 from vitctl.launch.launcher import launch
-from vitctl.launch.prepare import prepare
+from vitctl.launch.prepare import prepare_run
 from vitctl.recipe.load import Override, load_recipe
 from vitctl.system.signals import SIGNALS
 
 
 def test_launch__one_run_per_folder(load: Load, tmp_path: Path) -> None:
-    prepare(load(), tmp_path)
+    prepare_run(load(), tmp_path)
     other = [sys.executable, "-c", HOLD, str(tmp_path / ".lock")]
     with subprocess.Popen(other, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout is not None
@@ -91,7 +91,7 @@ def test_two_processes__stopped_by_a_signal_go_on_as_one_bit_for_bit_in_what_was
         process.send_signal(signal.SIGTERM)
         _, said = process.communicate(timeout=120)
     assert process.returncode == 3, said
-    assert f"stopped and saved in {folder}; go on with: vitctl resume {folder}" in said
+    assert f"stopped and saved in {folder}; resume with: vitctl resume {folder}" in said
     assert json.loads((folder / "result.json").read_text())["status"] == "stopped"
     run("run")
     assert_golden(folder)
@@ -127,7 +127,7 @@ def test_processes__are_not_started_inside_a_cluster_job(
     load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Under srun or torchrun the processes are there already: each is the body, none starts others."""
-    prepare(load(**{"machine.processes": 2}), tmp_path)
+    prepare_run(load(**{"machine.processes": 2}), tmp_path)
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     called: list[Path] = []
@@ -154,8 +154,8 @@ def test_two_processes__a_killed_one_is_named_and_the_run_goes_on(run: Run, tiny
         _, said = process.communicate(timeout=120)
     assert process.returncode == 2, said
     assert said.splitlines()[-1] == (
-        "vitctl: process 1 of 2 was killed (SIGKILL), most often for want of memory; "
-        f"{folder / 'logs' / 'rank_01.txt'} has its output; go on with: vitctl resume {folder}"
+        "vitctl: process 1 of 2 was killed (SIGKILL), most often because it ran out of memory; "
+        f"{folder / 'logs' / 'rank_01.txt'} has its output; resume with: vitctl resume {folder}"
     )
     assert json.loads((folder / "result.json").read_text())["status"] == "failed"
     assert not any(p.is_running() and p.status() != "zombie" for p in ranks)
@@ -183,7 +183,7 @@ def test_launch__progress_is_told_from_step_0(tiny_data: Path, tmp_path: Path) -
     for processes in (1, 2):
         values = {"data.path": str(tiny_data), "machine.processes": processes, "log.every_steps": 10}
         folder = tmp_path / str(processes)
-        prepare(load_recipe(str(TINY), [Override(key, value) for key, value in values.items()]), folder)
+        prepare_run(load_recipe(str(TINY), [Override(key, value) for key, value in values.items()]), folder)
         seen: list[dict[str, Any]] = []
         launch(folder, seen.append)
         told = [record for record in seen if record["kind"] == "now"]
@@ -225,7 +225,7 @@ def test_two_launches_at_once__beside_a_configuration_of_somebody_else(
     """One by vitctl, one by its line, pasted: neither takes the other's port, a rank or a setting."""
     folder, pasted = tmp_path / "run", tmp_path / "pasted"
     two = {"machine.processes": 2, "optimizer.clip_norm": 0.0, "machine.micro_batch": 8}
-    prepare(load(**two), pasted)
+    prepare_run(load(**two), pasted)
     hostile_line = {name: value for name, value in hostile.items() if not name.startswith("PET_")}
     both = [
         subprocess.Popen(command(folder, tiny_data, **two), stderr=subprocess.PIPE, text=True, env=hostile),
@@ -265,26 +265,26 @@ def test_signal__is_passed_on_once_and_a_slow_save_completes(tiny_data: Path, tm
         _, said = process.communicate(timeout=120)
     assert process.returncode == 3, said
     assert said.splitlines() == [
-        "vitctl: SIGINT: stopping after what is under way; a second signal leaves at once",
-        f"stopped and saved in {folder}; go on with: vitctl resume {folder}",
+        "vitctl: SIGINT: stopping after the current step; a second signal stops at once",
+        f"stopped and saved in {folder}; resume with: vitctl resume {folder}",
     ]
     steps = [json.loads(text)["step"] for text in (folder / "log.jsonl").read_text().splitlines() if '"train"' in text]
     saved, problems = newest_checkpoint(folder / "checkpoints")
     assert saved is not None
     assert (saved.step, problems) == (steps[-1], [])
     for rank in (0, 1):
-        assert (folder / "logs" / f"rank_0{rank}.txt").read_text().count("stopping after what is under way") == 1
+        assert (folder / "logs" / f"rank_0{rank}.txt").read_text().count("stopping after the current step") == 1
 
 
 def test_launch__of_a_line_that_accelerate_does_not_understand_is_no_silence(
     load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As of an accelerate that has dropped a flag."""
-    prepare(load(**{"machine.processes": 2}), tmp_path)
-    monkeypatch.setattr(launcher, "accelerate_words", lambda *_: ["--no_such_flag", "--module", "x"])
+    prepare_run(load(**{"machine.processes": 2}), tmp_path)
+    monkeypatch.setattr(launcher, "accelerate_arguments", lambda *_: ["--no_such_flag", "--module", "x"])
     monkeypatch.delenv("RANK", raising=False)
     before = {number: signal.getsignal(number) for number in SIGNALS}
-    with pytest.raises(RuntimeError, match=r"the processes ended \(.*\) and left no word"):
+    with pytest.raises(RuntimeError, match=r"the processes ended \(.*\) without an error message"):
         launch(tmp_path, lambda _: None)
     assert {number: signal.getsignal(number) for number in SIGNALS} == before
     assert json.loads((tmp_path / "result.json").read_text())["status"] == "failed"

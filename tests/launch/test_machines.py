@@ -30,7 +30,7 @@ from vitctl.errors import LaunchError
 from vitctl.launch import launcher
 from vitctl.launch.command import LaunchConfig
 from vitctl.launch.errors import LOGS
-from vitctl.launch.prepare import prepare
+from vitctl.launch.prepare import prepare_run
 
 # One process computes these to the bit as two do: without clipping, each sums the gradients of the same halves.
 EXACT = {"optimizer.clip_norm": 0.0, "machine.micro_batch": 8, "checkpoint.every_steps": 2}
@@ -50,9 +50,9 @@ def test_two_machines__one_is_told_to_stop_both_save_and_one_process_goes_on(
     both = ended(pair)
     for told, (code, _, said) in enumerate(both):
         first, *heard, last = said.splitlines()
-        assert first.startswith("2 machines meet at 127.0.0.1:")
-        assert heard == ["vitctl: SIGTERM: stopping after what is under way; a second signal leaves at once"] * told
-        assert (code, last) == (3, f"stopped and saved in {folder}; go on with: vitctl resume {folder}")
+        assert first.startswith("2 machines: waiting for all to join at 127.0.0.1:")
+        assert heard == ["vitctl: SIGTERM: stopping after the current step; a second signal stops at once"] * told
+        assert (code, last) == (3, f"stopped and saved in {folder}; resume with: vitctl resume {folder}")
     assert [out.count("step 2/20") for _, out, _ in both] == [1, 1]
     assert_gone(family)
     assert json.loads((folder / "result.json").read_text())["status"] == "stopped"
@@ -69,8 +69,8 @@ def test_restart__a_killed_process_costs_nothing(run: Run, tiny_data: Path, tmp_
     kill_rank(1, [one])
     [(code, out, said)] = ended([one])
     assert (code, said) == (0, ""), said
-    assert "warning: a process was lost, all were started again (restart 1)" in out
-    assert "going on from step" in out
+    assert "warning: a process was lost, all processes were restarted (restart 1)" in out
+    assert "resuming from step" in out
     assert "exitcode: -9" in next((folder / LOGS).glob("launcher_*.txt")).read_text()
     straight = run("straight", **EXACT)
     assert checkpoint(folder, 20) == checkpoint(straight, 20)
@@ -85,7 +85,7 @@ def test_two_machines__of_two_processes_each_with_a_killed_one(run: Run, tiny_da
     kill_rank(3, pair)
     said = ended(pair)
     assert [code for code, _, _ in said] == [0, 0], said
-    shown = [(out.count("step 20/20"), "going on from step" in out, "0 to 3, CPU" in out) for _, out, _ in said]
+    shown = [(out.count("step 20/20"), "resuming from step" in out, "0 to 3, CPU" in out) for _, out, _ in said]
     assert shown == [(1, True, True)] * 2
     assert_golden(folder)
     assert sample_keys(folder) == sample_keys(run("one"))
@@ -101,8 +101,8 @@ def test_restarts__used_up_are_one_line_on_every_machine(tiny_data: Path, tmp_pa
     for code, _, said in ended(pair):
         assert code == 2, said
         assert said.splitlines()[1:] == [
-            "vitctl: process 0 of 2 was killed (SIGKILL), most often for want of memory; "
-            f"{folder / 'logs' / 'rank_00.txt'} has its output; go on with: vitctl resume {folder}"
+            "vitctl: process 0 of 2 was killed (SIGKILL), most often because it ran out of memory; "
+            f"{folder / 'logs' / 'rank_00.txt'} has its output; resume with: vitctl resume {folder}"
         ]
     assert_gone(family)
     assert json.loads((folder / "result.json").read_text())["error"].startswith("process 0 of 2 was killed (SIGKILL)")
@@ -126,16 +126,16 @@ def test_a_whole_machine__is_replaced(run: Run, tiny_data: Path, tmp_path: Path,
     assert_gone(family)
     ended([gone])
     if lost == "other":
-        wait_for(says(left, "where one is missing, type the same command there, or on another"), [left])
+        wait_for(says(left, "if a machine is missing, run the same command there, or on another"), [left])
     else:
         [(code, _, said)] = ended([left])
         assert code == 2, said
         assert len(said.splitlines()) == 2
-        assert said.endswith(f"go on with: vitctl resume {folder}\n")
+        assert said.endswith(f"resume with: vitctl resume {folder}\n")
         left = machine(folder, tiny_data, *flags, **values)
     said = ended([left, machine(folder, tiny_data, *flags, **values)])
     assert [code for code, _, _ in said] == [0, 0], said
-    assert ["going on from step" in out for _, out, _ in said] == [True, True]
+    assert ["resuming from step" in out for _, out, _ in said] == [True, True]
     assert checkpoint(folder, 20) == checkpoint(run("straight", **EXACT), 20)
 
 
@@ -153,7 +153,7 @@ def test_restarts__are_not_spent_on_what_a_person_has_to_mend(tiny_data: Path, t
         pair = machines(folder, place, "--restarts", "2", **values, **{"machine.processes": 2})
         for code, _, said in ended(pair):
             assert code == 2, said
-            [own] = [line for line in said.splitlines() if "machines meet" not in line]
+            [own] = [line for line in said.splitlines() if "waiting for all to join" not in line]
             assert expected in own
             assert own.endswith(".txt)") == (name == "image")
     assert "exitcode" not in next((folder / LOGS).glob("launcher_*.txt")).read_text()
@@ -176,7 +176,7 @@ def test_signal__the_second_leaves_nothing_behind(tiny_data: Path, tmp_path: Pat
                 process.suspend()
         one.send_signal(numbers[0])
         if len(numbers) > 1:
-            wait_for(says(one, "stopping after what is under way"), [one])
+            wait_for(says(one, "stopping after the current step"), [one])
             one.send_signal(numbers[1])
         [(code, _, _)] = ended([one])
         assert code == (3 if name == "twice" else -signal.SIGKILL)
@@ -190,7 +190,7 @@ def test_signal__while_a_machine_waits_for_the_others(tiny_data: Path, tmp_path:
     wait_for(lambda: is_open(port), [one])
     one.send_signal(signal.SIGUSR1)
     [(code, _, said)] = ended([one])
-    last = f"stopped and saved in {folder}; go on with: vitctl resume {folder}"
+    last = f"stopped and saved in {folder}; resume with: vitctl resume {folder}"
     assert (code, said.splitlines()[-1]) == (3, last)
 
 
@@ -203,13 +203,13 @@ def test_machines__that_do_not_meet_are_one_line(load: Load, tmp_path: Path, mon
 
     config = LaunchConfig(2, "127.0.0.1", 29_400)
     monkeypatch.setattr(launcher, "_accelerate", wait_in_vain)
-    prepare(load(**{"machine.processes": 2}), tmp_path, config=config)
+    prepare_run(load(**{"machine.processes": 2}), tmp_path, config=config)
     with pytest.raises(LaunchError) as caught:
         launcher.launch(tmp_path, lambda _: None, config)
     [log] = (tmp_path / LOGS).glob("launcher_*.txt")
     assert str(caught.value) == (
-        "accelerate launch ended before the processes had met at 127.0.0.1:29400: all of them have to run this command; "
-        f"{log} says why; go on with the same command"
+        "accelerate launch ended before all processes had met at 127.0.0.1:29400: every machine has to run this command; "
+        f"{log} says why; resume with the same command"
     )
     assert log.read_text() == "nobody came\n"
 
@@ -223,7 +223,7 @@ def test_resume_and_finetune__with_restarts(run: Run, tiny_data: Path, tmp_path:
     again = [*vitctl, "resume", str(folder), "--processes", "2", "--nodes=1", "--restarts=1"]
     done = subprocess.run(again, capture_output=True, text=True, timeout=240)
     assert (done.returncode, done.stderr) == (0, "")
-    assert "going on from step 18 of 20" in done.stdout
+    assert "resuming from step 18 of 20" in done.stdout
     assert_golden(folder)
     assert " --max_restarts 1 " in (folder / "launch.txt").read_text()
     own = [
@@ -259,21 +259,21 @@ def test_torchrun__typed_by_a_person_starts_a_killed_process_again(run: Run, tin
     kill_rank(1, [one])
     [(code, out, said)] = ended([one])
     assert code == 0, said
-    assert "going on from step" in out
+    assert "resuming from step" in out
     assert checkpoint(folder, 20) == checkpoint(run("straight", **EXACT), 20)
 
 
 def test_line__pasted_on_two_machines_with_a_killed_process(run: Run, load: Load, tmp_path: Path) -> None:
     """RUN/launch.txt, typed into two shells."""
     folder, config = tmp_path / "run", LaunchConfig(2, "127.0.0.1", free_port(), restarts=1)
-    prepare(load(**EXACT, **{"machine.processes": 2, "checkpoint.background": False}), folder, config=config)
+    prepare_run(load(**EXACT, **{"machine.processes": 2, "checkpoint.background": False}), folder, config=config)
     line = (folder / "launch.txt").read_text()
     pair = [subprocess.Popen(line, shell=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in "12"]
     wait_for(logged(folder, 5), pair)
     kill_rank(1, pair)
     said = ended(pair)
     assert [code for code, _, _ in said] == [0, 0], said
-    assert "all were started again (restart 1)" in (folder / "log.jsonl").read_text()
+    assert "all processes were restarted (restart 1)" in (folder / "log.jsonl").read_text()
     straight = run("straight", **EXACT)
     assert checkpoint(folder, 20) == checkpoint(straight, 20)
     assert sample_keys(folder) == sample_keys(straight)

@@ -10,14 +10,14 @@ import pytest
 
 from tests.launch.conftest import Load
 from vitctl.errors import LaunchError, RecipeError
-from vitctl.launch.prepare import prepare
+from vitctl.launch.prepare import prepare_run
 from vitctl.recipe.load import Override, load_recipe
 
 
 def test_prepare__writes_what_the_processes_need(load: Load, tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "[b16] ü"
     loaded = load(seed=3)
-    prepare(loaded, folder)
+    prepare_run(loaded, folder)
     assert sorted(p.name for p in folder.iterdir()) == [".lock", "env.json", "launch.txt", "recipe.toml"]
     assert load_recipe(str(folder / "recipe.toml")).recipe == loaded.recipe
     assert "seed = 3                                  # --set" in (folder / "recipe.toml").read_text()
@@ -43,40 +43,42 @@ def test_prepare__gives_the_recipe_that_its_file_holds(
     monkeypatch.chdir(tmp_path)
     data = {} if recipe == "export" else {"data.path": str(tiny_data)}
     loaded = load_recipe(recipe, [Override(key, value) for key, value in data.items()])
-    prepared = prepare(loaded, tmp_path / "out")
+    prepared = prepare_run(loaded, tmp_path / "out")
     assert prepared.recipe == load_recipe(str(tmp_path / "out" / "recipe.toml")).recipe != loaded.recipe
     assert prepared.recipe.weights.source == "runs/[b16] 'ü'"  # type: ignore[attr-defined]
     assert prepared.taken.startswith("no --from: taking the newest finished ")
 
 
 def test_prepare__a_changed_recipe_is_refused_and_its_keys_are_named(load: Load, tmp_path: Path) -> None:
-    prepare(load(), tmp_path)
+    prepare_run(load(), tmp_path)
     before = (tmp_path / "recipe.toml").read_text()
     with pytest.raises(RecipeError) as caught:
-        prepare(load(**{"optimizer.lr": 0.5, "seed": 1}), tmp_path)
+        prepare_run(load(**{"optimizer.lr": 0.5, "seed": 1}), tmp_path)
     assert str(caught.value) == (
         f"{tmp_path}: holds a run of another recipe: seed was 0, now 1; optimizer.lr was 0.01, now 0.5; "
-        f"choose another folder with --out, or go on all the same with: vitctl resume {tmp_path} --set seed=1 "
+        f"choose another folder with --out, or resume anyway with: vitctl resume {tmp_path} --set seed=1 "
         "--allow seed --set optimizer.lr=0.5 --allow optimizer.lr"
     )
     assert (tmp_path / "recipe.toml").read_text() == before
     with pytest.raises(RecipeError, match="holds a run of another recipe: seed was 0, now 1; choose"):
-        prepare(load(**{"optimizer.lr": 0.5, "seed": 1}), tmp_path, allow=["optimizer"])
-    with pytest.raises(RecipeError, match=r"--allow optimzer\.lr: no key of the recipe; give one as it is named"):
-        prepare(load(**{"optimizer.lr": 0.5}), tmp_path, allow=["optimzer.lr"])
+        prepare_run(load(**{"optimizer.lr": 0.5, "seed": 1}), tmp_path, allow=["optimizer"])
+    with pytest.raises(
+        RecipeError, match=r"--allow optimzer\.lr: not a key of the recipe; give a key as the error message names it"
+    ):
+        prepare_run(load(**{"optimizer.lr": 0.5}), tmp_path, allow=["optimzer.lr"])
     many = load(seed=1, **{"optimizer.lr": 0.5, "model.depth": 3, "data.flip": False, "averaging.decay": 0.5})
     with pytest.raises(RecipeError, match="; and 1 more; choose another"):
-        prepare(many, tmp_path)
+        prepare_run(many, tmp_path)
 
 
 def test_prepare__precision_decides_the_numbers_and_cannot_change(load: Load, tmp_path: Path) -> None:
-    prepare(load(), tmp_path)
+    prepare_run(load(), tmp_path)
     with pytest.raises(RecipeError, match=r'machine.precision was "float64", now "float32"'):
-        prepare(load(**{"machine.precision": "float32"}), tmp_path)
+        prepare_run(load(**{"machine.precision": "float32"}), tmp_path)
 
 
 def test_prepare__the_machine_the_log_and_the_keep_budgets_may_change(load: Load, tmp_path: Path) -> None:
-    prepare(load(), tmp_path)
+    prepare_run(load(), tmp_path)
     free = {
         "machine.workers": 1,
         "machine.micro_batch": 3,
@@ -84,7 +86,7 @@ def test_prepare__the_machine_the_log_and_the_keep_budgets_may_change(load: Load
         "checkpoint.keep_last": 5,
         "note": "again",
     }
-    prepare(load(**free), tmp_path)
+    prepare_run(load(**free), tmp_path)
     assert load_recipe(str(tmp_path / "recipe.toml")).recipe == load(**free).recipe
 
 
@@ -92,31 +94,31 @@ def test_prepare__the_machine_the_log_and_the_keep_budgets_may_change(load: Load
     ("folder", "said"),
     [
         ("file", "is a file, should be a folder for a run; choose another name with --out"),
-        ("file/run", "not a directory; a file stands where a folder should be; choose another place"),
+        ("file/run", "not a directory; there is a file where a folder should be; choose another path"),
     ],
 )
 def test_prepare__a_folder_that_cannot_be_written(load: Load, tmp_path: Path, folder: str, said: str) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(LaunchError) as caught:
-        prepare(load(), tmp_path / folder)
+        prepare_run(load(), tmp_path / folder)
     assert str(caught.value) == f"{tmp_path / folder}: {said}"
 
 
 def test_prepare__allowed_changes_are_made_and_said(load: Load, tmp_path: Path) -> None:
-    prepare(load(), tmp_path)
+    prepare_run(load(), tmp_path)
     longer = load(**{"schedule.total_steps": 30, "optimizer.lr": 0.5})
-    prepare(longer, tmp_path, allow=["schedule.total_steps", "optimizer"])
+    prepare_run(longer, tmp_path, allow=["schedule.total_steps", "optimizer"])
     assert load_recipe(str(tmp_path / "recipe.toml")).recipe == longer.recipe
     [said] = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert said["text"] == (
         "the recipe was changed on purpose: optimizer.lr was 0.01, now 0.5; schedule.total_steps was 20, now 30"
     )
-    prepare(longer, tmp_path)
+    prepare_run(longer, tmp_path)
     assert len((tmp_path / "log.jsonl").read_text().splitlines()) == 1
 
 
 def test_loaded__is_not_changed_by_prepare(load: Load, tmp_path: Path) -> None:
     loaded = load()
     copy = replace(loaded, origins=dict(loaded.origins))
-    prepare(loaded, tmp_path)
+    prepare_run(loaded, tmp_path)
     assert loaded == copy

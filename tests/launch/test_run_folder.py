@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import TINY, Run
-from vitctl.engine.journal import read_json, write_json
+from vitctl.engine.journal import read_run_json, write_run_json
 from vitctl.errors import DataError, LaunchError, RecipeError
-from vitctl.launch.prepare import prepare
-from vitctl.launch.run_folder import leaving_nothing, new_run_dir, not_foreign
+from vitctl.launch.prepare import prepare_run
+from vitctl.launch.run_folder import check_not_foreign, leaving_nothing, new_run_dir
 from vitctl.recipe.load import Override, load_recipe
 
 
@@ -38,15 +38,15 @@ def test_leaving_nothing__what_was_there_stays(tmp_path: Path) -> None:
 
 
 def test_not_foreign__a_folder_of_something_else(tmp_path: Path) -> None:
-    not_foreign(tmp_path)
-    not_foreign(tmp_path / "new")
+    check_not_foreign(tmp_path)
+    check_not_foreign(tmp_path / "new")
     (tmp_path / "logs").mkdir()
-    not_foreign(tmp_path)
+    check_not_foreign(tmp_path)
     (tmp_path / "thesis.tex").write_text("x")
     with pytest.raises(LaunchError, match=r"holds thesis.tex, but not a run; choose a new or empty folder with --out"):
-        not_foreign(tmp_path)
+        check_not_foreign(tmp_path)
     (tmp_path / "recipe.toml").write_text("")
-    not_foreign(tmp_path)
+    check_not_foreign(tmp_path)
 
 
 def test_prepare__refused_before_it_began(tiny_data: Path, tmp_path: Path) -> None:
@@ -58,30 +58,30 @@ def test_prepare__refused_before_it_began(tiny_data: Path, tmp_path: Path) -> No
         Override("data.train_split", "trian"),
     ]
     with pytest.raises(DataError, match="has no split 'trian'"):
-        prepare(load_recipe(str(TINY), wrong), run_dir)
+        prepare_run(load_recipe(str(TINY), wrong), run_dir)
     assert not run_dir.exists()
-    prepare(load_recipe(str(TINY), tiny(tiny_data)), run_dir)
+    prepare_run(load_recipe(str(TINY), tiny(tiny_data)), run_dir)
 
 
 def test_prepare__the_corrected_command_has_the_folder_of_a_run_that_failed_at_once(
     run: Run, tiny_data: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "a"
-    prepare(load_recipe(str(TINY), tiny(tiny_data)), folder)
-    write_json(folder / "result.json", {"job": "pretrain", "status": "failed", "error": "no memory"})
-    write_json(folder / "micro_batch.json", {"measured": "for another model"})
+    prepare_run(load_recipe(str(TINY), tiny(tiny_data)), folder)
+    write_run_json(folder / "result.json", {"job": "pretrain", "status": "failed", "error": "no memory"})
+    write_run_json(folder / "micro_batch.json", {"measured": "for another model"})
     run("a", **{"schedule.batch_size": 8})
-    assert read_json(folder / "result.json")["status"] == "done"
+    assert read_run_json(folder / "result.json")["status"] == "done"
     assert not (folder / "micro_batch.json").exists()
 
 
 @pytest.mark.parametrize("kept", ["checkpoints/step_00000002", "tasks/x/result.json"])
 def test_prepare__what_a_failed_run_has_made_is_not_lost(tiny_data: Path, tmp_path: Path, kept: str) -> None:
-    prepare(load_recipe(str(TINY), tiny(tiny_data)), tmp_path)
-    write_json(tmp_path / "result.json", {"job": "pretrain", "status": "failed", "error": "no memory"})
+    prepare_run(load_recipe(str(TINY), tiny(tiny_data)), tmp_path)
+    write_run_json(tmp_path / "result.json", {"job": "pretrain", "status": "failed", "error": "no memory"})
     (tmp_path / kept).mkdir(parents=True)
     with pytest.raises(RecipeError, match=r"holds a run of another recipe: schedule\.batch_size"):
-        prepare(load_recipe(str(TINY), tiny(tiny_data, **{"schedule.batch_size": 8})), tmp_path)
+        prepare_run(load_recipe(str(TINY), tiny(tiny_data, **{"schedule.batch_size": 8})), tmp_path)
 
 
 def test_new_run_dir__is_named_after_the_recipe_and_new(tmp_path: Path) -> None:

@@ -156,7 +156,7 @@ def test_sweep__a_signal_stops_it_and_the_rest_waits(
     monkeypatch.setattr(vitctl.launch.sweep, "launch", lambda *_: {"status": "stopped"})
     stopped = sweep(out, "--grid", "seed=0,1", "--data", str(tiny_data))
     assert stopped.exit_code == 3
-    assert f"go on with the same command and --out {out}" in stopped.output
+    assert f"resume with the same command and --out {out}" in stopped.output
     monkeypatch.undo()
     assert sweep(out, "--grid", "seed=0,1", "--data", str(tiny_data)).exit_code == 0
     assert [row["status"] for row in runs(out)] == ["done", "done"]
@@ -165,7 +165,7 @@ def test_sweep__a_signal_stops_it_and_the_rest_waits(
 def test_sweep__a_number_that_no_run_has(tmp_path: Path, tiny_data: Path) -> None:
     done = sweep(tmp_path / "sweep", "--grid", "seed=0,1", "--data", str(tiny_data), "--metric", "acuracy")
     assert (
-        "--metric acuracy: no run has this number; they have best_accuracy, accuracy, correct, total, mean_per_class"
+        "--metric acuracy: no run has this metric; they have best_accuracy, accuracy, correct, total, mean_per_class"
         in str(done.exception)
     )
 

@@ -8,11 +8,11 @@ import pytest
 
 from tests.conftest import Run, train_records
 from vitctl.jobs.record.result import RunResult, with_recipe
-from vitctl.launch.prepare import prepare
+from vitctl.launch.prepare import prepare_run
 from vitctl.recipe.load import Override, every_key, load_recipe
-from vitctl.recipe.neutral import FREE_TO_CHANGE, deciding, result_neutral
+from vitctl.recipe.neutral import FREE_TO_CHANGE, deciding_values, result_neutral
 from vitctl.recipe.schema import JOBS
-from vitctl.report.paper_runs import Maker, recipe_misfit
+from vitctl.report.paper_runs import FinishedRun, recipe_misfit
 
 OTHERS: dict[str, Any] = {
     "note": "another",
@@ -49,14 +49,14 @@ def test_neutral__a_run_with_other_values_is_of_its_recipe(name: str, tmp_path: 
     changed = load_recipe(name, [Override(key, value) for key, value in OTHERS.items() if key in keys])
     shipped = load_recipe(name)
     result = RunResult(shipped.recipe.job, "done")
-    assert deciding(changed.recipe, result_neutral()) == deciding(shipped.recipe, result_neutral())
+    assert deciding_values(changed.recipe, result_neutral()) == deciding_values(shipped.recipe, result_neutral())
     one, two = (with_recipe(result, recipe).provenance for recipe in (shipped.recipe, changed.recipe))
     assert one == two
-    misfits = [recipe_misfit(Maker(tmp_path, "", name, loaded.recipe, result)) for loaded in (shipped, changed)]
+    misfits = [recipe_misfit(FinishedRun(tmp_path, "", name, loaded.recipe, result)) for loaded in (shipped, changed)]
     assert misfits[0] == misfits[1]
 
 
 def test_precision__is_a_number_and_is_asked_for(tmp_path: Path) -> None:
-    prepare(load_recipe("smoke"), tmp_path / "a")
+    prepare_run(load_recipe("smoke"), tmp_path / "a")
     with pytest.raises(Exception, match=r"machine\.precision was"):
-        prepare(load_recipe("smoke", [Override("machine.precision", "float64")]), tmp_path / "a")
+        prepare_run(load_recipe("smoke", [Override("machine.precision", "float64")]), tmp_path / "a")

@@ -9,7 +9,7 @@ from vitctl.errors import RecipeError
 from vitctl.models.variants import variant
 from vitctl.recipe.load import Override, load_recipe
 from vitctl.recipe.schema import Pretrain
-from vitctl.recipe.sweep import MAX_CELLS, Sweep, find_sweep, parse_axis, spread, sweep_names
+from vitctl.recipe.sweep import MAX_CELLS, Sweep, expand_sweep, find_sweep, parse_axis, sweep_names
 
 PLAIN = Sweep("smoke", "", ("smoke",), {}, (), {})
 
@@ -49,7 +49,7 @@ def test_parse_axis__a_value_twice() -> None:
 @pytest.mark.parametrize("name", ["fig3_in1k", "fig3_in21k"])
 def test_fig_3__chooses_on_images_that_no_recipe_reports(name: str) -> None:
     """Weight decay, dropout and smoothing are chosen by the accuracy of their runs."""
-    cells = spread(find_sweep(name), {}, ())
+    cells = expand_sweep(find_sweep(name), {}, ())
     loaded = [(load_recipe(cell.recipe, cell.overrides).recipe, load_recipe(cell.recipe).recipe) for cell in cells]
     assert len(loaded) >= 48
     for chosen, reported in loaded:
@@ -73,7 +73,7 @@ def images(text: str) -> tuple[str, range]:
 
 
 def test_spread__is_the_product_with_the_last_axis_fastest() -> None:
-    cells = spread(PLAIN, {"optimizer.lr": (0.001, 0.003), "seed": (0, 1)}, [Override("log.every_steps", 5)])
+    cells = expand_sweep(PLAIN, {"optimizer.lr": (0.001, 0.003), "seed": (0, 1)}, [Override("log.every_steps", 5)])
     assert [cell.name for cell in cells] == [
         "lr_0.001__seed_0",
         "lr_0.001__seed_1",
@@ -87,7 +87,7 @@ def test_spread__is_the_product_with_the_last_axis_fastest() -> None:
 
 
 def test_spread__keys_that_end_alike_keep_their_section() -> None:
-    cells = spread(PLAIN, {"model.name": ("Ti/8", "S/8"), "loss.name": ("softmax", "sigmoid")}, [])
+    cells = expand_sweep(PLAIN, {"model.name": ("Ti/8", "S/8"), "loss.name": ("softmax", "sigmoid")}, [])
     assert cells[1].name == "model_name_Ti-8__loss_name_sigmoid"
 
 
@@ -98,7 +98,7 @@ def test_spread__fixed_values_go_below_the_grid_and_sets_above_everything(tmp_pa
             'recipes = ["smoke"]\n[set]\nlog.every_steps = 3\nseed = 9\n[grid]\nmodel.depth = [1, 2]\n',
         )
     )
-    cells = spread(found, {"model.depth": (5, 6)}, [Override("seed", 4)])
+    cells = expand_sweep(found, {"model.depth": (5, 6)}, [Override("seed", 4)])
     recipe = load_recipe("smoke", cells[0].overrides).recipe
     assert isinstance(recipe, Pretrain)
     assert (recipe.log.every_steps, recipe.seed, recipe.model.depth) == (3, 4, 5)
@@ -116,7 +116,7 @@ def test_spread__fixed_values_go_below_the_grid_and_sets_above_everything(tmp_pa
 )
 def test_spread__refuses(axes: dict[str, tuple[object, ...]], sets: list[Override], said: str) -> None:
     with pytest.raises(RecipeError) as error:
-        spread(PLAIN, axes, sets)
+        expand_sweep(PLAIN, axes, sets)
     assert said in str(error.value)
 
 
@@ -146,14 +146,14 @@ def test_find_sweep__a_recipe_is_a_sweep_of_itself(tmp_path: Path) -> None:
 def test_spread__cells_and_grid_may_not_share_a_key(tmp_path: Path) -> None:
     found = find_sweep(write(tmp_path, "recipes = ['smoke']\n[grid]\nseed = [1, 2]\n[[cells]]\nseed = 3\n"))
     with pytest.raises(RecipeError, match="seed is varied by the grid and by the cells of 'mine'"):
-        spread(found, {}, [])
+        expand_sweep(found, {}, [])
 
 
 @pytest.mark.parametrize("name", sweep_names())
 def test_shipped_sweeps__every_run_is_a_sound_recipe(name: str) -> None:
     found = find_sweep(name)
     assert len(found.note) > 20
-    cells = spread(found, {}, [])
+    cells = expand_sweep(found, {}, [])
     for cell in cells:
         recipe = load_recipe(cell.recipe, cell.overrides).recipe
         assert isinstance(recipe, Pretrain)
@@ -166,10 +166,10 @@ def test_shipped_sweeps__every_run_is_a_sound_recipe(name: str) -> None:
 def test_shipped_sweeps__are_those_of_the_paper() -> None:
     of_paper = {"d1", "d2_all", "d2_depth", "d2_hidden_size", "d2_mlp_size", "d2_patch_size", "d3", "d4", "d6", "fig4"}
     assert of_paper | {"fig3_in1k", "fig3_in21k", "d3_small", "d4_small"} <= set(sweep_names())
-    assert len(spread(find_sweep("d4"), {}, [])) == 8
-    images = {cell.varied["data.subset_images"] for cell in spread(find_sweep("fig4"), {}, [])}
+    assert len(expand_sweep(find_sweep("d4"), {}, [])) == 8
+    images = {cell.varied["data.subset_images"] for cell in expand_sweep(find_sweep("fig4"), {}, [])}
     assert images == {9_000_000, 30_000_000, 90_000_000, 0}
     for name in ("d3", "d4"):
         assert find_sweep(f"{name}_small").recipes == find_sweep(name).recipes
-    depths = [cell.varied["model.depth"] for cell in spread(find_sweep("d2_depth"), {}, [])]
+    depths = [cell.varied["model.depth"] for cell in expand_sweep(find_sweep("d2_depth"), {}, [])]
     assert (8 in depths, max(depths)) == (True, 64)  # the base, and as deep as the paper says

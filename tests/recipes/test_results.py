@@ -8,11 +8,11 @@ import pytest
 from vitctl.recipe.paper import RESULTS
 from vitctl.recipe.paper_vtab import TABLE_9
 from vitctl.report.our_results import OurResults
-from vitctl.report.paper_table import Machine, result_rows, task_rows
+from vitctl.report.paper_table import Gpu, result_rows, task_rows
 
 FILE = Path(__file__).parent / "tables_of_results.txt"
 NONE = OurResults({})
-H100 = Machine("H100", 0.4)
+H100 = Gpu("H100", 0.4)
 ALIASES = {"ImageNet ReaL": "ReaL", "VTAB (19)": "VTAB", "Average": "Average-5"}
 TABLE_2 = {"H/14 JFT": "jft_h14", "L/16 JFT": "jft_l16_14ep", "L/16 I21k": "in21k_l16", "BiT-L R152x4": "jft_r152x4"}
 TABLE_7 = {

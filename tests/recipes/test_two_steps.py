@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.jobs.conftest import do
-from vitctl.jobs.plan import make_plan
+from vitctl.jobs.plan import plan_training
 from vitctl.jobs.pretrain import model_config
 from vitctl.models.build import build
 from vitctl.models.configs import Config, MaskedPatchConfig, ResNetConfig
@@ -84,7 +84,7 @@ def shrunk(recipe: Pretrain) -> dict[str, Any]:
 @pytest.mark.parametrize("name", some_slow(*QUICK, "jft_h14", "in21k_l32"))
 def test_recipe__at_its_real_shape(name: str) -> None:
     recipe = PRETRAIN[name]
-    plan = make_plan(recipe)
+    plan = plan_training(recipe)
     parameters, shape = on_meta(plan.config)
     assert parameters == plan.parameters
     assert shape == (None if recipe.loss.name == "masked_patch" else (2, plan.num_classes))

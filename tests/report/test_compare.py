@@ -9,7 +9,7 @@ import pytest
 
 from vitctl.errors import CheckpointError
 from vitctl.jobs.record.result import RunResult, write_result
-from vitctl.report.compare import FACTS, compare
+from vitctl.report.compare import FACTS, compare_runs
 
 USED = {
     "split": "test",
@@ -39,7 +39,7 @@ def put(folder: Path, result: RunResult = SCORED, **used: Any) -> Path:
 
 def test_compare__the_same_images_by_other_means(tmp_path: Path) -> None:
     one, two = put(tmp_path / "one"), put(tmp_path / "two", image_size=32, eval_resize=32, recipe_sha256="d" * 64)
-    found = compare([one, two])
+    found = compare_runs([one, two])
     assert found.reasons == []
     assert found.numbers == [("accuracy", [0.5, 0.5]), ("real accuracy", [0.75, 0.75])]
     assert found.differences == [("image_size", ["16", "32"]), ("recipe_sha256", ["c" * 12, "d" * 12])]
@@ -47,7 +47,7 @@ def test_compare__the_same_images_by_other_means(tmp_path: Path) -> None:
 
 def test_compare__a_finetuned_run_and_its_evaluation_are_of_one_kind(tmp_path: Path) -> None:
     trained = replace(SCORED, job="finetune", metrics={"accuracy": 0.5})
-    found = compare([put(tmp_path / "one", trained), put(tmp_path / "two")])
+    found = compare_runs([put(tmp_path / "one", trained), put(tmp_path / "two")])
     assert found.reasons == []
     assert found.numbers == [("accuracy", [0.5, 0.5]), ("real accuracy", [None, 0.75])]
 
@@ -61,7 +61,7 @@ def test_compare__a_finetuned_run_and_its_evaluation_are_of_one_kind(tmp_path: P
         ({"data_sha256": "b" * 64}, r"data_sha256 differs \(bbbbbbbbbbbb, the first aaaaaaaaaaaa\): other images"),
         (
             {"changed_on_purpose": ["seed was 0, now 1", "70 training images, now 60"]},
-            r"went on with something else than it began with \(seed was 0, now 1; 70 training images, now 60\)",
+            r"was resumed with a change \(seed was 0, now 1; 70 training images, now 60\)",
         ),
         ({"precision": "bf16"}, r"precision differs \(bf16, the first float32\): the same network scores differently"),
         ({"resample": "bilinear_antialias"}, r"resample differs \(bilinear_antialias, the first bilinear\)"),
@@ -71,7 +71,7 @@ def test_compare__a_finetuned_run_and_its_evaluation_are_of_one_kind(tmp_path: P
 )
 def test_compare__says_why_not(tmp_path: Path, used: dict[str, Any], reason: str) -> None:
     one, two = put(tmp_path / "one"), put(tmp_path / "two", **used)
-    [said] = compare([one, two]).reasons
+    [said] = compare_runs([one, two]).reasons
     assert said.startswith(f"{two}: ")
     assert re.search(reason, said)
 
@@ -79,9 +79,9 @@ def test_compare__says_why_not(tmp_path: Path, used: dict[str, Any], reason: str
 def test_compare__a_copy_of_the_same_images_is_told_by_its_source(tmp_path: Path) -> None:
     """The words alone decide nothing: a path may be spelled in many ways."""
     one, two = put(tmp_path / "one"), put(tmp_path / "two", data_source="/elsewhere/CIFAR-10")
-    assert compare([one, two]).reasons == []
+    assert compare_runs([one, two]).reasons == []
     copy = put(tmp_path / "copy", data_source="community copy (JPEG again)", data_sha256="b" * 64)
-    assert [reason.split(": ")[1].split(" (")[0] for reason in compare([one, copy]).reasons] == [
+    assert [reason.split(": ")[1].split(" (")[0] for reason in compare_runs([one, copy]).reasons] == [
         "data_sha256 differs",
         "data_source differs",
     ]
@@ -89,7 +89,7 @@ def test_compare__a_copy_of_the_same_images_is_told_by_its_source(tmp_path: Path
 
 def test_compare__of_a_failed_run_the_error_alone(tmp_path: Path) -> None:
     failed = put(tmp_path / "failed", RunResult("evaluate", "failed", error="the data has 6 classes"))
-    assert compare([put(tmp_path / "one"), failed]).reasons == [
+    assert compare_runs([put(tmp_path / "one"), failed]).reasons == [
         f"{failed}: is failed, not done: the data has 6 classes"
     ]
 
@@ -97,7 +97,7 @@ def test_compare__of_a_failed_run_the_error_alone(tmp_path: Path) -> None:
 def test_compare__other_jobs_and_unfinished_ones(tmp_path: Path) -> None:
     other = put(tmp_path / "few", replace(SCORED, job="fewshot"))
     stopped = put(tmp_path / "stopped", replace(SCORED, status="stopped"))
-    reasons = compare([put(tmp_path / "one"), other, stopped]).reasons
+    reasons = compare_runs([put(tmp_path / "one"), other, stopped]).reasons
     assert reasons == [
         f"{other}: is of the job fewshot, the first scores a classifier",
         f"{stopped}: is stopped, not done",
@@ -111,15 +111,15 @@ def test_compare__tables_of_tasks_task_by_task(tmp_path: Path) -> None:
     result = replace(SCORED, job="vtab", provenance={})
     one = put(tmp_path / "one", result, **table(dtd="1", svhn="2", pets="3"))
     two = put(tmp_path / "two", result, **table(dtd="1", svhn="9"))
-    assert compare([one, two]).reasons == [f"{two}: other data or splits in the tasks pets, svhn"]
+    assert compare_runs([one, two]).reasons == [f"{two}: other data or splits in the tasks pets, svhn"]
 
 
 def test_compare__two_networks_of_other_sizes_may_be_compared(tmp_path: Path) -> None:
     """224 of 256 and 384 of 438 pixels show the same share of an image."""
     one = put(tmp_path / "one", image_size=224, eval_resize=256, weights_sha256="1" * 64, device="cuda")
     two = put(tmp_path / "two", image_size=384, eval_resize=438, weights_sha256="2" * 64, versions={"torch": "2.11.0"})
-    found = compare([one, two])
-    assert (found.reasons, found.untold) == ([], [])
+    found = compare_runs([one, two])
+    assert (found.reasons, found.unrecorded) == ([], [])
     assert dict(found.differences) == {
         "image_size": ["224", "384"],
         "weights_sha256": ["1" * 12, "2" * 12],
@@ -131,12 +131,14 @@ def test_compare__two_networks_of_other_sizes_may_be_compared(tmp_path: Path) ->
 def test_compare__what_an_old_result_does_not_tell_is_never_silently_equal(tmp_path: Path) -> None:
     old = {key: value for key, value in USED.items() if key not in ("precision", "device")}
     one, two = put(tmp_path / "one", replace(SCORED, provenance=old)), put(tmp_path / "two")
-    found = compare([one, two])
-    assert [reason.split(": ")[1] for reason in found.reasons] == ["precision differs (float32, the first not told)"]
-    assert ("device", ["not told", "cpu"]) in found.differences
+    found = compare_runs([one, two])
+    assert [reason.split(": ")[1] for reason in found.reasons] == [
+        "precision differs (float32, the first not recorded)"
+    ]
+    assert ("device", ["not recorded", "cpu"]) in found.differences
     other = put(tmp_path / "three", replace(SCORED, provenance=old))
-    found = compare([one, other])
-    assert (found.reasons, found.untold) == ([], ["precision"])
+    found = compare_runs([one, other])
+    assert (found.reasons, found.unrecorded) == ([], ["precision"])
 
 
 def test_facts__every_row_says_why() -> None:
@@ -147,4 +149,4 @@ def test_facts__every_row_says_why() -> None:
 
 def test_compare__a_folder_without_a_result(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"has no result.json; should be the folder of a finished run$"):
-        compare([put(tmp_path / "one"), tmp_path])
+        compare_runs([put(tmp_path / "one"), tmp_path])

@@ -8,10 +8,10 @@ import pytest
 from tests.report.conftest import finished
 from vitctl.data.datasets.catalog import known_size
 from vitctl.data.datasets.vtab import VTAB
-from vitctl.engine.journal import LOG, write_json
+from vitctl.engine.journal import LOG, write_run_json
 from vitctl.recipe.paper import RESULTS
 from vitctl.report.our_results import OurResults, Pretraining, our_results
-from vitctl.report.paper_cells import judges
+from vitctl.report.paper_cells import experiments_for
 
 REAL_SCORE = {"data.dataset": "imagenet", "data.eval_split": "validation", "evaluation.labels": "real"}
 B32 = Pretraining("jft_b32")
@@ -39,7 +39,7 @@ def test_runs__are_joined_to_their_pretraining_by_digest_with_mean_and_deviation
     assert ours.best(B32, ("finetune_cifar10",)) is None
     assert ours.best(Pretraining("jft_b16"), ("finetune_pets",)) is None
     assert reasons(ours) == {
-        "other": "its weights are of no run here that counts",
+        "other": "its weights are of no run here that can be used",
         "pets2": "the same weights and seed as pets1",
     }
 
@@ -47,14 +47,14 @@ def test_runs__are_joined_to_their_pretraining_by_digest_with_mean_and_deviation
 @pytest.mark.parametrize(
     ("values", "used", "reason"),
     [
-        ({"schedule.total_steps": 300}, {}, "schedule.total_steps is 300, of the recipe 500"),
-        ({"data.image_size": 224}, {}, "data.image_size is 224, of the recipe 384"),
-        ({"optimizer.clip_norm": 2.0}, {}, "optimizer.clip_norm is 2.0, of the recipe 1.0"),
-        ({"data.subset_fraction": 0.5}, {}, "data.subset_fraction is 0.5, of the recipe 1.0"),
+        ({"schedule.total_steps": 300}, {}, "schedule.total_steps is 300, in the recipe 500"),
+        ({"data.image_size": 224}, {}, "data.image_size is 224, in the recipe 384"),
+        ({"optimizer.clip_norm": 2.0}, {}, "optimizer.clip_norm is 2.0, in the recipe 1.0"),
+        ({"data.subset_fraction": 0.5}, {}, "data.subset_fraction is 0.5, in the recipe 1.0"),
         (
             {"data.path": "shards"},
             {},
-            "data.path is set: nothing holds those images against the data set of the recipe",
+            "data.path is set: its images cannot be checked against the data set of the recipe",
         ),
         ({}, {"num_train": 3_000}, "3,000 images of train of pets, should be 3,680"),
         ({}, {"num_images": 100}, "100 images of test of pets, should be 3,669"),
@@ -62,7 +62,7 @@ def test_runs__are_joined_to_their_pretraining_by_digest_with_mean_and_deviation
         ({}, {"data_source": "Pets, partial"}, "its images are Pets, partial"),
         ({}, {"train_source": "a copy of the community"}, "its images are a copy of the community"),
         ({}, {"initialise": "random"}, "it started from random weights"),
-        ({}, {"from_sha256": ""}, "its weights are of no run here that counts"),
+        ({}, {"from_sha256": ""}, "its weights are of no run here that can be used"),
     ],
 )
 def test_runs__of_another_experiment_do_not_count_and_it_is_said(
@@ -81,41 +81,41 @@ def test_runs__of_a_pretraining_on_a_part_or_for_less_do_not_count(tmp_path: Pat
         finished(tmp_path, f"pets_{digest}", "finetune_pets", {"accuracy": 0.9}, from_sha256=digest)
     ours = our_results(tmp_path)
     assert ours.accuracies == {}
-    assert reasons(ours)["pre_short"] == "schedule.total_epochs is 3.0, of the recipe 7.0"
+    assert reasons(ours)["pre_short"] == "schedule.total_epochs is 3.0, in the recipe 7.0"
     assert reasons(ours)["part"] == "9,000,000 images of train of jft300m, should be 303,000,000"
 
 
 def test_resnets__take_the_better_of_sweep_and_bit_rule_and_vits_the_sweep_alone(tmp_path: Path) -> None:
     pretrained(tmp_path, "jft_r50x1", "r50")
     pretrained(tmp_path)
-    assert judges("6", "jft_r50x1", "Pets") == ("finetune_pets", "bit_pets")
-    assert judges("6", "jft_b32", "Pets") == judges("6", "jft_r50_b32", "Pets") == ("finetune_pets",)
+    assert experiments_for("6", "jft_r50x1", "Pets") == ("finetune_pets", "bit_pets")
+    assert experiments_for("6", "jft_b32", "Pets") == experiments_for("6", "jft_r50_b32", "Pets") == ("finetune_pets",)
     for digest in ("r50", "b32"):
         finished(tmp_path, f"sweep_{digest}", "finetune_pets", {"accuracy": 0.8}, from_sha256=digest)
     ours = our_results(tmp_path)
-    one = ours.best(Pretraining("jft_r50x1"), judges("6", "jft_r50x1", "Pets"))
+    one = ours.best(Pretraining("jft_r50x1"), experiments_for("6", "jft_r50x1", "Pets"))
     assert one is not None and (one.mean, one.remark) == (80.0, "bit_pets has not been run")
     for digest in ("r50", "b32"):
         finished(tmp_path, f"bit_{digest}", "bit_pets", {"accuracy": 0.9}, from_sha256=digest)
     ours = our_results(tmp_path)
-    one = ours.best(Pretraining("jft_r50x1"), judges("6", "jft_r50x1", "Pets"))
+    one = ours.best(Pretraining("jft_r50x1"), experiments_for("6", "jft_r50x1", "Pets"))
     assert one is not None and (one.mean, one.remark) == (90.0, "bit_pets is the better")
-    vit = ours.best(B32, judges("6", "jft_b32", "Pets"))
+    vit = ours.best(B32, experiments_for("6", "jft_b32", "Pets"))
     assert vit is not None and (vit.mean, vit.remark) == (80.0, "")
 
 
 def test_table_2__takes_the_resolution_of_each_network() -> None:
-    at = {recipe: judges("2", recipe, "ImageNet") for recipe in RESULTS["2"].rows}
+    at = {recipe: experiments_for("2", recipe, "ImageNet") for recipe in RESULTS["2"].rows}
     assert at == {
         "jft_h14": ("finetune_imagenet_518",),
         "jft_l16_14ep": ("finetune_imagenet_512",),
         "in21k_l16": ("finetune_imagenet_512",),
         "jft_r152x4": ("bit_imagenet_480",),
     }
-    assert judges("5", "jft_h14", "ImageNet") == ("finetune_imagenet",)
-    assert judges("2", "jft_r152x4", "Flowers") == ("bit_flowers102_480",)
-    assert judges("2", "jft_r152x4", "CIFAR-10") == ("bit_cifar10",)
-    assert judges("2", "jft_r152x4", "VTAB") == ()
+    assert experiments_for("5", "jft_h14", "ImageNet") == ("finetune_imagenet",)
+    assert experiments_for("2", "jft_r152x4", "Flowers") == ("bit_flowers102_480",)
+    assert experiments_for("2", "jft_r152x4", "CIFAR-10") == ("bit_cifar10",)
+    assert experiments_for("2", "jft_r152x4", "VTAB") == ()
 
 
 def test_real__is_the_score_of_the_fine_tuned_network_at_that_resolution(tmp_path: Path) -> None:
@@ -129,11 +129,11 @@ def test_real__is_the_score_of_the_fine_tuned_network_at_that_resolution(tmp_pat
     ours = our_results(tmp_path)
     assert ours.accuracies == {(B32, "finetune_imagenet"): (80.0,), (B32, "real of finetune_imagenet"): (85.0,)}
     assert reasons(ours) == {
-        "small": "data.image_size is 224, of the recipe 0",
+        "small": "data.image_size is 224, in the recipe 0",
         "part": "1,000 images of validation of imagenet, should be 50,000",
     }
-    assert judges("5", "jft_b32", "ReaL") == ("real of finetune_imagenet",)
-    assert judges("2", "jft_h14", "ReaL") == ("real of finetune_imagenet_518",)
+    assert experiments_for("5", "jft_b32", "ReaL") == ("real of finetune_imagenet",)
+    assert experiments_for("2", "jft_h14", "ReaL") == ("real of finetune_imagenet_518",)
 
 
 def test_real__of_a_recipe_with_averaging_is_that_of_the_average(tmp_path: Path) -> None:
@@ -153,13 +153,13 @@ def test_figure_4__subsets_are_cells_of_their_own_in_a_sweep_too(tmp_path: Path)
         shots = {"accuracy": {"5": 0.5}, "by_seed": {"5": [0.5 + images / 1e8, 0.5]}}
         used = {"from_sha256": f"w{images}", "num_train": 65_000}
         finished(tmp_path, f"shots_{images}", "fewshot", shots, {"data.dataset": "imagenet"}, **used)
-    write_json(sweep / "sweep.json", {"runs": []})
+    write_run_json(sweep / "sweep.json", {"runs": []})
     ours = our_results(tmp_path)
     assert ours.accuracies == {
         (Pretraining("fig4_b32", 9_000_000), "5-shot"): (pytest.approx(59.0), 50.0),
         (Pretraining("fig4_b32", 0), "5-shot"): (50.0, 50.0),
     }
-    assert reasons(ours)["fig4/b32_5000000"] == "data.subset_images is 5000000, of the recipe 0"
+    assert reasons(ours)["fig4/b32_5000000"] == "data.subset_images is 5000000, in the recipe 0"
 
 
 def test_figure_4__counts_the_best_checkpoint_not_the_last(tmp_path: Path) -> None:

@@ -7,12 +7,12 @@ import pytest
 
 from tests.conftest import TINY
 from tests.jobs.conftest import CPU, do
-from vitctl.engine.journal import LOG, read_lines
+from vitctl.engine.journal import LOG, read_records
 from vitctl.recipe import load
 from vitctl.recipe.load import recipe_folder
 from vitctl.recipe.write import toml_value
 from vitctl.report.our_results import Pretraining, our_results
-from vitctl.report.paper_table import Machine, result_rows
+from vitctl.report.paper_table import Gpu, result_rows
 
 PRE = {
     "schedule.total_steps": 12,
@@ -59,7 +59,7 @@ def shrunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_real_runs__fill_the_cell_of_their_experiment_and_no_other(shrunk: Path) -> None:
     do("jft_b32", shrunk / "pre", **CPU)
-    scores = [(r["accuracy"], r["step"]) for r in read_lines(shrunk / "pre" / LOG) if r["kind"] == "evaluate"]
+    scores = [(r["accuracy"], r["step"]) for r in read_records(shrunk / "pre" / LOG) if r["kind"] == "evaluate"]
     best = max(scores)[1]
     kept = shrunk / "pre" / "checkpoints" / f"step_{best:08d}"
     found = [
@@ -74,7 +74,7 @@ def test_real_runs__fill_the_cell_of_their_experiment_and_no_other(shrunk: Path)
     ours = our_results(shrunk)
     assert ours.accuracies == {(Pretraining("jft_b32"), "finetune_pets"): tuple(accuracies)}
     assert {one.run for one in ours.left_out} == {"half", "scratch"}
-    row = next(row for row in result_rows("6", ("Pets",), ours, Machine("H100", 0.4)) if row.recipe == "jft_b32")
+    row = next(row for row in result_rows("6", ("Pets",), ours, Gpu("H100", 0.4)) if row.recipe == "jft_b32")
     (cell,) = row.accuracies
     assert cell.ours is not None
     assert cell.ours.mean == pytest.approx(sum(accuracies) / 2)

@@ -10,11 +10,11 @@ from vitctl.errors import RecipeError
 from vitctl.recipe.paper import FIVE, RESULTS
 from vitctl.report.our_results import OurResults, Pretraining
 from vitctl.report.paper_plot import draw_figure_2, draw_figure_5, family_of
-from vitctl.report.paper_table import Machine, cost_of, machine, result_rows, setting_rows, task_rows
+from vitctl.report.paper_table import Gpu, cost_of, find_gpu, result_rows, setting_rows, task_rows
 
 B32 = Pretraining("jft_b32")
 
-H100 = Machine("H100", 0.4)
+H100 = Gpu("H100", 0.4)
 
 
 def test_result_rows__paper_ours_and_cost_side_by_side() -> None:
@@ -83,7 +83,7 @@ def test_cost__is_flops_over_what_the_gpu_reaches() -> None:
     cost = cost_of("jft_b16", H100)
     assert cost.steps == 517_822
     assert cost.gpu_days == pytest.approx(cost.exaflops * 1e18 / (0.4 * 989e12) / 86_400)
-    assert cost_of("jft_b16", Machine("H100", 0.2)).gpu_days == pytest.approx(2 * cost.gpu_days)
+    assert cost_of("jft_b16", Gpu("H100", 0.2)).gpu_days == pytest.approx(2 * cost.gpu_days)
 
 
 def test_setting_rows__are_what_the_recipes_say() -> None:
@@ -96,8 +96,8 @@ def test_setting_rows__are_what_the_recipes_say() -> None:
 
 
 def test_machine__refuses() -> None:
-    assert machine("h100", 1.0) == Machine("H100", 1.0)
+    assert find_gpu("h100", 1.0) == Gpu("H100", 1.0)
     with pytest.raises(RecipeError, match="--device TPU: unknown; known are H200, H100"):
-        machine("TPU", 0.4)
+        find_gpu("TPU", 0.4)
     with pytest.raises(RecipeError, match=r"--mfu 40: a share of the peak, above 0 and at most 1, e\.g\. 0\.4"):
-        machine("H100", 40)
+        find_gpu("H100", 40)

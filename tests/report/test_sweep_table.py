@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from vitctl.engine.journal import write_json
-from vitctl.report.sweep_plot import can_plot, draw, numeric_axis
-from vitctl.report.sweep_table import Group, Outcome, groups, outcome, shared_words, write_table
+from vitctl.engine.journal import write_run_json
+from vitctl.report.sweep_plot import can_plot, draw_sweep, numeric_axis
+from vitctl.report.sweep_table import Group, Outcome, groups, outcome, shared_words, write_sweep_table
 
 
 def run_folder(out: Path, name: str, accuracy: float | None) -> Path:
@@ -24,7 +24,7 @@ def run_folder(out: Path, name: str, accuracy: float | None) -> Path:
     (folder / "log.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     if accuracy is not None:
         metrics = {"accuracy": accuracy, "correct": 1, "by": {"seed": 2}}
-        write_json(folder / "result.json", {"job": "pretrain", "status": "done", "metrics": metrics})
+        write_run_json(folder / "result.json", {"job": "pretrain", "status": "done", "metrics": metrics})
     return folder
 
 
@@ -71,7 +71,7 @@ def test_groups__of_seeds_alone_are_one() -> None:
 def test_write_table__csv_and_json_hold_every_run(tmp_path: Path) -> None:
     one = outcome(run_folder(tmp_path, "a", 0.5), "smoke", {"optimizer.lr": 0.1}, "accuracy", "")
     two = outcome(tmp_path / "b", "smoke", {"model.depth": 2}, "accuracy", 'no, "really"')
-    write_table(tmp_path, [one, two])
+    write_sweep_table(tmp_path, [one, two])
     with (tmp_path / "sweep.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [(row["run"], row["status"], row["optimizer.lr"], row["model.depth"], row["accuracy"]) for row in rows] == [
@@ -106,7 +106,7 @@ def test_numeric_axis__is_the_one_number_that_varies() -> None:
 def test_draw__writes_a_picture_and_nothing_beside_it(tmp_path: Path, found: list[Group]) -> None:
     from PIL import Image
 
-    path = draw(found, "accuracy", "a title " * 30, tmp_path)
+    path = draw_sweep(found, "accuracy", "a title " * 30, tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == ["sweep.png"]
     with Image.open(path) as image:
         assert image.width == 960

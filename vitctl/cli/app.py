@@ -18,18 +18,20 @@ from vitctl.system.screen import output_errors_ignored, restore_output
 from vitctl.system.text import PlainStream, printable
 
 EXIT_BUG, EXIT_USER, EXIT_STOPPED = 1, 2, 3
-INTERRUPTED = 130  # what newer typers make of Ctrl-C
-USAGE_ERROR: Any = typer.BadParameter.__mro__[1]  # of click, or of the copy of click that newer typers carry
+INTERRUPTED = 130  # the exit code of newer versions of typer for Ctrl-C
+USAGE_ERROR: Any = typer.BadParameter.__mro__[1]  # of click, or of the copy of click in newer versions of typer
 
 app = typer.Typer(
     name="vitctl",
-    help="Vision Transformers as in the ViT paper: exact, provable, resumable.",
+    help="Vision Transformers as in the ViT paper: exact, verifiable, resumable.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-TRAINING, MODELS, DATA, AROUND = "Train", "Judge and hand on", "Data and recipes", "Around"
+START, TRAINING, MODELS, DATA = "Start here", "Train", "Evaluate and export", "Data and recipes"
 
+app.command(rich_help_panel=START)(system.quickstart)
+app.command(rich_help_panel=START)(system.doctor)
 app.command(rich_help_panel=TRAINING)(train.pretrain)
 app.command(rich_help_panel=TRAINING)(train.finetune)
 app.command(rich_help_panel=TRAINING)(train.resume)
@@ -46,8 +48,6 @@ shards.app.command("prepare")(sets.prepare)
 shards.app.command("export-vtab1k")(sets.export_vtab1k)
 app.add_typer(shards.app, name="data", rich_help_panel=DATA)
 app.add_typer(recipes.app, name="recipes", rich_help_panel=DATA)
-app.command(rich_help_panel=AROUND)(system.quickstart)
-app.command(rich_help_panel=AROUND)(system.doctor)
 
 
 def _version(value: bool) -> None:
@@ -68,7 +68,7 @@ def _options(
 
 
 def main() -> None:
-    """Run the command line. Exit codes: 0 done, 2 the user can mend it, 3 stopped and saved, 1 a bug."""
+    """Run the command line. Exit codes: 0 done, 2 the user can fix it, 3 stopped and saved, 1 a bug."""
     _make_streams_safe()
     try:
         with interrupt_on_signals():
@@ -81,7 +81,7 @@ def main() -> None:
         error.format_message = lambda: text
         error.show()
         if instead := set_instead(error, sys.argv[1:]):
-            print(f"vitctl: any value of a recipe can be set: {instead}", file=sys.stderr)
+            print(f"vitctl: any value of a recipe can be set; here: {instead}", file=sys.stderr)
         code = EXIT_USER
     except (typer.Abort, KeyboardInterrupt):
         _say("stopped")
@@ -89,18 +89,18 @@ def main() -> None:
     except BrokenPipeError:
         code = EXIT_BUG
     except Exception as error:
-        code = _said_why(error)
+        code = _report_error(error)
     restore_output()
-    _give_up_unwritten()
+    _discard_unwritten()
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _said_why(error: Exception) -> int:
-    """Say what ended the command: one line for what the user can mend, all that is known of a bug; its exit code."""
+def _report_error(error: Exception) -> int:
+    """Print what ended the command: one line for what the user can fix, a traceback for a bug; returns the exit code."""
     unnamed = isinstance(error, OSError) and error.filename is None
-    mendable = explained(error, "standard output" if unnamed and not (output_errors_ignored() or _can_print()) else "")
-    if mendable is not None:
-        _say(str(mendable))
+    fixable = explained(error, "standard output" if unnamed and not (output_errors_ignored() or _can_print()) else "")
+    if fixable is not None:
+        _say(str(fixable))
         return EXIT_USER
     with suppress(OSError):
         traceback.print_exception(error)
@@ -117,30 +117,30 @@ def _say(text: str) -> None:
 
 
 def _make_streams_safe() -> None:
-    """A terminal that knows no accents or arrows gets their codes, and nobody's control characters; a closed stream swallows all."""
+    """Escape control characters, and characters that the terminal's encoding lacks; write to a closed stream without an error."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - it is open to the end
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - it stays open until the end
         elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
             setattr(sys, name, PlainStream(stream))
 
 
 def _can_print() -> bool:
-    """Whether standard output takes a byte: an error of a full one names no file."""
+    """Whether standard output can be written: the error of a full disk names no file."""
     try:
         sys.stdout.flush()
         os.write(sys.stdout.fileno(), b"\n")
-    except io.UnsupportedOperation:  # it is no file
+    except io.UnsupportedOperation:  # it is not a file
         return True
     except OSError:
         return False
     return True
 
 
-def _give_up_unwritten() -> None:
-    """What a full disk or a closed pipe did not take must not fail once more when Python ends."""
+def _discard_unwritten() -> None:
+    """Discard output that a full disk or a closed pipe did not accept: it must not fail again when Python exits."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

@@ -1,4 +1,4 @@
-"""What the commands that run a job share: options, overrides, and the way from a recipe to a result."""
+"""Shared by the commands that run a job: options, overrides, and the steps from a recipe to a result."""
 
 import os
 import sys
@@ -25,12 +25,12 @@ RecipeName = Annotated[
         "--recipe", "-r", help="Name of a shipped recipe or path of a .toml file.", autocompletion=completion.recipes
     ),
 ]
-WEIGHTS = "Weights"  # the panel of what says which weights a job starts from
+WEIGHTS = "Weights"  # help panel: which weights a job starts from
 From = Annotated[
     str | None,
     typer.Option(
         "--from",
-        help="Run, checkpoint, weights file or https, hf, gs address; default: the newest finished run.",
+        help="Run folder, checkpoint, weights file or address (https, hf, gs); default: the newest finished run.",
         autocompletion=completion.runs,
         rich_help_panel=WEIGHTS,
     ),
@@ -39,7 +39,8 @@ WhichWeights = Annotated[
     str | None,
     typer.Option(
         "--weights",
-        help="Of a run: last, best, a step, ema (its Polyak average) or model (not averaged). Default: what stands for the run.",
+        help="Which checkpoint of a run: last, best or a step; ema (Polyak average) or model (not averaged). "
+        "Default: the last, or the best with early stopping; averaged where the run has an average.",
         rich_help_panel=WEIGHTS,
     ),
 ]
@@ -47,49 +48,62 @@ Model = Annotated[
     str | None,
     typer.Option(
         "--model",
-        help="Name of the model, for what a foreign weights file does not tell.",
+        help="Name of the model, e.g. B/16, if the weights file of another program does not say it.",
         autocompletion=completion.models,
         rich_help_panel=WEIGHTS,
     ),
 ]
-Data = Annotated[str | None, typer.Option("--data", help="Folder of shards made by `vitctl data shards`.")]
+Data = Annotated[str | None, typer.Option("--data", help="Folder or address of shards, see `vitctl data shards`.")]
 Dataset = Annotated[
     str | None,
     typer.Option(
-        "--dataset", help="A known data set: digits, shapes, cifar10, pets, ...", autocompletion=completion.data_sets
+        "--dataset",
+        help="A known data set: digits, shapes, cifar10, pets, ...; see `vitctl data list`.",
+        autocompletion=completion.data_sets,
     ),
 ]
 Res = Annotated[int | None, typer.Option("--res", help="Image size in pixels.")]
 Out = Annotated[
-    Path | None, typer.Option("--out", "-o", help="Run folder; a run that is there goes on. Default: runs/NAME_TIME.")
+    Path | None,
+    typer.Option("--out", "-o", help="Run folder; a run that is there is resumed. Default: runs/NAME_TIME."),
 ]
 Set = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", "-s", help="Any value of the recipe: section.key=value. Repeatable.", autocompletion=completion.keys
+        "--set",
+        "-s",
+        help="Set any value of the recipe: section.key=value. Repeatable.",
+        autocompletion=completion.keys,
     ),
 ]
-Lr = Annotated[float | None, typer.Option("--lr", help="Base learning rate; no others are tried.")]
+Lr = Annotated[
+    float | None, typer.Option("--lr", help="Base learning rate; switches off the sweep over learning rates.")
+]
 Steps = Annotated[
     int | None,
-    typer.Option("--steps", help="Length in updates, in place of the recipe's; the warm-up shrinks with it."),
+    typer.Option("--steps", help="Length in updates, instead of the recipe's; a shorter run gets a shorter warm-up."),
 ]
 Epochs = Annotated[
-    float | None, typer.Option("--epochs", help="Length in passes over the images; the warm-up shrinks with it.")
+    float | None,
+    typer.Option("--epochs", help="Length in passes over the images; a shorter run gets a shorter warm-up."),
 ]
-BatchSize = Annotated[int | None, typer.Option("--batch-size", help="Global batch, of all processes together.")]
-Seed = Annotated[int | None, typer.Option("--seed", help="Of weights, order, augmentation and dropout.")]
+BatchSize = Annotated[int | None, typer.Option("--batch-size", help="Global batch size, over all processes.")]
+Seed = Annotated[
+    int | None, typer.Option("--seed", help="Random seed of weights, sample order, augmentation and dropout.")
+]
 _MAY_BE_EMPTY = ("--split", "--labels")
-MACHINE = "Machine"  # the panel of what says where a job runs; the same options for all that train
+MACHINE = "Machine"  # help panel: where a job runs; the same options for all commands that train
 Processes = Annotated[
     int | None,
-    typer.Option("--processes", "-n", help="Processes on all machines, one per GPU.", rich_help_panel=MACHINE),
+    typer.Option(
+        "--processes", "-n", help="Number of processes over all machines, one per GPU.", rich_help_panel=MACHINE
+    ),
 ]
 Precision = Annotated[
     str | None,
     typer.Option(
         "--precision",
-        help="auto, bf16, float32 or float64.",
+        help="auto (bf16 where the device is fast at it), bf16, float32 or float64.",
         autocompletion=completion.one_of(completion.PRECISIONS),
         rich_help_panel=MACHINE,
     ),
@@ -98,7 +112,7 @@ Slurm = Annotated[
     str | None,
     typer.Option(
         "--slurm",
-        help="Write a Slurm job, run nothing: nodes=4,gpus=8,time=24:00:00; with ,submit hand it in.",
+        help="Write a Slurm job instead of running: nodes=4,gpus=8,time=24:00:00; add ,submit to submit it.",
         rich_help_panel=MACHINE,
     ),
 ]
@@ -106,8 +120,8 @@ Nodes = Annotated[
     str | None,
     typer.Option(
         "--nodes",
-        help="Machines, and the address of one, where they meet: 2@gpu01:29400. The same command on each, with --out on "
-        "a disk they share.",
+        help="Number of machines and the rendezvous address on one of them: 2@gpu01:29400. Run the same command on each, with "
+        "--out on a shared disk.",
         rich_help_panel=MACHINE,
     ),
 ]
@@ -115,18 +129,18 @@ Restarts = Annotated[
     int,
     typer.Option(
         "--restarts",
-        help="How often the processes are started again when one is lost.",
+        help="How often the processes are restarted when one is lost.",
         rich_help_panel=MACHINE,
     ),
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be done, needing no GPU and no data.")]
-All = Annotated[bool, typer.Option("--all", help="With --dry-run: also the values that nobody set.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan and its cost; needs no GPU and no data.")]
+All = Annotated[bool, typer.Option("--all", help="With --dry-run: also print default values.")]
 
 
 def schedule_flags(
     sets: Sequence[str] | None, *, steps: int | None = None, epochs: float | None = None, batch_size: int | None = None
 ) -> dict[str, tuple[str, Any]]:
-    """The flags of length and batch: one length goes, with the warm-up, before the recipe's of either kind.
+    """The flags of length and batch size: --steps or --epochs replaces the recipe's length, whichever it has, and its warm-up.
 
     Raises:
         RecipeError: both lengths are given.
@@ -135,7 +149,7 @@ def schedule_flags(
     from vitctl.jobs.inputs.length import IN_PROPORTION
 
     if steps is not None and epochs is not None:
-        raise RecipeError(f"--steps {steps} and --epochs {epochs:g} both say how long; give one of them")
+        raise RecipeError(f"--steps {steps} and --epochs {epochs:g} both set the length; give one of them")
     warmup_is_set = any(text.partition("=")[0].strip() == "schedule.warmup_steps" for text in sets or ())
     flags: dict[str, tuple[str, Any]] = {"--batch-size": ("schedule.batch_size", batch_size)}
     for flag, own, value, other, none in (
@@ -170,32 +184,32 @@ def run_job(
         sets: texts of --set.
         out: run folder; None makes a new one.
         dry_run: only plan.
-        everything: plan with the values that nobody set.
-        slurm: what to ask of Slurm; it also says how many processes there are.
-        nodes: the machines, and where they meet.
-        restarts: how often the processes may be started again after one was lost.
+        everything: print default values in the plan.
+        slurm: resources of a Slurm job, and with them the number of processes.
+        nodes: the machines, and the rendezvous address.
+        restarts: how often the processes may be restarted after one was lost.
     """
     from vitctl.errors import RecipeError
     from vitctl.recipe.load import Override, parse_override
 
     if everything and not dry_run:
-        raise RecipeError("--all shows more of a plan; give it with --dry-run")
+        raise RecipeError("--all prints more of a plan; give it with --dry-run")
     check_flags({flag: value for flag, (_, value) in flags.items()})
-    member = begin()
+    member = start_command()
     if not (dry_run or slurm):
         ignore_output_errors()
     config = launch_config(member, nodes, restarts, out, slurm)
     overrides = [parse_override(text) for text in sets or ()]
     overrides += [Override(key, value, flag) for flag, (key, value) in flags.items() if value is not None]
-    overrides += started_with(member) + asked_of(slurm)
-    loaded = _fitted(recipe, overrides, job, in_time=dry_run)
+    overrides += processes_from_launcher(member) + processes_from_slurm(slurm)
+    loaded = _load_fitted(recipe, overrides, job, in_time=dry_run)
     source = getattr(getattr(loaded.recipe, "weights", None), "source", "")
     if "://" in source and not dry_run:
         from vitctl.cli.show.download import fetch_weights
 
         fetch_weights(source)
-    from vitctl.launch.command import check_spread
-    from vitctl.launch.prepare import prepare
+    from vitctl.launch.command import check_processes
+    from vitctl.launch.prepare import prepare_run
     from vitctl.launch.run_folder import new_run_dir
 
     run_dir = out or (member.run_dir(loaded.name) if member else new_run_dir(loaded.name))
@@ -204,25 +218,25 @@ def run_job(
 
         show_plan(loaded, run_dir, config, everything=everything)
         return
-    check_spread(config, loaded.recipe.machine.processes)
+    check_processes(config, loaded.recipe.machine.processes)
     from vitctl.cli.show.render import CONSOLE, waiting
 
-    with waiting("looking at data and weights"):
-        prepared = prepare(loaded, run_dir, config=config)
+    with waiting("checking data and weights"):
+        prepared = prepare_run(loaded, run_dir, config=config)
     if prepared.taken:
         CONSOLE.print(prepared.taken, style="bold yellow", markup=False, soft_wrap=True)
     if slurm:
-        hand_over(slurm, run_dir, loaded.name)
+        write_slurm_job(slurm, run_dir, loaded.name)
         return
-    go(run_dir, prepared.recipe, member, config)
+    run_prepared(run_dir, prepared.recipe, member, config)
 
 
-def _fitted(recipe: str, overrides: "list[Override]", job: str, *, in_time: bool) -> "Loaded":
-    """The recipe with the splits that --data has, and a line that says which they are.
+def _load_fitted(recipe: str, overrides: "list[Override]", job: str, *, in_time: bool) -> "Loaded":
+    """The recipe with the splits that --data has; prints a line that says which they are.
 
     Args:
         recipe, overrides, job: of the command.
-        in_time: an address that does not answer soon is left to the plan, which says so.
+        in_time: with a timeout; the plan then reports an address that does not answer.
     """
     from vitctl.recipe.load import load_recipe, with_overrides
 
@@ -232,11 +246,15 @@ def _fitted(recipe: str, overrides: "list[Override]", job: str, *, in_time: bool
         return loaded
     from vitctl.cli.show.render import CONSOLE
     from vitctl.data.shards.remote import is_remote
-    from vitctl.jobs.inputs.own_splits import Fitted, fit_splits
-    from vitctl.jobs.plan import LOOK_UP_SECONDS, within
+    from vitctl.jobs.inputs.own_splits import FittedSplits, fit_splits
+    from vitctl.jobs.plan import LOOKUP_SECONDS, call_with_timeout
 
-    found = within(LOOK_UP_SECONDS, lambda: fit_splits(loaded)) if in_time and is_remote(path) else fit_splits(loaded)
-    fitted = found if isinstance(found, Fitted) else Fitted([], "")
+    found = (
+        call_with_timeout(LOOKUP_SECONDS, lambda: fit_splits(loaded))
+        if in_time and is_remote(path)
+        else fit_splits(loaded)
+    )
+    fitted = found if isinstance(found, FittedSplits) else FittedSplits([], "")
     if fitted.note:
         CONSOLE.print(fitted.note, markup=False, highlight=False, soft_wrap=True)
     return with_overrides(loaded, fitted.overrides) if fitted.overrides else loaded
@@ -252,13 +270,13 @@ def weights_flags(source: str | None, which: str | None, model: str | None) -> d
 
 
 def check_flags(flags: Mapping[str, Any]) -> None:
-    """Refuse flags that say nothing, as an unset variable of a script does, and two that say where images come from.
+    """Refuse empty flags, e.g. from an unset shell variable, and two flags that both name the source of the images.
 
     Args:
-        flags: flag -> value; None was not given.
+        flags: flag -> value; None: not given.
 
     Raises:
-        RecipeError: one of these.
+        RecipeError: there are such flags.
     """
     from vitctl.errors import RecipeError
 
@@ -267,11 +285,11 @@ def check_flags(flags: Mapping[str, Any]) -> None:
             raise RecipeError(f"{flag} '': is empty; give a value, or leave {flag} out")
     given = [flag for flag in ("--data", "--dataset", "--synthetic") if flags.get(flag) is not None]
     if len(given) > 1 and given != ["--dataset", "--synthetic"]:
-        raise RecipeError(f"{given[0]} and {given[1]}: both say where the images come from; leave one of them out")
+        raise RecipeError(f"{given[0]} and {given[1]}: both name the source of the images; leave one of them out")
 
 
-def hand_over(slurm: str, run_dir: Path, name: str) -> None:
-    """Write the Slurm job of a prepared run, and submit it where that is asked for."""
+def write_slurm_job(slurm: str, run_dir: Path, name: str) -> None:
+    """Write the Slurm job of a prepared run, and submit it if that is requested."""
     from vitctl.launch.slurm import parse_job, submit, write_job
 
     job = parse_job(slurm)
@@ -279,13 +297,13 @@ def hand_over(slurm: str, run_dir: Path, name: str) -> None:
     print(submit(file) if job.submit else f"wrote {file}; submit it with: sbatch {typed(file)}")
 
 
-def begin() -> "Member | None":
-    """Before anything slow: a signal ends the command with code 3, and of several processes only the first speaks."""
-    from vitctl.engine.preemption import leave_on_signals
+def start_command() -> "Member | None":
+    """Before anything slow: let a signal end the command with code 3, and silence all processes but rank 0."""
+    from vitctl.engine.preemption import exit_on_signals
     from vitctl.launch.environment import find_member
 
     member = find_member()
-    leave_on_signals(while_waiting=member is not None)
+    exit_on_signals(while_waiting=member is not None)
     if member is not None and member.rank > 0:
         silence = os.open(os.devnull, os.O_WRONLY)
         os.dup2(silence, 1)
@@ -293,15 +311,15 @@ def begin() -> "Member | None":
     return member
 
 
-def started_with(member: "Member | None") -> "list[Override]":
-    """The number of processes, where something else started them, is a fact and no choice."""
+def processes_from_launcher(member: "Member | None") -> "list[Override]":
+    """The number of processes, if a launcher such as srun or torchrun started them."""
     from vitctl.recipe.load import Override
 
-    return [Override("machine.processes", member.num_processes, member.starter)] if member else []
+    return [Override("machine.processes", member.num_processes, member.launcher)] if member else []
 
 
-def asked_of(slurm: str | None) -> "list[Override]":
-    """The number of processes that is asked of Slurm."""
+def processes_from_slurm(slurm: str | None) -> "list[Override]":
+    """The number of processes of --slurm."""
     from vitctl.recipe.load import Override
 
     if slurm is None:
@@ -314,44 +332,44 @@ def asked_of(slurm: str | None) -> "list[Override]":
 def launch_config(
     member: "Member | None", nodes: str | None, restarts: int, out: Path | None, slurm: str | None
 ) -> "LaunchConfig":
-    """What --nodes and --restarts say.
+    """The configuration of --nodes and --restarts.
 
     Raises:
-        LaunchError: something else starts the processes, or the machines would not have one run folder.
+        LaunchError: a launcher or --slurm starts the processes already, or --out is missing.
     """
     from vitctl.errors import LaunchError
     from vitctl.launch.command import parse_nodes
 
     config = parse_nodes(nodes or "1", restarts)
     if (nodes or restarts) and (member is not None or slurm):
-        other = member.starter if member is not None else "--slurm"
-        raise LaunchError(f"--nodes and --restarts start the processes, and so does {other}: leave one of them out")
+        other = member.launcher if member is not None else "--slurm"
+        raise LaunchError(f"--nodes and --restarts start processes, and so does {other}: leave one of them out")
     if config.nodes > 1 and out is None:
         raise LaunchError(f"--nodes {nodes}: give all machines the same run folder with --out")
     return config
 
 
-def end(result: Mapping[str, Any], run_dir: Path) -> None:
+def exit_if_stopped(result: Mapping[str, Any], run_dir: Path) -> None:
     """Exit with code 3 where a run was stopped."""
     if result["status"] == "stopped":
-        began = (run_dir / RECIPE).exists()
-        saved = f"stopped and saved in {run_dir}; go on with: vitctl resume {typed(run_dir)}"
-        print(saved if began else "vitctl: stopped", file=sys.stderr)
+        has_run = (run_dir / RECIPE).exists()
+        saved = f"stopped and saved in {run_dir}; resume with: vitctl resume {typed(run_dir)}"
+        print(saved if has_run else "vitctl: stopped", file=sys.stderr)
         raise typer.Exit(3)
 
 
-def go(run_dir: Path, recipe: "Recipe", member: "Member | None", config: "LaunchConfig") -> None:
+def run_prepared(run_dir: Path, recipe: "Recipe", member: "Member | None", config: "LaunchConfig") -> None:
     """Run a prepared folder with progress on the screen, print its result, and exit with its code."""
     from vitctl.cli.show.render import Screen, show_result
     from vitctl.launch.launcher import launch
 
     if config.nodes > 1:
-        print(f"{config.nodes} machines meet at {config.host}:{config.port}", file=sys.stderr)
+        print(f"{config.nodes} machines: waiting for all to join at {config.host}:{config.port}", file=sys.stderr)
     if member is not None and member.rank > 0:
-        from vitctl.launch.worker import be_quiet
+        from vitctl.launch.worker import redirect_output
 
-        be_quiet(run_dir)
+        redirect_output(run_dir)
     with Screen(run_dir) as screen:
         result = launch(run_dir, screen.report, config, recipe)
-    end(result, run_dir)
+    exit_if_stopped(result, run_dir)
     show_result(result, run_dir)

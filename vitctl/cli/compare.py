@@ -12,35 +12,37 @@ def compare(
     runs: Annotated[
         list[Path],
         typer.Argument(
-            help="Folders of finished runs; the first is held against the others.", autocompletion=completion.runs
+            help="Folders of finished runs; the others are compared with the first.", autocompletion=completion.runs
         ),
     ],
 ) -> None:
-    """Two or more results side by side, and whether they may be compared. For example: vitctl compare runs/a runs/b"""
+    """Show two or more results side by side, and whether they may be compared. For example: vitctl compare runs/a runs/b"""
     from vitctl.cli.show.render import CONSOLE, show_table
     from vitctl.errors import CheckpointError
-    from vitctl.report.compare import compare as held
+    from vitctl.report.compare import compare_runs
 
     if len(runs) < 2:
-        raise CheckpointError(f"{runs[0]}: one run alone cannot be compared; give another one")
+        raise CheckpointError(f"{runs[0]}: give at least two runs to compare")
     if missing := [run for run in runs if not run.is_dir()]:
         raise CheckpointError(f"{missing[0]}: no such folder; give run folders, such as {Path('runs')}/NAME")
-    found = held(runs)
+    found = compare_runs(runs)
     header = ("", *(run.name for run in runs))
     show_table(("number", *header[1:]), [(name, *map(_number, values)) for name, values in found.numbers])
     if found.differences:
         show_table(("differs", *header[1:]), [(name, *values) for name, values in found.differences], left=None)
     for reason in found.reasons:
         CONSOLE.print(f"must not be compared: {reason}", markup=False, soft_wrap=True)
-    if found.untold:
-        CONSOLE.print(f"not told by any of them: {', '.join(found.untold)}; score them anew to know", soft_wrap=True)
-    if not found.reasons:
-        known = "as far as they tell, " * bool(found.untold)
+    if found.unrecorded:
         CONSOLE.print(
-            f"{known}same images, split, labels and way of scoring: these numbers may be compared", soft_wrap=True
+            f"not recorded by any of them: {', '.join(found.unrecorded)}; score them again to record it", soft_wrap=True
+        )
+    if not found.reasons:
+        known = "as far as recorded, " * bool(found.unrecorded)
+        CONSOLE.print(
+            f"{known}same images, split, labels and evaluation protocol: these numbers may be compared", soft_wrap=True
         )
     if found.reasons:
-        raise typer.Exit(2)  # so that a script hears it too
+        raise typer.Exit(2)  # so that a script can detect it
 
 
 def _number(value: float | None) -> str:

@@ -1,6 +1,6 @@
-"""What the shell offers after TAB: recipes, data sets, models, formats, keys, runs. It imports no torch, as it must be quick.
+"""Shell completion: recipes, data sets, models, formats, keys, runs. It imports no torch, because it must be fast.
 
-Where nothing fits, the shell goes on with the names of files.
+Where nothing matches, the shell completes file names.
 """
 
 import tomllib
@@ -20,7 +20,7 @@ SUITES = ("vtab", "mini")
 PRECISIONS = ("auto", "bf16", "float32", "float64")
 
 
-def _fitting(values: Iterable[str], incomplete: str) -> list[str]:
+def _matching(values: Iterable[str], incomplete: str) -> list[str]:
     return [value for value in values if value.startswith(incomplete)]
 
 
@@ -29,18 +29,18 @@ def one_of(values: Iterable[str]) -> Callable[[str], list[str]]:
     known = tuple(values)
 
     def offer(incomplete: str) -> list[str]:
-        return _fitting(known, incomplete)
+        return _matching(known, incomplete)
 
     return offer
 
 
 def recipes(context: typer.Context, incomplete: str) -> list[str]:
-    """Shipped recipes of the command that is typed; all of them for the commands that take any."""
+    """Shipped recipes of the typed command; all of them for commands that take any recipe."""
     from vitctl.recipe.load import recipe_names
     from vitctl.recipe.schema import JOBS
 
     command = context.info_name
-    names = _fitting(recipe_names(), incomplete)
+    names = _matching(recipe_names(), incomplete)
     return [name for name in names if _job(name) == command] if command in JOBS else names
 
 
@@ -57,55 +57,55 @@ def recipes_and_sweeps(context: typer.Context, incomplete: str) -> list[str]:
     """Shipped sweeps, then recipes."""
     from vitctl.recipe.sweep import sweep_names
 
-    return [*_fitting(sweep_names(), incomplete), *recipes(context, incomplete)]
+    return [*_matching(sweep_names(), incomplete), *recipes(context, incomplete)]
 
 
 def keys(context: typer.Context, incomplete: str) -> list[str]:
-    """Dotted keys of the recipes of the command that is typed, ready for the value: optimizer.lr="""
+    """Dotted keys of the recipes of the typed command, with the equals sign: optimizer.lr="""
     return [f"{key}=" for key in bare_keys(context, incomplete)]
 
 
 def bare_keys(context: typer.Context, incomplete: str) -> list[str]:
-    """The same without the sign."""
+    """The same without the equals sign."""
     from vitctl.recipe.load import every_key
     from vitctl.recipe.schema import JOBS
 
     chosen = [JOBS[context.info_name]] if context.info_name in JOBS else list(JOBS.values())
-    return _fitting(dict.fromkeys(key for schema in chosen for key in every_key(schema)), incomplete)
+    return _matching(dict.fromkeys(key for schema in chosen for key in every_key(schema)), incomplete)
 
 
 def keys_and_sections(context: typer.Context, incomplete: str) -> list[str]:
     """Sections, then keys, of all recipes."""
     found = bare_keys(context, "")
     sections = dict.fromkeys(key.partition(".")[0] for key in found if "." in key)
-    return _fitting([*sections, *found], incomplete)
+    return _matching([*sections, *found], incomplete)
 
 
 def data_sets(incomplete: str) -> list[str]:
     """Known data sets."""
     from vitctl.data.datasets.catalog import DATA_SETS
 
-    return _fitting(DATA_SETS, incomplete)
+    return _matching(DATA_SETS, incomplete)
 
 
 def tasks(incomplete: str) -> list[str]:
     """Tasks of VTAB."""
     from vitctl.data.datasets.vtab import VTAB
 
-    return _fitting((task.name for task in VTAB), incomplete)
+    return _matching((task.name for task in VTAB), incomplete)
 
 
 def models(incomplete: str) -> list[str]:
     """Rows of the table of models."""
     from vitctl.models.variants import names
 
-    return _fitting(names(), incomplete)
+    return _matching(names(), incomplete)
 
 
 def runs(incomplete: str) -> list[str]:
-    """Run folders that begin so, the newest first; those under ./runs where nothing is typed yet."""
+    """Run folders that start with the typed text, the newest first; those under ./runs where nothing is typed yet."""
     begun = Path(incomplete or "runs/")
     folder = begun if not incomplete or incomplete.endswith("/") else begun.parent
     found = [path.parent for path in folder.glob(f"*/{RECIPE}")]
     found.sort(key=lambda path: path.stat().st_mtime, reverse=True)
-    return _fitting(map(str, found), incomplete.removeprefix("./"))
+    return _matching(map(str, found), incomplete.removeprefix("./"))

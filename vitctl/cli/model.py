@@ -24,7 +24,7 @@ from vitctl.cli.common import (
     weights_flags,
 )
 
-# Endings of single weights files, and the formats that are written so.
+# File extensions of weights files, and the formats that use them.
 WEIGHTS_FILES = {
     ".safetensors": ("safetensors", "timm", "hf", "torchvision"),
     ".npz": ("google",),
@@ -63,7 +63,7 @@ def fewshot(
     precision: Precision = None,
     slurm: Slurm = None,
 ) -> None:
-    """Score frozen features with a few images per class, in closed form. For example: vitctl fewshot --shots 5"""
+    """Few-shot accuracy: a linear classifier on frozen features, in closed form. For example: vitctl fewshot --shots 5"""
     several = tuple(dataset.split(",")) if dataset and "," in dataset else None
     flags = {
         **weights_flags(from_, weights, model),
@@ -101,7 +101,8 @@ def vtab(
         typer.Option("--sweep/--no-sweep", help="Choose learning rate and schedule on the validation images first."),
     ] = True,
     light: Annotated[
-        bool, typer.Option("--light", help="A linear classifier on frozen features: a quick look, not the protocol.")
+        bool,
+        typer.Option("--light", help="A linear classifier on frozen features: a quick estimate, not the protocol."),
     ] = False,
     recipe: RecipeName = "vtab",
     out: Out = None,
@@ -110,7 +111,7 @@ def vtab(
     precision: Precision = None,
     slurm: Slurm = None,
 ) -> None:
-    """VTAB-1k: fine-tune on each of 19 tasks with one setting, beside Table 9. For example: vitctl vtab --suite mini"""
+    """VTAB-1k: fine-tune on each of 19 tasks with one setting; compare with Table 9. For example: vitctl vtab --suite mini"""
     from vitctl.recipe.load import recipe_names
 
     own = f"vtab_{suite}"
@@ -161,7 +162,7 @@ def evaluate(
     processes: Processes = None,
     precision: Precision = None,
 ) -> None:
-    """Accuracy on a split, every image counted once. For example: vitctl evaluate --from RUN --dataset pets"""
+    """Compute the accuracy on a split, every image counted once. For example: vitctl evaluate --from RUN --dataset pets"""
     from vitctl.data.datasets.catalog import find_data_set
 
     if dataset and not data:
@@ -199,7 +200,7 @@ def export(
     model: Model = None,
     set_: Set = None,
 ) -> None:
-    """Write files for other programs, each verified against the model. For example: vitctl export --from RUN --to onnx"""
+    """Export weights for other programs, each file verified against the model. For example: vitctl export --from RUN --to onnx"""
     if out and out.suffix in WEIGHTS_FILES and to and not set(to) & set(WEIGHTS_FILES[out.suffix]):
         from vitctl.errors import RecipeError
 

@@ -1,4 +1,4 @@
-"""The whole way at a size for two CPU cores, on data that comes with vitctl."""
+"""The complete workflow at a size for two CPU cores, on data that comes with vitctl."""
 
 import time
 from collections.abc import Mapping
@@ -13,13 +13,13 @@ from vitctl.cli.show.render import CONSOLE, Screen, show_table
 from vitctl.data.datasets.catalog import find_data_set, open_split, write_data_set
 from vitctl.errors import writing
 from vitctl.launch.launcher import launch
-from vitctl.launch.prepare import prepare
-from vitctl.launch.run_folder import not_foreign
+from vitctl.launch.prepare import prepare_run
+from vitctl.launch.run_folder import check_not_foreign
 from vitctl.recipe.load import Override, load_recipe
 
 SETS = ("glyphs", "digits", "shapes-location", "shapes-count")
 TASKS = [name for name in SETS if name != "glyphs"]
-PRECISION = "float32"  # named, so that docs/results.md has the numbers of every machine, and not of those without bf16
+PRECISION = "float32"  # fixed, so that the numbers in docs/results.md hold on every machine, with or without bf16
 FOLDERS = ("pretrain", "finetune", "finetune_scratch", "fewshot", "fewshot_scratch", "vtab", "vtab_scratch", "export")
 NEXT = """\
 next, with your own images (one folder per class):
@@ -33,7 +33,7 @@ next, with your own images (one folder per class):
 
 @dataclass(frozen=True)
 class Row:
-    """A line of the closing table; accuracies are shares, None where there is none."""
+    """A line of the final table; accuracies are shares, None where there is none."""
 
     step: str
     what: str
@@ -44,12 +44,12 @@ class Row:
     files: str
 
 
-def run(out: Path, seed: int) -> list[Row]:
-    """Do every step in its own folder under `out`, going on where a stopped quickstart ended, and print the closing table.
+def run_quickstart(out: Path, seed: int) -> list[Row]:
+    """Run every step in its own folder under `out`, resuming a stopped quickstart, and print the final table.
 
     Args:
-        out: folder of everything.
-        seed: of everything random.
+        out: folder for all output.
+        seed: random seed.
 
     Returns:
         the rows of the table.
@@ -57,7 +57,7 @@ def run(out: Path, seed: int) -> list[Row]:
     Raises:
         KeyboardInterrupt: stopped by a signal; every step so far is kept.
     """
-    not_foreign(out, FOLDERS, what="a quickstart")
+    check_not_foreign(out, FOLDERS, what="a quickstart")
     step = _Steps(out, seed)
     pretrained = {"weights.source": str(out / "pretrain")}
     scratch = {**pretrained, "weights.initialise": "random"}
@@ -120,7 +120,7 @@ class _Steps:
         data = {"data.root": str(self.out / "data"), "seed": self.seed} if recipe != "export" else {}
         given = {"machine.precision": PRECISION, **data, **values}
         overrides = [Override(key, value, "quickstart") for key, value in given.items()]
-        prepared = prepare(load_recipe(recipe, overrides), run_dir)
+        prepared = prepare_run(load_recipe(recipe, overrides), run_dir)
         with Screen(run_dir) as screen:
             result = launch(run_dir, screen.report, recipe=prepared.recipe)
         if result["status"] == "stopped":
@@ -128,7 +128,7 @@ class _Steps:
         return result, time.perf_counter() - began
 
     def majority(self, dataset: str) -> float:
-        """Accuracy of always answering with the most frequent class of the test split."""
+        """Accuracy of always predicting the most frequent class of the test split."""
         labels = open_split("test", dataset=dataset, root=str(self.out / "data")).labels()
         return float(np.bincount(labels).max() / len(labels))
 

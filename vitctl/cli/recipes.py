@@ -9,7 +9,9 @@ import typer
 from vitctl.cli import completion
 from vitctl.cli.common import Set
 
-app = typer.Typer(help="Look into recipes: what they set, why, and where each value comes from.", no_args_is_help=True)
+app = typer.Typer(
+    help="Show and explain recipes: what they set, why, and where each value comes from.", no_args_is_help=True
+)
 Name = Annotated[
     str, typer.Argument(help="Name of a shipped recipe or path of a .toml file.", autocompletion=completion.recipes)
 ]
@@ -33,9 +35,9 @@ OTHERS = "others"
 @app.command("list")
 def list_(
     word: Annotated[str | None, typer.Argument(help="Only recipes with this in their name, job or note.")] = None,
-    all_: Annotated[bool, typer.Option("--all", help="Every recipe with its job and what it is.")] = False,
+    all_: Annotated[bool, typer.Option("--all", help="Every recipe with its job and a description.")] = False,
 ) -> None:
-    """The shipped recipes and sweeps by kind; with a word, or --all, what each of them is. For example: vitctl recipes list pets"""
+    """List the shipped recipes and sweeps by kind; with a word, or --all, describe each of them. For example: vitctl recipes list pets"""
     from vitctl.cli.show.render import CONSOLE, show_table
     from vitctl.errors import RecipeError
     from vitctl.recipe.load import load_recipe, recipe_names
@@ -79,7 +81,7 @@ def show(
     origins: Annotated[bool, typer.Option("--origins", help="Say where each value was set.")] = False,
     set_: Set = None,
 ) -> None:
-    """A recipe with everything that it inherits and every default."""
+    """Show a recipe with all inherited and default values."""
     from vitctl.recipe.load import load_recipe, parse_override
     from vitctl.recipe.write import to_toml
 
@@ -95,7 +97,7 @@ def explain(
         ),
     ],
 ) -> None:
-    """What a key means: type, unit, default, and its source in the paper."""
+    """Explain a key: type, unit, default, and its source in the paper."""
     from vitctl.recipe.explain import explain as explain_key
 
     for line in explain_key(key):
@@ -104,7 +106,7 @@ def explain(
 
 @app.command()
 def diff(first: Name, second: Name) -> None:
-    """The values in which two recipes differ."""
+    """Show the values in which two recipes differ."""
     from vitctl.cli.show.render import show_table
     from vitctl.recipe.load import load_recipe
     from vitctl.recipe.write import differences, toml_value
@@ -124,7 +126,7 @@ def diff(first: Name, second: Name) -> None:
 def check(
     paths: Annotated[list[Path] | None, typer.Argument(help="Recipe files; default: all shipped ones.")] = None,
 ) -> None:
-    """Check recipe files; all problems of all files are printed."""
+    """Check recipe files, and print all problems."""
     from vitctl.errors import RecipeError
     from vitctl.recipe.load import load_recipe, recipe_names
 
@@ -146,14 +148,15 @@ def table(
         str | None, typer.Argument(help="1 to 9, fig2, fig4, fig5, 4.6 or figures; default: all.")
     ] = None,
     target: Annotated[list[str] | None, typer.Option("--target", "-t", help="Column, e.g. Pets. Repeatable.")] = None,
-    mfu: Annotated[float, typer.Option("--mfu", help="Share of the GPU's bf16 peak that training reaches.")] = 0.4,
-    device: Annotated[
-        str, typer.Option("--device", help="GPU that days are counted for: H100, A100, L4, ...")
-    ] = "H100",
+    mfu: Annotated[
+        float,
+        typer.Option("--mfu", help="Model FLOPs utilisation: share of the GPU's bf16 peak that training reaches."),
+    ] = 0.4,
+    device: Annotated[str, typer.Option("--device", help="GPU for the cost in GPU-days: H100, A100, L4, ...")] = "H100",
     runs: Annotated[Path, typer.Option("--runs", help="Folder of your runs.")] = Path("runs"),
     plot: Annotated[Path | None, typer.Option("--plot", help="fig2 and fig5: the .png to draw.")] = None,
 ) -> None:
-    """The paper's tables from the recipes: settings, the paper's result beside yours, and what each run would cost."""
+    """Show the paper's tables: settings, the paper's results beside yours, and the cost of each run."""
     from vitctl.cli.show.paper_tables import show_paper_tables
 
     show_paper_tables(number, tuple(target or ()), runs, device, mfu, plot)

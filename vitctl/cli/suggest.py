@@ -1,4 +1,4 @@
-"""What to type in place of an option that a command lacks: the `--set` that does it."""
+"""For an unknown option, suggest the `--set` that does the same."""
 
 import shlex
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from typing import Any
 
 from vitctl.system.text import nearest
 
-# What people call a key elsewhere.
+# Names of keys in other programs.
 OTHER_NAMES = {
     "wd": "optimizer.weight_decay",
     "learning_rate": "optimizer.lr",
@@ -24,8 +24,8 @@ def set_instead(error: Any, arguments: Sequence[str]) -> str:
     """The `--set section.key=value` for an option that is unknown; "" where the command or the recipe has none.
 
     Args:
-        error: of the command line; only one of an unknown option has `option_name`.
-        arguments: all that was typed, in which the option's value is looked up.
+        error: of the command line; only the error of an unknown option has `option_name`.
+        arguments: the whole command line, to find the option's value.
     """
     option, context = getattr(error, "option_name", ""), getattr(error, "ctx", None)
     if not option or context is None or all(parameter.name != "set_" for parameter in context.command.params):
@@ -43,7 +43,7 @@ def set_instead(error: Any, arguments: Sequence[str]) -> str:
 
 
 def _keys(word: str, known: Sequence[str]) -> list[str]:
-    """Keys that end in `word`, else the one that it is called elsewhere, else those with the nearest last part."""
+    """Keys that end in `word`, else the key with this name in other programs, else those with the nearest last part."""
     if same := [key for key in known if key.rpartition(".")[2] == word or key.replace(".", "_") == word]:
         return same
     if OTHER_NAMES.get(word) in known:
@@ -53,7 +53,7 @@ def _keys(word: str, known: Sequence[str]) -> list[str]:
 
 
 def _value(option: str, arguments: Sequence[str]) -> str:
-    """What was typed after the option, or after its `=`; VALUE where there is nothing."""
+    """The value of the option, after a space or `=`; VALUE where there is none."""
     for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
         name, found, value = argument.partition("=")
         if name == option:

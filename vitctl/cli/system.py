@@ -9,11 +9,11 @@ from vitctl.system.screen import ignore_output_errors
 
 
 def doctor() -> None:
-    """Check this installation and this machine, and say what would be used."""
+    """Check this installation and this machine, and show what training would use."""
     from vitctl.cli.show.render import CONSOLE, show_table
-    from vitctl.launch.doctor import examine
+    from vitctl.launch.doctor import run_checks
 
-    findings = examine()
+    findings = run_checks()
     show_table(("", "", ""), [("ok" if f.ok else "!!", f.what, f.said) for f in findings], left=None)
     bad = [f for f in findings if not f.ok]
     CONSOLE.print(f"{len(bad)} of {len(findings)} need attention" if bad else "all is well")
@@ -23,12 +23,12 @@ def doctor() -> None:
 
 def quickstart(
     out: Annotated[
-        Path, typer.Option("--out", "-o", help="Folder for everything it makes; a stopped one goes on.")
+        Path, typer.Option("--out", "-o", help="Folder for all output; a stopped quickstart is resumed.")
     ] = Path("quickstart"),
-    seed: Annotated[int, typer.Option("--seed", help="Of everything random.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", help="Random seed.")] = 0,
 ) -> None:
-    """The whole way on data that comes with vitctl: shards, pretrain, fewshot, finetune, vtab, export. Under 4 minutes on 2 cores."""
-    from vitctl.cli.quickstart import run
+    """Run all steps on data that comes with vitctl: shards, pretrain, fewshot, finetune, vtab, export. Under 4 minutes on 2 cores."""
+    from vitctl.cli.quickstart import run_quickstart
 
     ignore_output_errors()
-    run(out, seed)
+    run_quickstart(out, seed)

@@ -28,15 +28,15 @@ from vitctl.cli.common import (
     Slurm,
     Steps,
     WhichWeights,
-    asked_of,
-    begin,
-    go,
-    hand_over,
     launch_config,
+    processes_from_launcher,
+    processes_from_slurm,
     run_job,
+    run_prepared,
     schedule_flags,
-    started_with,
+    start_command,
     weights_flags,
+    write_slurm_job,
 )
 from vitctl.engine.run_files import RECIPE
 from vitctl.system.screen import ignore_output_errors
@@ -48,7 +48,7 @@ Synthetic = Annotated[
 Seeds = Annotated[
     int | None,
     typer.Option(
-        "--seeds", min=1, help="So many runs, their mean and deviation (of the population; Table 2 does not say which)."
+        "--seeds", min=1, help="Number of runs with different seeds; gives mean and population standard deviation."
     ),
 ]
 SYNTHETIC_IMAGES = 1_281_167
@@ -102,7 +102,7 @@ def pretrain(
 
 
 def lr_flags(lr: float | None) -> dict[str, tuple[str, Any]]:
-    """A rate that is given is the only one: no others are tried."""
+    """A learning rate that is given switches off the sweep."""
     return {"--lr": ("optimizer.lr", lr), "--lr alone": ("sweep.lrs", () if lr is not None else None)}
 
 
@@ -176,7 +176,7 @@ def resume(
         list[str] | None,
         typer.Option(
             "--allow",
-            help="What may differ from what the run began with: a key of the recipe, e.g. schedule.total_steps; data; weights. Repeatable.",
+            help="What may differ from the start of the run: a key of the recipe, e.g. schedule.total_steps; data; weights. Repeatable.",
             autocompletion=completion.bare_keys,
         ),
     ] = None,
@@ -185,14 +185,14 @@ def resume(
     nodes: Nodes = None,
     restarts: Restarts = 0,
 ) -> None:
-    """Go on with a stopped run from its newest whole checkpoint. For example: vitctl resume runs/smoke_20260101-120000"""
+    """Resume a stopped run from its newest complete checkpoint. For example: vitctl resume runs/smoke_20260101-120000"""
     from vitctl.cli.show.render import waiting
     from vitctl.errors import CheckpointError
-    from vitctl.launch.command import check_spread
-    from vitctl.launch.prepare import prepare
+    from vitctl.launch.command import check_processes
+    from vitctl.launch.prepare import prepare_run
     from vitctl.recipe.load import Override, load_recipe, parse_override
 
-    member = begin()
+    member = start_command()
     if not slurm:
         ignore_output_errors()
     config = launch_config(member, nodes, restarts, run, slurm)
@@ -202,12 +202,12 @@ def resume(
         )
     overrides = [parse_override(text) for text in set_ or ()]
     overrides += [Override("machine.processes", processes, "--processes")] if processes else []
-    overrides += started_with(member) + asked_of(slurm)
+    overrides += processes_from_launcher(member) + processes_from_slurm(slurm)
     loaded = load_recipe(str(run / RECIPE), overrides)
-    check_spread(config, loaded.recipe.machine.processes)
-    with waiting("looking at data and weights"):
-        prepared = prepare(loaded, run, allow or (), config)
+    check_processes(config, loaded.recipe.machine.processes)
+    with waiting("checking data and weights"):
+        prepared = prepare_run(loaded, run, allow or (), config)
     if slurm:
-        hand_over(slurm, run, run.name)
+        write_slurm_job(slurm, run, run.name)
         return
-    go(run, prepared.recipe, member, config)
+    run_prepared(run, prepared.recipe, member, config)

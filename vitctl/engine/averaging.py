@@ -12,8 +12,8 @@ from vitctl.engine.distributed.sharding import like, local
 class Average:
     """ema = decay * ema + (1 - decay) * weights, after each step, for every parameter.
 
-    The start weights keep decay ** steps of it. Debiased, they are left out and the shares of the others made to add up to 1
-    again: the first step's weights are the first average.
+    The start weights keep a share of decay ** steps. With `debias` they are left out, and the other shares are rescaled to
+    sum to 1: the weights after the first step are the first average.
 
     Args:
         model: its weights are the first average.
@@ -25,7 +25,9 @@ class Average:
 
     def __init__(self, model: nn.Module, decay: float, *, debias: bool = False) -> None:
         self.decay, self.debias, self.updates = decay, debias, 0
-        self.is_swapped = False  # whether the model has the averages, or some of them, and these the model's weights
+        self.is_swapped = (
+            False  # whether `averaged` has exchanged the weights of the model and the averages, or some of them
+        )
         self.tensors = {name: p.detach().clone() for name, p in model.named_parameters()}
 
     @torch.no_grad()
@@ -40,7 +42,7 @@ class Average:
         torch._foreach_lerp_(own, weights, share)
 
     def load(self, tensors: dict[str, Tensor], updates: int) -> None:
-        """Continue from saved averages of so many updates."""
+        """Continue from saved averages after `updates` updates."""
         self.updates = updates
         for name, own in self.tensors.items():
             if name in tensors:
@@ -63,7 +65,7 @@ def averaged(model: nn.Module, average: Average | None) -> Iterator[None]:
 
 @torch.no_grad()
 def _swap(model: nn.Module, average: Average | None) -> None:
-    """In place, because sharded parameters are views of memory that others know too."""
+    """In place, because sharded parameters are views of memory that FSDP refers to as well."""
     for name, parameter in model.named_parameters() if average is not None else ():
         assert average is not None
         own, other = local(parameter.data), local(average.tensors[name])

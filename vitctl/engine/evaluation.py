@@ -1,4 +1,4 @@
-"""Scoring: integer sums, every image once, the count held against the data."""
+"""Evaluation: integer sums, every image exactly once, the count checked against the data."""
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from vitctl.data.loader.batches import Batch
 from vitctl.engine.distributed.runtime import Runtime
-from vitctl.engine.metrics import NUM_BEST, count_by_class, count_hits, mean_per_class, right_answers
+from vitctl.engine.metrics import TOP_K, correct_predictions, count_by_class, count_hits, mean_per_class
 from vitctl.engine.preemption import StopFlag, Stopped
 from vitctl.errors import DataError
 from vitctl.models.build import Model
@@ -30,12 +30,12 @@ class Score:
 
     @staticmethod
     def of(numbers: Mapping[str, Any]) -> "Score":
-        """What `numbers` gave, read back."""
+        """The score from the fields that `numbers` wrote."""
         return Score(int(numbers["correct"]), int(numbers["total"]), numbers.get("mean_per_class"))
 
     @staticmethod
     def by_step(records: Iterable[Mapping[str, Any]]) -> "dict[int, Score]":
-        """Step -> score of all evaluations among the records of a log; what is no evaluation of ours is passed over."""
+        """Step -> score of all evaluations among the records of a log; other records are ignored."""
         scores = {}
         for record in records:
             if record.get("kind") == "evaluate":
@@ -57,7 +57,7 @@ class Score:
         return self.correct / self.total
 
 
-def evaluate(
+def evaluate_model(
     runtime: Runtime,
     model: nn.Module,
     batches: Iterable[Batch],
@@ -76,11 +76,11 @@ def evaluate(
         batches: of this process; padded rows have weight 0.
         num_images: how many images the split has; the count over all processes must be this.
         normalise: uint8 images to the model's input on its device.
-        stop: looked at between batches.
+        stop: checked between batches.
 
     Raises:
         Stopped: a signal came to any process.
-        DataError: not every image was counted once, or one that has to has no label.
+        DataError: not every image was counted once, or an image lacks a label that it must have.
     """
     correct = total = seen = 0
     by_class = np.zeros((0, 3), np.int64)
@@ -91,7 +91,7 @@ def evaluate(
         runtime.autocast(),
     ):  # sharded weights that were gathered in inference mode could not be trained
         for batch in batches:
-            agree(runtime, stop)
+            stop_together(runtime, stop)
             logits = model(normalise(batch.images))
             best = logits.argmax(dim=-1, keepdim=True).cpu().numpy()
             is_image = batch.weights.numpy() > 0
@@ -112,14 +112,14 @@ def evaluate(
 
 
 def _by_class(best: np.ndarray, labels: np.ndarray, num_classes: int) -> np.ndarray:
-    """Counts of each class [K, 3]; an image of several labels is of the first, one without any of none."""
+    """Counts of each class [K, 3]; an image with several labels counts for the first, one without any for none."""
     classes = labels.reshape(len(labels), -1)[:, 0]
     counted = classes >= 0
-    return count_by_class(right_answers(best, labels)[counted], classes[counted], num_classes)
+    return count_by_class(correct_predictions(best, labels)[counted], classes[counted], num_classes)
 
 
 @torch.inference_mode()
-def best_answers(
+def top_predictions(
     runtime: Runtime,
     model: nn.Module,
     batches: Iterable[Batch],
@@ -127,21 +127,21 @@ def best_answers(
     num_images: int,
     normalise: Callable[[Tensor], Tensor],
     stop: StopFlag,
-    answers: Callable[[Tensor], Tensor] = lambda logits: logits,
+    to_scores: Callable[[Tensor], Tensor] = lambda logits: logits,
 ) -> Tensor:
-    """The classes that a classifier finds likeliest for every image of a split, in the split's order.
+    """The five most likely classes of every image of a split, in the split's order.
 
     Args:
-        as for `evaluate`.
-        answers: makes the scores of the possible answers [B, A] from the logits [B, K].
+        as for `evaluate_model`.
+        to_scores: logits [B, K] to the scores of the classes that may be predicted [B, A].
 
     Returns:
-        int64 [num_images, min(5, A)] on the CPU, the same on every process; the first column is the argmax, and the lower
-        number goes first among equals.
+        int64 [num_images, min(5, A)] on the CPU, the same on every process; the first column is the argmax; of equal
+        scores the lower class comes first.
 
     Raises:
         Stopped: a signal came to any process.
-        DataError: an image is missing or counted twice, or the network gives no numbers.
+        DataError: an image is missing or counted twice, or the logits are NaN or infinite.
     """
     model.eval()
     finite: list[Tensor] = []
@@ -150,13 +150,13 @@ def best_answers(
         with runtime.autocast():
             logits = model(normalise(batch.images))
         finite.append(logits.isfinite().all())
-        scores = answers(logits)
-        return scores.sort(dim=1, descending=True, stable=True).indices[:, :NUM_BEST]
+        scores = to_scores(logits)
+        return scores.sort(dim=1, descending=True, stable=True).indices[:, :TOP_K]
 
     found = _table(runtime, batches, best, num_images, stop)
     if runtime.sum([float(len(finite) - sum(map(bool, finite)))])[0]:
         raise DataError(
-            "the network's answers are NaN or infinite, so that no score of them means anything; take other weights"
+            "the model's logits are NaN or infinite, so that their accuracy means nothing; use other weights"
         )
     return found
 
@@ -171,10 +171,10 @@ def representations(
     normalise: Callable[[Tensor], Tensor],
     stop: StopFlag,
 ) -> Tensor:
-    """What the classification layer sees, for every image of a split, in the split's order.
+    """The input of the classification layer for every image of a split, in the split's order.
 
     Args:
-        as for `evaluate`; `model.features` gives [B, R].
+        as for `evaluate_model`; `model.features` gives [B, R].
 
     Returns:
         [num_images, R] float32 on the CPU, the same on every process.
@@ -196,31 +196,31 @@ def representations(
 def _table(
     runtime: Runtime, batches: Iterable[Batch], row: Callable[[Batch], Tensor], num_images: int, stop: StopFlag
 ) -> Tensor:
-    """What `row` makes of the images of each batch, for a whole split; see `_in_order`."""
+    """Apply `row` to each batch of a split, and collect the rows in order; see `_in_order`."""
     rows: list[Tensor] = []
     samples: list[Tensor] = []
     for batch in batches:
-        agree(runtime, stop)
+        stop_together(runtime, stop)
         rows.append(row(batch))
         samples.append(batch.samples.to(runtime.device))
     return _in_order(runtime, torch.cat(rows), torch.cat(samples), num_images)
 
 
 def _in_order(runtime: Runtime, rows: Tensor, samples: Tensor, num_images: int) -> Tensor:
-    """The rows of all processes by number of sample, on the CPU. Raises DataError unless each image is there once."""
+    """The rows of all processes in the order of the samples, on the CPU. Raises DataError unless each image occurs once."""
     if runtime.num_processes > 1:
         rows, samples = runtime.accelerator.gather((rows.contiguous(), samples))
     counted = samples >= 0
     order = samples[counted].cpu()
     num_different = len(np.unique(order.numpy()))
     if order.numel() != num_images or num_different != num_images:
-        raise DataError(f"{num_different} different images came through, the split has {num_images}")
+        raise DataError(f"{num_different} different images were read, the split has {num_images}")
     table = torch.empty((num_images, rows.shape[1]), dtype=rows.dtype)
     table[order] = rows[counted].cpu()
     return table
 
 
-def agree(runtime: Runtime, stop: StopFlag) -> None:
-    """Stop here together when a signal came to any process."""
+def stop_together(runtime: Runtime, stop: StopFlag) -> None:
+    """Raise Stopped on all processes when any of them received a signal."""
     if runtime.sum([float(stop.raised)])[0]:
         raise Stopped

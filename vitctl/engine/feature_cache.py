@@ -29,20 +29,20 @@ def cached_features(
     may_keep: Callable[[], bool] = lambda: True,
     note: Callable[[str], None] = lambda _: None,
 ) -> tuple[Tensor | None, bool]:
-    """Representations of a split, from the folder where a run with the same key left them, else computed and left there.
+    """Representations of a split: read from the cache if a run with the same key stored them, else computed and stored.
 
     Args:
-        runtime: this process among its peers; all take the same way, the main one reads and writes.
-        folder: of the files; None keeps nothing.
-        key: all that decides the numbers: digests of weights and data, pre-processing, precision; JSON.
+        runtime: this process among its peers; only the main one reads and writes the cache.
+        folder: of the cache; None stores nothing.
+        key: everything that the numbers depend on: digests of weights and data, pre-processing, precision; JSON.
         compute: the pass over the images, [num_images, R] float32.
-        num_images: a file of another length is not taken.
-        may_keep: asked by every process once all is computed: whether the images were what the key says.
-        limit_bytes: files used longest ago are deleted until the folder is no larger.
-        note: told in words why nothing could be left there, or why what was there is not taken; that is no reason to stop.
+        num_images: a file of another length is not used.
+        may_keep: called by every process after the computation: whether the images were those that the key names.
+        limit_bytes: the least recently used files are deleted until the folder is no larger.
+        note: called with a message when the cache could not be written, or a cached file is not used; the run continues.
 
     Returns:
-        the representations, None on the other processes when they were read; and whether they were read.
+        the representations, None on the other processes when they came from the cache; and whether they did.
     """
     text = json.dumps(key, sort_keys=True)
     file = None if folder is None else folder / f"{hashlib.sha256(text.encode()).hexdigest()}{SUFFIX}"
@@ -57,27 +57,27 @@ def cached_features(
         except (OSError, SafetensorError) as error:
             reason = getattr(error, "strerror", None) or error
             note(
-                f"{folder}: representations could not be kept for later runs ({reason}); fewshot.cache names another folder"
+                f"{folder}: representations could not be cached for later runs ({reason}); choose another folder with fewshot.cache"
             )
     return features, False
 
 
 def _read(file: Path, text: str, num_images: int, note: Callable[[str], None]) -> Tensor | None:
-    """The features of a file; None where it is missing, torn, of something else, or not what was written."""
+    """The features of a file; None where it is missing, damaged, or has another key."""
     try:
         with safe_open(file, framework="pt") as stored:
             metadata = stored.metadata() or {}
             fits = metadata.get("key") == text
             features: Tensor | None = stored.get_tensor("features") if fits else None
-        with suppress(OSError):  # another user's: it is read all the same
+        with suppress(OSError):  # another user's file can be read, but not touched
             os.utime(file)
     except (OSError, SafetensorError):
         return None
     if features is None or features.ndim != 2 or len(features) != num_images:
         return None
-    if _sha256(features) != (noted := metadata.get("sha256")):  # the first files of this kind note none
+    if _sha256(features) != (noted := metadata.get("sha256")):  # files of early releases have none
         if noted:
-            note(f"{file}: the representations are not those that were written; they are computed anew")
+            note(f"{file}: the cached representations are damaged; they are computed again")
         return None
     return features
 

@@ -1,4 +1,4 @@
-"""log.jsonl and its sisters: one line per record, whole lines only, cut back to the checkpoint on resume."""
+"""log.jsonl and files like it: one JSON record per line, complete lines only, truncated to the checkpoint on resume."""
 
 import errno
 import hashlib
@@ -21,58 +21,58 @@ from vitctl.system.text import escaped_json
 
 LOG = "log.jsonl"
 WATCH_SECONDS = 5.0
-TELL_SECONDS = 1.0
-MOST_HELD = 20_000  # records of a file that cannot be written
+SHOW_SECONDS = 1.0
+MOST_HELD = 20_000  # records held in memory for a file that cannot be written
 
 Record = dict[str, Any]
 Report = Callable[[Record], None]
 B = TypeVar("B", bound=Sized)
-_NUMBERS = ("step", "total_steps", "time", "accuracy")  # of a record, where it has them
+_NUMBERS = ("step", "total_steps", "time", "accuracy")  # fields of a record that must be numbers where they exist
 
 
 def silent(_record: Record) -> None:
-    """A report that nobody reads."""
+    """A report that ignores every record."""
 
 
-def spared(
+def never_raising(
     report: Callable[..., None], log: Path | None, what: str = "progress cannot be shown any more"
 ) -> Callable[..., None]:
-    """`report` without its errors: what is shown never ends what is done.
+    """`report` without its errors: a failure to show progress never ends the run.
 
     Args:
         report: that may fail; called with a record.
         log: gets a line about the first error; None for none.
-        what: the first error means, in words.
+        what: message for the first error.
     """
-    told = log is None
+    was_reported = log is None
 
     def show(record: Record, **named: Any) -> None:
-        nonlocal told
+        nonlocal was_reported
         try:
             report(record, **named)
         except Exception as error:
-            if told or log is None:
+            if was_reported or log is None:
                 return
-            told = True
+            was_reported = True
             reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
-            said = {"step": record.get("step", named.get("step", 0)), "text": f"{what} ({reason}); the run goes on"}
+            said = {"step": record.get("step", named.get("step", 0)), "text": f"{what} ({reason}); the run continues"}
             with suppress(OSError):
-                append_line(log, _stamped("warning", said))
+                append_record(log, _stamped("warning", said))
 
     return show
 
 
-# What JSON has no number for, and the text that stands for it.
+# Numbers that JSON lacks, and the strings that represent them.
 _NO_NUMBERS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 def json_text(value: Any, *, indent: int | None = None) -> str:
-    """A value as JSON that every reader takes: NaN and infinities are the texts "NaN", "Infinity" and "-Infinity"."""
-    return escaped_json(json.dumps(_written(value), indent=indent, ensure_ascii=False, allow_nan=False))
+    """A value as standard JSON: NaN and infinities become the strings "NaN", "Infinity" and "-Infinity"."""
+    return escaped_json(json.dumps(_encoded(value), indent=indent, ensure_ascii=False, allow_nan=False))
 
 
-def parse_json(text: str) -> Any:
-    """The value of `json_text`, with its NaN and infinities; their bare names, which older files have, are understood too.
+def parse_json_text(text: str) -> Any:
+    """The inverse of `json_text`; unquoted NaN and Infinity, which older files have, are accepted too.
 
     Raises:
         ValueError: it is not JSON.
@@ -81,16 +81,16 @@ def parse_json(text: str) -> Any:
 
 
 def with_infinities(value: Any) -> Any:
-    """A value of JSON with the numbers that the texts "NaN", "Infinity" and "-Infinity" stand for."""
+    """Replace the strings "NaN", "Infinity" and "-Infinity" in a JSON value by numbers."""
     if isinstance(value, str):
         return _NO_NUMBERS.get(value, value)
     return _inside(value, with_infinities)
 
 
-def _written(value: Any) -> Any:
+def _encoded(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return next(name for name, number in _NO_NUMBERS.items() if repr(number) == repr(float(value)))
-    return _inside(value, _written)
+    return _inside(value, _encoded)
 
 
 def _inside(value: Any, change: Callable[[Any], Any]) -> Any:
@@ -99,25 +99,25 @@ def _inside(value: Any, change: Callable[[Any], Any]) -> Any:
     return [change(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_run_json(path: Path, value: Any) -> None:
     """Write a value as `json_text`, as `write_text` does."""
     write_text(path, json_text(value, indent=2) + "\n")
 
 
-def read_json(path: Path) -> Any:
-    """What `write_json` wrote. Raises FileNotFoundError; LaunchError where it is no file; ValueError where it is not JSON."""
+def read_run_json(path: Path) -> Any:
+    """What `write_run_json` wrote. Raises FileNotFoundError; LaunchError where it is no file; ValueError where it is not JSON."""
     os.stat(path)
     try:
-        return parse_json(read_bytes(path, RUN_FILE.limit, error=LaunchError).decode())
+        return parse_json_text(read_bytes(path, RUN_FILE.limit, error=LaunchError).decode())
     except RecursionError:
         raise ValueError("too deep") from None
 
 
-def append_line(path: Path, record: Record) -> None:
-    """Append one record in a single write, so that processes may share a file; a line torn before it is ended first.
+def append_record(path: Path, record: Record) -> None:
+    """Append one record in a single write, so that processes may share a file; an incomplete last line is ended first.
 
     Raises:
-        OSError: the disk is full or the folder is gone; what was written of the line is no record.
+        OSError: the disk is full or the folder is gone; a part of the line may have been written.
     """
     line = (json_text(record) + "\n").encode(errors="backslashreplace")  # names that are not UTF-8 stay JSON
     descriptor = no_links(str(path), os.O_RDWR | os.O_APPEND | os.O_CREAT)
@@ -131,7 +131,7 @@ def append_line(path: Path, record: Record) -> None:
 
 
 def _is_torn(descriptor: int) -> bool:
-    """Whether the last line has no end. One that another process is just writing gets it within microseconds."""
+    """Whether the last line is incomplete. If another process is writing it, the rest follows within microseconds."""
     for _ in range(20):
         size = os.fstat(descriptor).st_size
         if not size or os.pread(descriptor, 1, size - 1) == b"\n":
@@ -140,8 +140,8 @@ def _is_torn(descriptor: int) -> bool:
     return True
 
 
-def read_lines(path: Path) -> list[Record]:
-    """All whole records; a line torn by a crash, and what somebody else wrote there, is left out.
+def read_records(path: Path) -> list[Record]:
+    """All complete records; a line that a crash cut short, or that is no record, is skipped.
 
     Raises:
         LaunchError: the path is no file, or cannot be read.
@@ -149,12 +149,12 @@ def read_lines(path: Path) -> list[Record]:
     if not os.path.lexists(path):
         return []
     with open_regular(path, error=LaunchError) as file:
-        return [record for line in _short_lines(file) if (record := _record(line)) is not None]
+        return [record for line in _short_lines(file) if (record := _parse_record(line)) is not None]
 
 
-def parse_lines(text: str) -> list[Record]:
-    """The records of the lines of `text` that are whole."""
-    return [record for line in text.split("\n") if (record := _record(line)) is not None]
+def parse_records(text: str) -> list[Record]:
+    """The records among the lines of `text`."""
+    return [record for line in text.split("\n") if (record := _parse_record(line)) is not None]
 
 
 def _short_lines(file: IO[bytes]) -> Iterator[str]:
@@ -166,10 +166,10 @@ def _short_lines(file: IO[bytes]) -> Iterator[str]:
         inside = not ends
 
 
-def _record(line: str) -> Record | None:
-    """What a line says; None where it is none of ours: a record is an object whose kind is text and whose counts are numbers."""
+def _parse_record(line: str) -> Record | None:
+    """The record of a line; None where it is none: a record is an object whose kind is text and whose counts are numbers."""
     try:
-        value = parse_json(line)
+        value = parse_json_text(line)
     except (ValueError, RecursionError):
         return None
     if not isinstance(value, dict) or not isinstance(value.get("kind", ""), str):
@@ -182,17 +182,19 @@ def cut_after(path: Path, step: int) -> None:
     """Drop the records of steps later than `step`: the resumed run writes them again."""
     if not path.exists():
         return
-    kept = [record for record in read_lines(path) if record.get("step", 0) <= step]
+    kept = [record for record in read_records(path) if record.get("step", 0) <= step]
     text = "".join(json_text(r) + "\n" for r in kept)
-    if text.encode(errors="backslashreplace") != path.read_bytes():  # who follows the log would read a new file again
+    if (
+        text.encode(errors="backslashreplace") != path.read_bytes()
+    ):  # a process that follows the log would read a new file from the start
         write_text(path, text)
 
 
 class Journal:
-    """Writes records to a run's log.jsonl and hands them to whoever shows progress.
+    """Writes records to a run's log.jsonl and passes them to the progress display.
 
-    A log that cannot be written is no reason to stop: it is said once, and written when it can be; beyond MOST_HELD records
-    the oldest are lost, and counted.
+    A log that cannot be written does not stop the run: there is one warning, and records are written later. Beyond MOST_HELD
+    held records the oldest are lost, and counted.
 
     Args:
         path: of log.jsonl; None writes nothing (all processes but the first).
@@ -205,19 +207,19 @@ class Journal:
         self.num_lost = 0
         self._held: dict[Path, deque[Record]] = {}
         self._is_failing = False
-        self._lock = threading.Lock()  # a checkpoint is written, and told, beside the training
-        self.told = -TELL_SECONDS
+        self._lock = threading.Lock()  # the thread that writes a checkpoint logs too
+        self.last_shown = -SHOW_SECONDS
 
-    def tell(self, *, at_once: bool = False, **values: Any) -> None:
-        """What is under way, for whoever shows progress: at most once a second, and not written down.
+    def show_progress(self, *, at_once: bool = False, **values: Any) -> None:
+        """Report the current state to the progress display: at most once a second, and not in the log.
 
         Args:
-            at_once: whenever the last time was.
-            values: a step of training, or `what`, `done` and `total` of a pass over images, or the `text` of what is awaited.
+            at_once: report even if the last report was less than a second ago.
+            values: a training step; or `what`, `done` and `total` of a pass over images; or `text`, what the run waits for.
         """
         now = time.monotonic()
-        if self.path is not None and (at_once or now - self.told >= TELL_SECONDS):
-            self.told = now
+        if self.path is not None and (at_once or now - self.last_shown >= SHOW_SECONDS):
+            self.last_shown = now
             self.report(_stamped("now", values))
 
     def write(self, kind: str, **values: Any) -> None:
@@ -228,27 +230,27 @@ class Journal:
             self.report(record)
 
     def watch(self, batches: Iterable[B], what: str, num_images: int, num_processes: int) -> Iterator[B]:
-        """The same batches; every few seconds it is written down how far they have come.
+        """The same batches, with a progress record every few seconds.
 
         Args:
             batches: of this process, all of one length.
-            what: is done with them, in a word.
+            what: name of the pass.
             num_images: of all processes together.
-            num_processes: that work on as many batches each.
+            num_processes: each works on the same number of batches.
         """
-        done, told = 0, time.monotonic()
+        done, last_written = 0, time.monotonic()
         for batch in batches:
             yield batch
             done += len(batch) * num_processes
-            self.tell(what=what, done=min(done, num_images), total=num_images)
-            if time.monotonic() - told > WATCH_SECONDS and done < num_images:
-                told = time.monotonic()
+            self.show_progress(what=what, done=min(done, num_images), total=num_images)
+            if time.monotonic() - last_written > WATCH_SECONDS and done < num_images:
+                last_written = time.monotonic()
                 self.write("progress", step=0, what=what, done=done, total=num_images)
 
     def append(self, path: Path, record: Record) -> None:
-        """Append to the log, or to a file beside it, making the folder that somebody removed.
+        """Append to the log, or to a file beside it; a missing folder is created again.
 
-        What cannot be written now is held back, and written before the next record that can.
+        Records that cannot be written are held in memory, and written before the next one.
         """
         with self._lock:
             held = self._held.setdefault(path, deque())
@@ -259,11 +261,11 @@ class Journal:
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 while held:
-                    append_line(path, held[0])
+                    append_record(path, held[0])
                     held.popleft()
             except OSError as error:
                 first, self._is_failing = not self._is_failing, True
-                text = f"{path}: cannot be written ({error.strerror}); the run goes on without"
+                text = f"{path}: cannot be written ({error.strerror}); the run continues without it"
             else:
                 first, self._is_failing = False, any(self._held.values())
         if first:

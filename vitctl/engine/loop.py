@@ -1,4 +1,4 @@
-"""The update and the loop."""
+"""One optimizer update, and the training loop."""
 
 import math
 import time
@@ -13,19 +13,19 @@ from vitctl.data.loader.batches import Batch
 from vitctl.engine.averaging import Average
 from vitctl.engine.distributed.runtime import Runtime, seed_step
 from vitctl.engine.distributed.sharding import synced
-from vitctl.engine.evaluation import agree
+from vitctl.engine.evaluation import stop_together
 from vitctl.engine.losses import Objective
 from vitctl.engine.optimizer import clip_gradients, gradient_norms
 from vitctl.engine.preemption import StopFlag, Stopped
-from vitctl.engine.task import Task, is_due
+from vitctl.engine.task import TrainingTask, is_due
 from vitctl.models.build import Model
 
 
 @dataclass(frozen=True)
 class Result:
-    """What one update did, the same on every process.
+    """The outcome of one update, the same on every process.
 
-    `skipped`: loss or gradient was not finite, and nothing was changed; then `norms` has that of each parameter's gradient.
+    `skipped`: loss or gradient was not finite, and nothing was changed; then `norms` has the norm of each parameter's gradient.
     """
 
     loss: float
@@ -39,16 +39,16 @@ class Result:
 
 @dataclass
 class Trainer:
-    """A model and all that changes it.
+    """A model, its optimizer and its loss.
 
-    `model` is wrapped by the runtime, `bare` is the same model unwrapped. `objective(model, batch, step)` sums over its batch,
-    `lr(step)` is the rate after `step` finished updates, `batch_size` is global. `is_changing` while weights, optimizer and
-    average belong to no number of steps: an error then leaves nothing that could be gone on from.
+    `model` is wrapped by the runtime, `unwrapped` is the same model unwrapped. `objective(model, batch, step)` sums over its batch,
+    `lr(step)` is the rate after `step` finished updates, `batch_size` is global. `is_updating` is true while an
+    update is applied: after an error then, weights, optimizer and average belong to no step, and cannot be saved.
     """
 
     runtime: Runtime
     model: nn.Module
-    bare: Model
+    unwrapped: Model
     optimizer: Optimizer
     average: Average | None
     objective: Objective
@@ -57,7 +57,7 @@ class Trainer:
     clip_norm: float
     seed: int
     stop: StopFlag
-    is_changing: bool = False
+    is_updating: bool = False
 
     def update(self, step: int, micro_batches: list[Batch]) -> Result:
         """One optimizer step after `step` finished ones, from this process's share of the global batch.
@@ -77,20 +77,20 @@ class Trainer:
         ]
         loss_sum, num_images, num_bad, stop = self.runtime.sum(own)
         if 0 < num_images < self.batch_size:
-            for p in self.bare.parameters():
+            for p in self.unwrapped.parameters():
                 if p.grad is not None:
                     p.grad.mul_(self.batch_size / num_images)
-        norm, lr = float(clip_gradients(self.bare.parameters(), self.clip_norm)), self.lr(step)
+        norm, lr = float(clip_gradients(self.unwrapped.parameters(), self.clip_norm)), self.lr(step)
         skipped = not (math.isfinite(loss_sum) and math.isfinite(norm))
-        norms = gradient_norms(self.bare) if skipped else {}
-        self.is_changing = True  # until the step is counted
+        norms = gradient_norms(self.unwrapped) if skipped else {}
+        self.is_updating = True  # until the step is counted
         if not skipped:
             self._step(lr)
         self.optimizer.zero_grad(set_to_none=True)
         return Result(loss_sum / max(1.0, num_images), norm, lr, int(num_bad), bool(stop), skipped, norms)
 
     def warm_up(self, micro_batches: list[Batch]) -> None:
-        """Compute once what an update computes and forget it: what is compiled at first use is compiled now."""
+        """Compute the gradients of one update and discard them, so that torch.compile compiles now."""
         self.model.train()
         for batch in micro_batches:
             self._backward(batch, 0, last=batch is micro_batches[-1])
@@ -107,14 +107,14 @@ class Trainer:
             group["lr"] = lr
         self.optimizer.step()
         if self.average is not None:
-            self.average.update(self.bare)
+            self.average.update(self.unwrapped)
 
 
 class Hooks(Protocol):
-    """What happens around the updates; each is given the number of finished steps."""
+    """Called by the loop around the updates, with the number of finished steps."""
 
     def log(self, step: int, result: Result, waited: float, micro_batches: list[Batch], /) -> None:
-        """Called after each update, with the seconds that were waited for its images."""
+        """Called after each update, with the seconds that the loop waited for its images."""
 
     def evaluate(self, step: int, /) -> None:
         """Score the model."""
@@ -123,39 +123,39 @@ class Hooks(Protocol):
         """Score its features few-shot."""
 
     def save(self, step: int, last: bool, /) -> None:
-        """Save all, in the background unless it is the last of this process."""
+        """Save a checkpoint, in the background unless it is the last of this process."""
 
     def rescue(self, step: int, error: Exception, /) -> None:
-        """Save what an error left whole, without the other processes, and do not raise."""
+        """After an error: save the state if it is consistent, without the other processes, and do not raise."""
 
 
 def run_steps(
-    trainer: Trainer, task: Task, batches: Iterator[Batch], share: int, first_step: int, hooks: Hooks
+    trainer: Trainer, task: TrainingTask, batches: Iterator[Batch], share: int, first_step: int, hooks: Hooks
 ) -> None:
     """Train from `first_step` finished steps to `task.total_steps`.
 
     Args:
         trainer: the model and its update.
         task: how often it is scored and saved.
-        batches: micro-batches of this process, from first_step on, without end.
+        batches: endless micro-batches of this process, from first_step on.
         share: images of this process in a global batch.
-        first_step: finished steps before.
+        first_step: steps finished before.
         hooks: logging, evaluation, saving.
 
     Raises:
         Stopped: a signal came to any process; the state is saved.
-        Exception: whatever ended it; the last whole state is saved before.
+        Exception: the error that ended the training; the last consistent state is saved before.
     """
     step = first_step
     try:
-        agree(trainer.runtime, trainer.stop)
+        stop_together(trainer.runtime, trainer.stop)
         while step < task.total_steps:
             began = time.perf_counter()
             micro_batches = take(batches, share)
             waited = time.perf_counter() - began
             result = trainer.update(step, micro_batches)
             step += 1
-            trainer.is_changing = False
+            trainer.is_updating = False
             hooks.log(step, result, waited, micro_batches)
             if result.stop:
                 raise Stopped

@@ -1,4 +1,4 @@
-"""What is minimised: the two classification losses of the paper and masked patch prediction, summed over a batch.
+"""The losses: the two classification losses of the paper and masked patch prediction, summed over a batch.
 
 An objective maps (model, batch, finished steps) to a scalar; the loop divides by the global batch.
 """
@@ -19,7 +19,7 @@ from vitctl.models.masked_patch import draw_corruption, masked_patch_loss, targe
 Objective = Callable[[nn.Module, Batch, int], Tensor]
 Normalise = Callable[[Tensor], Tensor]
 Smoothing = Literal["spread", "per_class"]
-_STREAM = 0x6D7070  # keeps the draws of masked patches apart from those that augment a sample
+_STREAM = 0x6D7070  # separates the random draws of masked patches from those of the augmentation
 
 
 def classify(
@@ -50,7 +50,7 @@ def predict_masked_patches(
 ) -> Tensor:
     """The summed loss of a batch in masked patch prediction.
 
-    What is corrupted is a pure function of (seed, step, sample), so that it survives a resume and any split of the batch.
+    The corrupted patches are a pure function of (seed, step, sample), independent of a resume and of how the batch is split.
 
     Paper: Appendix B.1.2
     """

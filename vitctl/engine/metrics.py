@@ -1,16 +1,16 @@
-"""Numbers from the best answers to every image: pure functions of integers, so the same for any number of processes."""
+"""Metrics from the top-5 predictions: pure functions of integers, the same for any number of processes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-NUM_BEST = 5
+TOP_K = 5
 
 
 @dataclass(frozen=True)
 class Hits:
-    """How many images were answered right, by the best answer and by one of the five best."""
+    """How many predictions are correct: top-1 and top-5."""
 
     correct: int
     correct_top5: int
@@ -18,38 +18,38 @@ class Hits:
 
     @property
     def accuracy(self) -> float:
-        """Share of right best answers, 0..1."""
+        """Top-1 accuracy, 0..1."""
         return self.correct / self.total
 
     @property
     def top5(self) -> float:
-        """Share of images with a right answer among the five best, 0..1."""
+        """Top-5 accuracy, 0..1."""
         return self.correct_top5 / self.total
 
 
-def right_answers(best: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Which answers are among an image's labels: bool `[N, 5]`.
+def correct_predictions(best: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Which predictions are among an image's labels: bool `[N, 5]`.
 
     Args:
-        best: int64 `[N, 5]`, classes of each image, the likeliest first; fewer columns where there are fewer classes.
-        labels: int64 `[N]` or `[N, L]`, the classes that are right, filled up with -1.
+        best: int64 `[N, 5]`, predicted classes of each image, the most likely first; fewer columns where there are fewer classes.
+        labels: int64 `[N]` or `[N, L]`, the correct classes, padded with -1.
     """
     sets = labels.reshape(len(labels), -1)
     return np.stack([(best[:, column, None] == sets).any(axis=1) for column in range(best.shape[1])], axis=1)
 
 
 def count_hits(best: np.ndarray, labels: np.ndarray) -> Hits:
-    """Count right answers; images without any label do not count. Arguments as for `right_answers`."""
+    """Count correct predictions; images without any label do not count. Arguments as for `correct_predictions`."""
     labelled = (labels.reshape(len(labels), -1) >= 0).any(axis=1)
-    right = right_answers(best, labels)[labelled]
+    right = correct_predictions(best, labels)[labelled]
     return Hits(int(right[:, 0].sum()), int(right.any(axis=1).sum()), int(labelled.sum()))
 
 
 def count_by_class(right: np.ndarray, classes: np.ndarray, num_classes: int) -> np.ndarray:
-    """Images, right best answers, and hits among the five best of every class: int64 `[K, 3]`.
+    """Images, top-1 and top-5 hits of every class: int64 `[K, 3]`.
 
     Args:
-        right: as `right_answers` gives them.
+        right: result of `correct_predictions`.
         classes: int64 `[N]`, the class of each image, 0 to K - 1.
         num_classes: K.
     """
@@ -61,21 +61,21 @@ def mean_per_class(by_class: np.ndarray) -> float:
     """Mean accuracy over the classes that have images, 0..1, each counting the same.
 
     Args:
-        by_class: int64 `[K, 2]` or wider, images and right answers of each class, as `count_by_class` gives them.
+        by_class: int64 `[K, 2]` or wider, images and correct predictions of each class, as from `count_by_class`.
     """
     there = by_class[by_class[:, 0] > 0]
     return float(np.mean(there[:, 1] / there[:, 0])) if len(there) else 0.0
 
 
 def baselines(labels: np.ndarray, num_answers: int) -> dict[str, float]:
-    """What an accuracy on these images has to be held against, without looking at one of them.
+    """Baselines for an accuracy on these images: what a constant and a random prediction would score.
 
     Args:
-        labels: int64 `[N]` or `[N, L]`, the answers that are right, filled up with -1; images without any do not count.
-        num_answers: that can be given.
+        labels: int64 `[N]` or `[N, L]`, the correct classes, padded with -1; images without any do not count.
+        num_answers: number of classes that can be predicted.
 
     Returns:
-        `majority_class`: accuracy of always giving the answer that is right most often; `chance`: of a random one. Shares 0..1.
+        `majority_class`: accuracy of always predicting the most frequent class; `chance`: of a random class. Shares 0..1.
     """
     sets = labels.reshape(len(labels), -1)
     sets = sets[(sets >= 0).any(axis=1)]
@@ -90,10 +90,10 @@ def baselines(labels: np.ndarray, num_answers: int) -> dict[str, float]:
 
 
 def count_confusions(best: np.ndarray, classes: np.ndarray) -> list[tuple[int, int, int]]:
-    """(class, answer, images) of every pair that occurs, in order of class and answer.
+    """(class, predicted class, images) of every pair that occurs, in order of class and prediction.
 
     Args:
-        best: as for `right_answers`.
+        best: as for `correct_predictions`.
         classes: int64 `[N]`, the class of each image.
     """
     pairs, counts = np.unique(np.stack([classes, best[:, 0]], axis=1), axis=0, return_counts=True)
@@ -101,6 +101,6 @@ def count_confusions(best: np.ndarray, classes: np.ndarray) -> list[tuple[int, i
 
 
 def padded_sets(sets: Sequence[Sequence[int]]) -> np.ndarray:
-    """Label sets of any length as int64 `[N, L]`, filled up with -1."""
+    """Label sets of any length as int64 `[N, L]`, padded with -1."""
     width = max(1, max(map(len, sets), default=1))
     return np.array([[*labels, *[-1] * (width - len(labels))] for labels in sets], np.int64).reshape(-1, width)

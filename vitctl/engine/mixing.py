@@ -1,8 +1,8 @@
 """MixUp and CutMix: images and targets blended with their neighbours', on the device, after normalisation.
 
-The partner of an image is the one at the position before it in the global batch; that of the first is the last. How a
-batch is blended follows from (seed, step). So the numbers depend neither on micro-batches nor on processes or workers, and
-a micro-batch needs just one image more than its own.
+The partner of an image is the one before it in the global batch; that of the first is the last. The blend of a batch is a
+function of (seed, step). So the result depends neither on micro-batches nor on processes or workers, and a micro-batch needs
+only one image more than its own.
 """
 
 import math
@@ -17,12 +17,12 @@ from vitctl.data.loader.batches import Batch
 from vitctl.engine.losses import Normalise, Smoothing, classification_loss
 
 Box = tuple[int, int, int, int]  # top, left, bottom, right
-_STREAM = 0x6D6978  # keeps these draws apart from those that augment a sample
+_STREAM = 0x6D6978  # separates these random draws from those of the augmentation
 
 
 @dataclass(frozen=True)
 class Mixing:
-    """What batches are blended by; with both on, a fair coin chooses for each global batch.
+    """Settings of MixUp and CutMix; with both on, each global batch gets one of them, with probability one half.
 
     Args:
         mixup_alpha: MixUp's share of an image is drawn from Beta(alpha, alpha); 0 switches it off.
@@ -45,7 +45,7 @@ class Blend:
     """How one global batch is blended.
 
     Args:
-        own: what is left of an image itself, 0 to 1, in its pixels or its area, and in its target.
+        own: share of the image itself, 0 to 1, in its pixels or its area, and in its target.
         box: the part that CutMix takes from the partner; None: MixUp.
     """
 
@@ -82,9 +82,9 @@ def classify_mixed(
 ) -> Tensor:
     """The summed classification loss of a batch whose images and targets are blended with their neighbours'.
 
-    An image whose partner cannot be used stays as it is; one that cannot be used itself weighs nothing, as ever.
-    Both losses are affine in the target, and so are both forms of smoothing: that of a blended target is the blend of two
-    losses.
+    An image whose partner cannot be used stays as it is; one that cannot be used itself has weight 0.
+    Both losses are affine in the target, and so are both forms of smoothing: the loss of a blended target is the blend of the
+    two losses.
     """
     before = batch.neighbour
     assert before is not None, "train_batches(..., neighbours=True) gives each micro-batch its neighbour"

@@ -1,4 +1,4 @@
-"""Updates that are skipped because loss or gradient is not finite: counted, and written down so that they can be computed again."""
+"""Updates that are skipped because loss or gradient is not finite: counted, and logged so that they can be reproduced."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,7 @@ MAX_IN_A_ROW = 10
 
 @dataclass
 class Counts:
-    """What a run counts, kept in its checkpoints."""
+    """Counters of a run, stored in its checkpoints."""
 
     num_bad: int = 0
     num_skipped: int = 0
@@ -30,12 +30,12 @@ class Counts:
 
 
 def in_words(result: Result) -> str:
-    """The numbers of an update."""
+    """The numbers of an update as text."""
     return f"loss {result.loss:g}, gradient norm {result.grad_norm:g}, learning rate {result.lr:g}"
 
 
 def record(step: int, rank: int, result: Result, model: nn.Module, keys: list[str]) -> dict[str, Any]:
-    """A line of skipped.jsonl. Numbers are texts, since JSON knows no infinity; norms are of this process's shards.
+    """A line of skipped.jsonl. Numbers are strings, since JSON has no infinity; norms are of this process's shards.
 
     Args:
         step: finished steps, this one included.
@@ -57,7 +57,7 @@ def record(step: int, rank: int, result: Result, model: nn.Module, keys: list[st
 
 
 def check_bound(step: int, counts: Counts, result: Result, where: Path) -> None:
-    """Stop a run that gets nowhere.
+    """Stop a run that makes no progress.
 
     Raises:
         VitctlError: too many updates in a row were skipped.
@@ -71,7 +71,7 @@ def check_bound(step: int, counts: Counts, result: Result, where: Path) -> None:
 
 
 def check_share(steps: int, counts: Counts, where: Path) -> None:
-    """Fail a run that came to its end with fewer updates than it skipped: its weights are not those of its recipe.
+    """Fail a finished run that skipped more than half of its updates: its weights are not the result of its recipe.
 
     Raises:
         VitctlError: more than half of the updates were skipped.
@@ -79,6 +79,6 @@ def check_share(steps: int, counts: Counts, where: Path) -> None:
     if 2 * counts.num_skipped > steps:
         raise VitctlError(
             f"{counts.num_skipped} of {steps} updates were not finite and were skipped: this is not the training that the recipe "
-            f"asks for, and no result is given; {where} has norms and sample keys; lower optimizer.lr, set optimizer.clip_norm, "
+            f"describes, and there is no result; {where} has norms and sample keys; lower optimizer.lr, set optimizer.clip_norm, "
             "or lengthen schedule.warmup_steps"
         )

@@ -27,7 +27,7 @@ def build_optimizer(
 
 
 class DecoupledSGD(SGD):
-    """SGD with momentum, whose decay stays out of the momentum, as AdamW's stays out of the moments."""
+    """SGD with momentum and decoupled weight decay: the decay does not enter the momentum, as in AdamW."""
 
     def __init__(self, parameters: Iterable[nn.Parameter], *, momentum: float, weight_decay: float) -> None:
         super().__init__(parameters, lr=0.0, momentum=momentum)
@@ -44,7 +44,7 @@ class DecoupledSGD(SGD):
 def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor:
     """Scale all gradients by min(1, max_norm / norm), without the small constant that torch adds to the norm.
 
-    Gradients whose norm is not finite stay as they are, so that one can see which they were.
+    If the norm is not finite, gradients stay unchanged, so that one can find the cause.
 
     Args:
         parameters: with gradients; where they are sharded, all processes take part.
@@ -62,12 +62,12 @@ def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> Tenso
 
 
 def gradient_norms(model: nn.Module) -> dict[str, float]:
-    """The norm of each parameter's gradient, of this process's part of it where it is sharded."""
+    """The norm of each parameter's gradient; of this process's shard where it is sharded."""
     return {name: float(local(p.grad).norm()) for name, p in model.named_parameters() if p.grad is not None}
 
 
 def optimizer_bytes(optimizer: Optimizer) -> int:
-    """What the state of all parameters takes once there has been a step, however it is cut."""
+    """Bytes of the optimizer state after the first step, over all shards."""
     slots = OPTIMIZER_SLOTS["adam" if isinstance(optimizer, AdamW) else "sgd"]
     parameters: Iterator[nn.Parameter] = (p for group in optimizer.param_groups for p in group["params"])
     return slots * sum(p.numel() * p.element_size() for p in parameters)

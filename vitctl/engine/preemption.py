@@ -1,4 +1,4 @@
-"""Signals raise a flag; the loop looks at it, agrees on it with the other processes, saves, and leaves."""
+"""Signal handlers set a flag; the loop checks it together with the other processes, saves, and exits."""
 
 import ctypes
 import os
@@ -14,15 +14,15 @@ from vitctl.system.signals import SIGNALS, STOP_SIGNALS, handled_signals, is_rep
 from vitctl.system.text import one_line
 
 RESUMABLE = 3
-# Launchers of several processes pass a signal on that the processes have got already.
+# Launchers forward a signal that the processes have already received.
 ECHO_SECONDS = 1.0
 _SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
 _END = b"\0"  # no signal has this number
-_NEW_LINE, _SHOW_CURSOR = "\n", "\x1b[?25h"  # a progress bar hides the cursor, and would draw over what follows it
+_NEW_LINE, _SHOW_CURSOR = "\n", "\x1b[?25h"  # a progress bar hides the cursor, and would overwrite the text
 
 
-class Stopped(Exception):  # noqa: N818 - it names what happened, which is no failure
-    """All processes agreed to stop; what was under way is saved or can be done again."""
+class Stopped(Exception):  # noqa: N818 - not a failure
+    """All processes agreed to stop; the work in progress is saved or can be repeated."""
 
 
 class StopFlag:
@@ -33,80 +33,79 @@ class StopFlag:
 
     @property
     def raised(self) -> bool:
-        """Whether a signal came."""
+        """Whether a signal was received."""
         return self.signal is not None
 
     def raise_(self, number: int, _frame: FrameType | None = None) -> None:
-        """The signal handler. It says at once that it heard: what is under way may take a while."""
+        """The signal handler. It prints a message at once, since the current step may take a while."""
         if self.signal is None:
             self.signal = signal.Signals(number)
-            say(f"{self.signal.name}: stopping after what is under way; a second signal leaves at once")
+            say(f"{self.signal.name}: stopping after the current step; a second signal stops at once")
 
 
 @contextmanager
-def stop_on_signals(echo_seconds: float = 0.0, *, deaf_afterwards: bool = False) -> Iterator[StopFlag]:
-    """Within the block the signals that end a process raise the flag instead.
+def stop_on_signals(echo_seconds: float = 0.0, *, ignore_afterwards: bool = False) -> Iterator[StopFlag]:
+    """Within the block the signals that would end the process set the flag instead.
 
-    A second one that somebody sends ends the process at once with code 3, also from within a library that lets no Python run
-    in the main thread: everything on disk is whole at any moment.
+    A second signal ends the process at once with code 3, even while a library blocks the main thread: the files on disk are
+    consistent at any moment.
 
     Args:
-        echo_seconds: after the first signal, in which others are taken for its echo.
-        deaf_afterwards: ignore signals after the block, where nothing is left but to end: one that is late must not make
-            a failure of it.
+        echo_seconds: time after the first signal in which further ones count as its echo.
+        ignore_afterwards: ignore signals after the block, while the process exits: a late signal must not turn it into a
+            failure.
     """
     flag = StopFlag()
     read, write = os.pipe()
     os.set_blocking(write, False)
-    watcher = threading.Thread(target=_leave_at_the_second, args=(read, echo_seconds), daemon=True)
+    watcher = threading.Thread(target=_exit_on_second_signal, args=(read, echo_seconds), daemon=True)
     waker = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
     watcher.start()
     try:
-        with signal_handler(flag.raise_, signal.SIG_IGN if deaf_afterwards else None):
+        with signal_handler(flag.raise_, signal.SIG_IGN if ignore_afterwards else None):
             yield flag
     finally:
         signal.set_wakeup_fd(waker)
-        os.write(write, _END)  # the end of the pipe may never come: a loader process that is still there holds it open
+        os.write(write, _END)  # closing is not enough: a loader process may still hold the pipe open
         os.close(write)
         watcher.join()
 
 
-def _leave_at_the_second(read: int, echo_seconds: float) -> None:
-    """Count the signals, whose numbers the interpreter writes into a pipe the moment they come."""
+def _exit_on_second_signal(read: int, echo_seconds: float) -> None:
+    """Count the signals. The interpreter writes their numbers into a pipe the moment they arrive."""
     first = 0.0
     while (number := os.read(read, 1)) not in (_END, b""):
         if number[0] not in STOP_SIGNALS:
             continue
         if first and time.monotonic() - first >= echo_seconds:
-            _leave_saying("left at once; what was saved before is whole")
+            _exit_with_message("stopped at once; earlier checkpoints are complete")
         first = first or time.monotonic()
     os.close(read)
 
 
-def leave_on_signals(*, while_waiting: bool = False) -> None:
-    """From here on a signal ends the process with code 3: while it starts there is nothing to save.
+def exit_on_signals(*, while_waiting: bool = False) -> None:
+    """From here on a signal ends the process with code 3: during start-up there is nothing to save.
 
     Args:
-        while_waiting: also from within a library that lets no Python run in the main thread, as one does that waits for
-            the other processes.
+        while_waiting: also while a library blocks the main thread, for example in the rendezvous with other processes.
     """
     if while_waiting:
         read, write = os.pipe()
         os.set_blocking(write, False)
         signal.set_wakeup_fd(write, warn_on_full_buffer=False)
-        threading.Thread(target=_leave_at_the_first, args=(read,), daemon=True).start()
+        threading.Thread(target=_exit_on_first_signal, args=(read,), daemon=True).start()
     for number in handled_signals():
-        signal.signal(number, _heard if while_waiting else _leave)
+        signal.signal(number, _ignore if while_waiting else _exit)
 
 
 @contextmanager
 def interrupt_on_signals() -> Iterator[None]:
-    """Within the block the first signal raises KeyboardInterrupt, as Ctrl-C does; a second one that is sent ends the process at once."""
+    """Within the block the first signal raises KeyboardInterrupt, as Ctrl-C does; a second one ends the process at once."""
     came: list[int] = []
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         if is_repeated(number, came):
-            _leave(number, frame)
+            _exit(number, frame)
         came.append(number)
         if len(came) == 1:
             raise KeyboardInterrupt
@@ -116,36 +115,36 @@ def interrupt_on_signals() -> Iterator[None]:
 
 
 def say(text: str, file: int = 2) -> None:
-    """A line from within a signal handler, where no stream may be used; on a terminal below what stands there.
+    """Print a line from a signal handler, where Python's streams must not be used; on a terminal, on a new line.
 
     Args:
         text: the line.
-        file: its descriptor; standard error, or what stands for it.
+        file: descriptor of standard error, or of its replacement.
     """
     with suppress(OSError):
         os.write(file, f"{_NEW_LINE if os.isatty(file) else ''}vitctl: {one_line(text)}\n".encode())
 
 
-def _leave_at_the_first(read: int) -> None:
+def _exit_on_first_signal(read: int) -> None:
     while number := os.read(read, 1):
         if number[0] in SIGNALS:
-            _leave_saying("stopped")
+            _exit_with_message("stopped")
 
 
-def _heard(_number: int, _frame: FrameType | None) -> None:
-    """Keeps the signal from ending the process in its own way."""
+def _ignore(_number: int, _frame: FrameType | None) -> None:
+    """Replaces the default action of the signal, which would end the process."""
 
 
-def _leave(_number: int, _frame: FrameType | None) -> None:
-    _leave_saying("stopped")
+def _exit(_number: int, _frame: FrameType | None) -> None:
+    _exit_with_message("stopped")
 
 
-def _leave_saying(text: str) -> None:
+def _exit_with_message(text: str) -> None:
     say(text + (_SHOW_CURSOR if os.isatty(2) else ""))
     os._exit(RESUMABLE)
 
 
 def die_with_parent() -> None:
-    """End this process when its parent ends, however that ends: nobody else may go on with its run."""
+    """Kill this process when its parent ends, however it ends: no process may continue the run without it."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)

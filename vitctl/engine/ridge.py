@@ -4,8 +4,8 @@ N images, R features, K classes. With X [N, R + 1] (standardised, and a constant
 W = (X'X + l2 I)^-1 X'Y = X' (XX' + l2 I)^-1 Y; the smaller of the two matrices is decomposed, once for
 all l2.
 
-In float64 unless a caller says otherwise: the constant column alone makes X'X of 10,000 images as large as 1e8, beside which
-float32 loses regularisers below 1. Large tensors go through it in chunks, so that they are never held twice.
+In float64 by default: the constant column alone makes X'X of 10,000 images as large as 1e8, and float32 then loses
+regularisers below 1. Large tensors are processed in chunks, so that they are never held twice.
 
 Paper: Section 4.1; constants of the authors' later fewshot_lsr evaluator.
 """
@@ -36,7 +36,7 @@ def choose_shots(
         shots: images per class.
         num_classes: classes 0 .. num_classes - 1.
         seed: of the draw.
-        class_names: for the message; none: numbers.
+        class_names: for the message; empty: numbers.
 
     Returns:
         [num_classes * shots] positions in `labels`, class by class.
@@ -97,7 +97,7 @@ def decompose(train: Tensor, train_labels: Tensor, *, num_classes: int, dtype: t
         train: [N, R] representations of the chosen images.
         train_labels: [N] integers.
         num_classes: K.
-        dtype: that all is done in, whatever that of `train`.
+        dtype: of the computation, independent of that of `train`.
     """
     num = len(train)
     mean = torch.stack([part.to(dtype).sum(dim=0) for part in torch.split(train, _CHUNK)]).sum(dim=0) / num
@@ -150,7 +150,7 @@ def choose_l2(accuracies: NDArray[np.float64], *, leave_self_out: bool) -> NDArr
 
     Args:
         accuracies: [S, L] of S data sets at L regularisers; as in the authors' evaluator these are test accuracies.
-        leave_self_out: a data set's own ranks do not count for it; needs two data sets.
+        leave_self_out: exclude a data set's own ranks when its regulariser is chosen; needs two data sets.
 
     Returns:
         [S] positions on the grid; all the same unless leave_self_out.
@@ -166,7 +166,7 @@ def choose_l2(accuracies: NDArray[np.float64], *, leave_self_out: bool) -> NDArr
 
 
 def _times_targets(rows: Tensor, labels: Tensor, num_classes: int) -> Tensor:
-    """rows'Y [E, K] of rows [N, E]: Y is -1 but for one entry a row, so that sums over classes stand for a product."""
+    """rows'Y [E, K] of rows [N, E]: Y is -1 except for one entry per row, so that sums over classes replace the product."""
     of_class = torch.zeros(num_classes, rows.shape[1], dtype=rows.dtype).index_add_(0, labels, rows)
     return (2 * of_class - rows.sum(dim=0)).T
 

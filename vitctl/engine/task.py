@@ -1,4 +1,4 @@
-"""What a training run is given. Plain values and callables; jobs fill them from a recipe."""
+"""The arguments of a training run: plain values and callables; jobs fill them from a recipe."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -12,13 +12,13 @@ from vitctl.models.build import Model
 
 
 @dataclass(frozen=True)
-class Task:
-    """On what is trained, how long, how it is judged, and what is done how often.
+class TrainingTask:
+    """Training data, length, metrics, and how often each action is done.
 
     `batches(first_step)` gives this process's micro-batches, `flops_per_image` are those of training, `key(sample)` names
     an image, `score(model)` evaluates it (None: nothing to evaluate on), `probe(model)` gives few-shot accuracies of each
-    number of shots, by seed, `identity` is held against that of the checkpoint that it goes on from. `evaluate_every` and
-    `save_every` are in steps, 0 for never before the end; so is `probe_every`, 0 for never. `warm_up`: compile before the
+    number of shots, by seed, `identity` is compared with that of the checkpoint that it resumes from. `evaluate_every` and
+    `save_every` are in steps, 0 for never before the end; so is `probe_every`, 0 for never. `warm_up`: run torch.compile before the
     first step.
     """
 
@@ -41,5 +41,5 @@ class Task:
 
 
 def is_due(step: int, every: int) -> bool:
-    """Whether something that is done every so many steps, 0 for never, is done after this one."""
+    """Whether an action that is done every `every` steps (0: never) is due after this step."""
     return every > 0 and step % every == 0

@@ -10,25 +10,31 @@ from pathlib import Path
 from vitctl.data.loader.batches import Batch, share
 from vitctl.engine import nonfinite
 from vitctl.engine.averaging import averaged
-from vitctl.engine.checkpoint.files import Saved, set_aside_after
+from vitctl.engine.checkpoint.files import SavedCheckpoint, set_aside_after
 from vitctl.engine.checkpoint.rescue import rescue
 from vitctl.engine.checkpoint.saving import Saver, check_space, parts
-from vitctl.engine.distributed.agreement import Held, agreed_checkpoint, agreed_tensors, agreed_to_go_on, check_numbers
+from vitctl.engine.distributed.agreement import (
+    CheckpointTensors,
+    agreed_checkpoint,
+    agreed_tensors,
+    check_resumable,
+    check_same_state,
+)
 from vitctl.engine.distributed.runtime import Runtime
 from vitctl.engine.distributed.sharding import is_sharded, load_full_state
-from vitctl.engine.evaluation import Score, agree
-from vitctl.engine.journal import LOG, Journal, cut_after, read_lines
+from vitctl.engine.evaluation import Score, stop_together
+from vitctl.engine.journal import LOG, Journal, cut_after, read_records
 from vitctl.engine.loop import Result, Trainer, run_steps, take
 from vitctl.engine.nonfinite import SKIPPED, Counts
 from vitctl.engine.optimizer import load_optimizer_tensors
 from vitctl.engine.preemption import Stopped
 from vitctl.engine.run_files import AVERAGE, CHECKPOINTS, MODEL, OPTIMIZER
-from vitctl.engine.task import Task, is_due
+from vitctl.engine.task import TrainingTask, is_due
 from vitctl.errors import CheckpointError, DataError
 from vitctl.system.text import typed
 
 BAD_SAMPLES, SAMPLES = "bad_samples.jsonl", "samples"
-BUDGET_FLOOR = 10_000  # images; below this many the bad-sample budget is that of this many
+BUDGET_FLOOR = 10_000  # images; the budget of bad samples is computed from at least this many
 
 
 @dataclass
@@ -36,7 +42,7 @@ class Run:
     """One training run on disk, as one process sees it."""
 
     folder: Path
-    task: Task
+    task: TrainingTask
     trainer: Trainer
     saver: Saver
     counts: Counts = field(default_factory=Counts)
@@ -48,7 +54,7 @@ class Run:
 
     @property
     def runtime(self) -> Runtime:
-        """This process among its peers."""
+        """The runtime of this process."""
         return self.trainer.runtime
 
     @property
@@ -57,27 +63,29 @@ class Run:
         return self.saver.journal
 
     def resume(self) -> int:
-        """Continue from the newest whole checkpoint that the first process sees; returns its step, 0 when there is none.
+        """Resume from the newest complete checkpoint that rank 0 sees; returns its step, 0 when there is none.
 
         Raises:
-            CheckpointError: a process could not read that one, or it is of another training.
-            LaunchError: the processes do not hold the same numbers.
+            CheckpointError: a process could not read it, or it belongs to another training.
+            LaunchError: the state is not the same on all processes.
         """
         saved, problems = agreed_checkpoint(self.runtime, self.folder / CHECKPOINTS)
         for problem in problems:
             self.journal.write("warning", step=0, text=problem)
         step = saved.step if saved else 0
-        if saved and (said := agreed_to_go_on(self.runtime, saved, self.task.total_steps, self.task.identity)):
+        if saved and (said := check_resumable(self.runtime, saved, self.task.total_steps, self.task.identity)):
             self.journal.write("warning", step=step, text=said)
         read = self._load(saved) if saved is not None else {}
         trainer = self.trainer
-        check_numbers(self.runtime, step, trainer.bare, parts(trainer.bare, trainer.average, trainer.optimizer), read)
+        check_same_state(
+            self.runtime, step, trainer.unwrapped, parts(trainer.unwrapped, trainer.average, trainer.optimizer), read
+        )
         if self.runtime.is_main:
             set_aside_after(self.folder / CHECKPOINTS, step)
             logs = (self.folder / name for name in (LOG, BAD_SAMPLES, SKIPPED))
             for path in (*logs, *(self.folder / SAMPLES).glob("rank_*.jsonl")):
                 cut_after(path, step)
-            records = read_lines(self.folder / LOG)
+            records = read_records(self.folder / LOG)
             self.scores |= Score.by_step(records)
             self.probed |= {r["step"] for r in records if r.get("kind") == "fewshot" and "step" in r}
             if step:
@@ -85,14 +93,14 @@ class Run:
         return step
 
     def start_clock(self, step: int) -> None:
-        """Throughput is measured from here."""
+        """Measure the throughput from here."""
         self._window = (time.perf_counter(), step, 0.0)
 
-    def _load(self, saved: Saved) -> Held:
-        """Take over a checkpoint; what was read of it."""
+    def _load(self, saved: SavedCheckpoint) -> CheckpointTensors:
+        """Load a checkpoint; returns the tensors that were read."""
         read = agreed_tensors(self.runtime, saved)
-        load_full_state(self.trainer.bare, read[MODEL])
-        load_optimizer_tensors(self.trainer.optimizer, self.trainer.bare, read[OPTIMIZER])
+        load_full_state(self.trainer.unwrapped, read[MODEL])
+        load_optimizer_tensors(self.trainer.optimizer, self.trainer.unwrapped, read[OPTIMIZER])
         self.counts = Counts(**{name: int(saved.state.get(name, 0)) for name in asdict(Counts())})
         if self.trainer.average is not None:
             self.trainer.average.load(read[AVERAGE], saved.step - self.counts.num_skipped)
@@ -111,13 +119,13 @@ class Run:
             self._note_skipped(step, result, micro_batches)
         self._log_step(step, result, waited)
         self.logged_step = step
-        # What ends a run comes last: the step before it is whole, and so is its log.
+        # Checks that end the run come last: the step and its log are complete.
         read = step * self.trainer.batch_size
         if self.counts.num_bad > self.task.max_bad_fraction * max(read, BUDGET_FLOOR):
             raise DataError(
                 f"{self.counts.num_bad} of {read} images read so far cannot be used, more than data.max_bad_fraction = "
-                f"{self.task.max_bad_fraction:g} allows; {self.folder / BAD_SAMPLES} lists them: {self.bad_reasons()}; mend the "
-                f"data, or go on with: vitctl resume {typed(self.folder)} --set data.max_bad_fraction=SHARE --allow data.max_bad_fraction"
+                f"{self.task.max_bad_fraction:g} allows; {self.folder / BAD_SAMPLES} lists them: {self.bad_reasons()}; fix the "
+                f"data, or resume with: vitctl resume {typed(self.folder)} --set data.max_bad_fraction=SHARE --allow data.max_bad_fraction"
             )
         nonfinite.check_bound(step, self.counts, result, self.folder / SKIPPED)
 
@@ -129,7 +137,7 @@ class Run:
         seconds = time.perf_counter() - began
         rate = (step - first) * self.trainer.batch_size / seconds
         if step % self.task.log_every and step != self.task.total_steps:
-            self.journal.tell(
+            self.journal.show_progress(
                 step=step,
                 total_steps=self.task.total_steps,
                 samples=read,
@@ -162,14 +170,14 @@ class Run:
 
     def _note_skipped(self, step: int, result: Result, micro_batches: list[Batch]) -> None:
         keys = [self.task.key(int(i)) for batch in micro_batches for i in batch.samples]
-        record = nonfinite.record(step, self.runtime.rank, result, self.trainer.bare, keys)
+        record = nonfinite.record(step, self.runtime.rank, result, self.trainer.unwrapped, keys)
         self.journal.append(self.folder / SKIPPED, record)
         text = f"step {step} was not finite and is skipped: {nonfinite.in_words(result)}"
         self.journal.write("warning", step=step, text=text)
 
     def bad_reasons(self) -> str:
-        """How many images could not be used for which reason, the most frequent first."""
-        counts = Counter(str(record.get("reason")) for record in read_lines(self.folder / BAD_SAMPLES))
+        """Number of images that could not be used, by reason, the most frequent first."""
+        counts = Counter(str(record.get("reason")) for record in read_records(self.folder / BAD_SAMPLES))
         return ", ".join(f"{count} {reason}" for reason, count in counts.most_common())
 
     def _log_samples(self, step: int, micro_batches: list[Batch]) -> None:
@@ -182,84 +190,84 @@ class Run:
             self.journal.append(self._samples_file, {"step": step, "keys": keys})
 
     def evaluate(self, step: int) -> None:
-        """Score the model, its average when there is one, once per step."""
-        if self.task.score is None or self._all_have(step in self.scores):
+        """Evaluate the model, or its average when there is one, once per step."""
+        if self.task.score is None or self._main_has(step in self.scores):
             return
         if step == self.task.total_steps:
-            self.save(step, last=True)  # whatever ends the process in the last evaluation, no step is lost
+            self.save(step, last=True)  # if the process ends during the last evaluation, no step is lost
         began = time.perf_counter()
-        with averaged(self.trainer.bare, self.trainer.average):
-            score = self.task.score(self.trainer.bare)
+        with averaged(self.trainer.unwrapped, self.trainer.average):
+            score = self.task.score(self.trainer.unwrapped)
         self.scores[step] = score
         seconds = round(time.perf_counter() - began, 3)
         self.journal.write("evaluate", step=step, **score.numbers, seconds=seconds)
         self.runtime.accelerator.log({"accuracy": score.accuracy}, step=step)
-        self._leave_out(seconds)
+        self._exclude_time(seconds)
 
     def probe(self, step: int) -> None:
-        """Few-shot accuracies of the model, its average when there is one, once per step."""
-        if self.task.probe is None or self._all_have(step in self.probed):
+        """Few-shot accuracies of the model, or of its average when there is one, once per step."""
+        if self.task.probe is None or self._main_has(step in self.probed):
             return
         if step == self.task.total_steps:
             self.save(step)
         began = time.perf_counter()
-        with averaged(self.trainer.bare, self.trainer.average):
-            scores = self.task.probe(self.trainer.bare)
+        with averaged(self.trainer.unwrapped, self.trainer.average):
+            scores = self.task.probe(self.trainer.unwrapped)
         self.probed.add(step)
         seconds = round(time.perf_counter() - began, 3)
         means = {shots: sum(values) / len(values) for shots, values in scores.items()}
         for shots, values in scores.items():
             self.journal.write("fewshot", step=step, shots=shots, accuracy=means[shots], seeds=values, seconds=seconds)
         self.runtime.accelerator.log({f"fewshot_{shots}": mean for shots, mean in means.items()}, step=step)
-        self._leave_out(seconds)
+        self._exclude_time(seconds)
 
-    def _leave_out(self, seconds: float) -> None:
-        """Time that was not spent on training does not count for its speed."""
+    def _exclude_time(self, seconds: float) -> None:
+        """Exclude time that was not spent on training from the throughput."""
         began, first, waited = self._window
         self._window = (began + seconds, first, waited)
 
-    def _all_have(self, has: bool) -> bool:
-        """What the main process has: of a resumed run only that one read the log."""
+    def _main_has(self, has: bool) -> bool:
+        """The value of the main process: after a resume only that one has read the log."""
         return self.runtime.sum([float(self.runtime.is_main and has)])[0] > 0
 
     def save(self, step: int, last: bool = False) -> None:
         """A checkpoint of this step, unless there is one; the `last` of a process is on disk when this returns.
 
         Raises:
-            CheckpointError: the last one could not be written; one before it is tried again by the next.
+            CheckpointError: the last one could not be written; an earlier failure is retried by the next save.
         """
-        self._settle()
+        self._finish_save()
         if self.saved_step != step:
             self.start_saving(step)
         if not last and self.task.save_in_background:
             return
-        problem = self._settle()
+        problem = self._finish_save()
         if problem and last:
             raise CheckpointError(
-                f"{problem}; those that are there are whole: make room or mend its rights, then: vitctl resume {typed(self.folder)}"
+                f"{problem}; earlier checkpoints are complete: free space or fix permissions, then: vitctl resume {typed(self.folder)}"
             )
         if self.runtime.is_main:
             self.saver.keep(self._accuracies)
 
     def start_saving(self, step: int) -> None:
-        """Begin to write a checkpoint of this step; only of a sharded model other processes have a part in it."""
-        everything = parts(self.trainer.bare, self.trainer.average, self.trainer.optimizer)
+        """Start to write a checkpoint of this step; with a sharded model all processes take part."""
+        everything = parts(self.trainer.unwrapped, self.trainer.average, self.trainer.optimizer)
         if self.runtime.is_main:
             state = {"samples": step * self.trainer.batch_size, **asdict(self.counts)}
             state |= self.task.identity.state if self.task.identity else {}
             self.saver.start(step, everything, state, self._accuracies)
-        elif is_sharded(self.trainer.bare):
+        elif is_sharded(self.trainer.unwrapped):
             for _ in everything:
                 pass
         self.saved_step = step
 
     def rescue(self, step: int, error: Exception) -> None:
-        """What `vitctl.engine.checkpoint.rescue` does."""
+        """See `vitctl.engine.checkpoint.rescue`."""
         rescue(self, step, error)
 
-    def _settle(self) -> str:
-        """Wait for the save under way; on every process what went wrong with it, "" when it is whole."""
-        problem = self.runtime.first(self.saver.finish() if self.runtime.is_main else "")
+    def _finish_save(self) -> str:
+        """Wait for the save in progress; returns its problem on every process, "" when it is complete."""
+        problem = self.runtime.broadcast(self.saver.finish() if self.runtime.is_main else "")
         if problem:
             self.saved_step = -1
         return problem
@@ -269,8 +277,8 @@ class Run:
         return {at: score.accuracy for at, score in self.scores.items()}
 
 
-def fit(folder: Path, task: Task, trainer: Trainer, saver: Saver) -> Score | None:
-    """Train in `folder`, going on from its newest checkpoint, to task.total_steps.
+def fit(folder: Path, task: TrainingTask, trainer: Trainer, saver: Saver) -> Score | None:
+    """Train in `folder` to task.total_steps, resuming from its newest checkpoint.
 
     Args:
         folder: of the run; gets log.jsonl, bad_samples.jsonl, checkpoints/.
@@ -279,7 +287,7 @@ def fit(folder: Path, task: Task, trainer: Trainer, saver: Saver) -> Score | Non
         saver: of the checkpoints; its journal is the run's.
 
     Returns:
-        the score after the last step; None when there is nothing to score on.
+        the score after the last step; None when there are no images to score.
 
     Raises:
         Stopped: a signal came; the state is saved.
@@ -297,7 +305,7 @@ def _fit(run: Run) -> Score | None:
     first_step = run.resume()
     if run.runtime.is_main:
         kept = run.saver.last + run.saver.best
-        check_space(run.saver.root, trainer.bare, trainer.average, trainer.optimizer, kept=kept)
+        check_space(run.saver.root, trainer.unwrapped, trainer.average, trainer.optimizer, kept=kept)
     if first_step and is_due(first_step, task.evaluate_every):
         run.evaluate(first_step)
     if first_step and is_due(first_step, task.probe_every):
@@ -305,7 +313,7 @@ def _fit(run: Run) -> Score | None:
     if first_step < total_steps:
         own = len(share(trainer.batch_size, run.runtime.num_processes, run.runtime.rank))
         batches = task.batches(first_step)
-        run.journal.tell(at_once=True, step=first_step, total_steps=total_steps)
+        run.journal.show_progress(at_once=True, step=first_step, total_steps=total_steps)
         if task.warm_up:
             batches = _warmed_up(run, batches, own, first_step)
         run.start_clock(first_step)
@@ -313,7 +321,7 @@ def _fit(run: Run) -> Score | None:
     else:
         run.evaluate(total_steps)
         run.probe(total_steps)
-    agree(run.runtime, trainer.stop)
+    stop_together(run.runtime, trainer.stop)
     nonfinite.check_share(total_steps, run.counts, run.folder / SKIPPED)
     if run.counts.num_skipped:
         text = f"{run.counts.num_skipped} of {total_steps} updates were not finite and were skipped; {run.folder / SKIPPED} lists them"
@@ -325,14 +333,14 @@ def _fit(run: Run) -> Score | None:
 
 
 def _warmed_up(run: Run, batches: Iterator[Batch], own: int, step: int) -> Iterator[Batch]:
-    """The same batches, after a first pass over those of one update in which all that is compiled gets compiled."""
+    """The same batches, after a first pass over those of one update that triggers torch.compile."""
     try:
-        agree(run.runtime, run.trainer.stop)
+        stop_together(run.runtime, run.trainer.stop)
     except Stopped:
         run.save(step, last=True)
         raise
     began = time.perf_counter()
-    run.journal.tell(at_once=True, text="compiling")
+    run.journal.show_progress(at_once=True, text="compiling")
     first = take(batches, own)
     run.trainer.warm_up(first)
     run.journal.write("compile", step=step, seconds=round(time.perf_counter() - began, 3))

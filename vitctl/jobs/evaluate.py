@@ -5,17 +5,17 @@ from pathlib import Path
 from typing import Any
 
 from vitctl.data.images.transforms import EvalTransform
-from vitctl.engine.evaluation import best_answers
+from vitctl.engine.evaluation import top_predictions
 from vitctl.engine.journal import Report, silent
 from vitctl.engine.metrics import baselines, count_hits, mean_per_class
 from vitctl.engine.preemption import StopFlag
 from vitctl.errors import CheckpointError, RecipeError
 from vitctl.jobs.features import ImagePass
 from vitctl.jobs.inputs.data import open_scored
-from vitctl.jobs.inputs.labels import OF_OBJECTNET, choose_judge, write_counts
+from vitctl.jobs.inputs.labels import OF_OBJECTNET, choose_label_rule, write_counts
 from vitctl.jobs.inputs.network import unseen_pixels
 from vitctl.jobs.inputs.same_inputs import check_found
-from vitctl.jobs.inputs.weights import Found, loaded_model, scored_weights
+from vitctl.jobs.inputs.weights import FoundWeights, loaded_model, scored_weights
 from vitctl.jobs.provenance import computed, shown, weights_scored
 from vitctl.jobs.record.integrity import verified, verify
 from vitctl.jobs.record.result import RunResult, data_used
@@ -33,14 +33,14 @@ def evaluate(recipe: Evaluate, run_dir: Path, report: Report = silent, stop: Sto
         recipe: checked.
         run_dir: gets log.jsonl, per_class.csv, confusion.csv and, by the caller, result.json.
         report: called with every log record of the main process.
-        stop: raised by signals.
+        stop: set by signals.
 
     Returns:
-        the accuracies with their integers, by the data's labels and by those that evaluation.labels names.
+        the accuracies with their integers, under the data's labels and under those that evaluation.labels names.
 
     Raises:
-        CheckpointError: the head has other classes than the data, or is still zero.
-        DataError: an image was not counted once, or the images are not those that evaluation.labels is about.
+        CheckpointError: the head has other classes than the data, or is all zeros.
+        DataError: an image was not counted exactly once, or the images are not those that evaluation.labels is for.
         Stopped: a signal came.
 
     Paper: Section 4.1; Appendix D.9 (ObjectNet)
@@ -52,13 +52,13 @@ def evaluate(recipe: Evaluate, run_dir: Path, report: Report = silent, stop: Sto
         raise CheckpointError(
             f"{found.path}: its head is all zeros, as in the released ImageNet-21k files; fine-tune it first"
         )
-    judge = choose_judge(recipe.evaluation.labels, source, found, Path(recipe.data.root))
+    rule = choose_label_rule(recipe.evaluation.labels, source, found, Path(recipe.data.root))
     runtime = start_runtime(recipe.machine, run_dir)
     journal = open_journal(runtime, run_dir, report)
     check_found(runtime, found, [source])
     bytes_read = verify(runtime, run_dir, source)
     meta = found.weights.meta
-    transform = eval_transform(recipe, meta)
+    transform = stored_eval_transform(recipe, meta)
     model, _ = loaded_model(found, transform.image_size, runtime.dtype)
     journal.write("weights", step=0, path=found.path, text=_text(found, str(transform)))
     for text in unseen_pixels(model.config):
@@ -66,17 +66,17 @@ def evaluate(recipe: Evaluate, run_dir: Path, report: Report = silent, stop: Sto
     mean, std, workers = tuple(meta["mean"]), tuple(meta["std"]), num_workers(recipe.machine, runtime)
     look = ImagePass(runtime, journal, transform, mean, std, recipe.evaluation.batch_size, workers, stop)
     model = on_device(model, runtime)
-    best = look.through(best_answers, "scoring", model, source, answers=judge.answers).numpy()
+    best = look.through(top_predictions, "scoring", model, source, to_scores=rule.to_scores).numpy()
     data_verified = verified(bytes_read, runtime, journal, is_score=True)
     metrics = {}
-    for name, labels in judge.labels.items():
+    for name, labels in rule.labels.items():
         hits = count_hits(best, labels)
         numbers = {"accuracy": hits.accuracy, "correct": hits.correct, "total": hits.total}
         numbers |= {"top5_accuracy": hits.top5, "top5_correct": hits.correct_top5}
-        metrics[name] = numbers | baselines(labels, len(judge.answer_names))
+        metrics[name] = numbers | baselines(labels, len(rule.prediction_names))
         journal.write("evaluate", step=0, labels=name, **metrics[name])
     first, *others = metrics
-    metrics[first]["mean_per_class"] = mean_per_class(judge.count_by_class(best))
+    metrics[first]["mean_per_class"] = mean_per_class(rule.count_by_class(best))
     return RunResult(
         "evaluate",
         "done",
@@ -91,16 +91,16 @@ def evaluate(recipe: Evaluate, run_dir: Path, report: Report = silent, stop: Sto
             "mean": list(meta["mean"]),
             "std": list(meta["std"]),
         },
-        files=write_counts(run_dir, judge, best) if runtime.is_main else {},
+        files=write_counts(run_dir, rule, best) if runtime.is_main else {},
     )
 
 
-def _text(found: Found, text: str) -> str:
+def _text(found: FoundWeights, text: str) -> str:
     return "; ".join(filter(None, (found.chosen.text, text)))
 
 
-def eval_transform(recipe: Evaluate, meta: Mapping[str, Any]) -> EvalTransform:
-    """The pre-processing of [data]: what it leaves open is as stored with the weights, and for ObjectNet's labels as in BiT.
+def stored_eval_transform(recipe: Evaluate, meta: Mapping[str, Any]) -> EvalTransform:
+    """The pre-processing of [data]; unset values are those stored with the weights, and for ObjectNet's labels those of BiT.
 
     At another image size the centre crop keeps its share: 224 out of 256 becomes 336 out of 384.
 

@@ -1,4 +1,4 @@
-"""Files for other programs, proven equal to the model before they are kept."""
+"""Files for other programs, verified against the model before they are kept."""
 
 import json
 import shutil
@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from vitctl.engine.journal import LOG, Journal, Report, silent
 from vitctl.engine.preemption import StopFlag, Stopped
 from vitctl.errors import CheckpointError, RecipeError
-from vitctl.jobs.inputs.weights import Found, loaded_model, weights_of
+from vitctl.jobs.inputs.weights import FoundWeights, loaded_model, weights_of
 from vitctl.jobs.provenance import versions, weights_scored
 from vitctl.jobs.record.result import RunResult
-from vitctl.jobs.resizing import AnswerCheck, Resizing, card
+from vitctl.jobs.resizing import Resizing, ResizingCheck, card
 from vitctl.models.weights.files import read_json, write_json
 from vitctl.models.weights.load import read_weights
 from vitctl.models.weights.sources import CONFIG
@@ -40,14 +40,14 @@ def export(recipe: ExportRecipe, run_dir: Path, report: Report = silent, stop: S
         recipe: checked.
         run_dir: gets model.onnx, model.safetensors, and a folder for each format of another program.
         report: called with every log record.
-        stop: raised by signals, looked at before each file.
+        stop: set by signals, checked before each file.
 
     Returns:
         the files and, for each, the largest difference to the model's logits in units of their standard deviation.
 
     Raises:
         CheckpointError: a written file disagrees with the model; it is not kept.
-        Stopped: a signal came; the files of the formats before are whole and verified.
+        Stopped: a signal came; the files of earlier formats are complete and verified.
     """
     stop = StopFlag() if stop is None else stop
     unknown = sorted(set(recipe.export.to) - set(WRITERS))
@@ -63,7 +63,7 @@ def export(recipe: ExportRecipe, run_dir: Path, report: Report = silent, stop: S
     text = f"to {', '.join(recipe.export.to)}"
     journal.write("weights", step=0, path=found.path, text="; ".join(filter(None, (found.chosen.text, text))))
     files, differences, resized = {}, {}, {}
-    check = AnswerCheck(found, Raw(model.eval(), found.weights.meta), recipe.export.check_images)
+    check = ResizingCheck(found, Raw(model.eval(), found.weights.meta), recipe.export.check_images)
     for kind in recipe.export.to:
         if stop.raised:
             raise Stopped
@@ -95,7 +95,7 @@ def export(recipe: ExportRecipe, run_dir: Path, report: Report = silent, stop: S
 
 
 def _copied(path: Path, to: Path) -> Path:
-    """A copy of a file at another place, or in another folder, that is whole or not there."""
+    """Copy a file to another path, or into another folder, completely or not at all."""
     target = to / path.name if to.is_dir() else to
     with atomic_write(target) as aside:
         shutil.copyfile(path, aside)
@@ -129,7 +129,7 @@ class Raw(nn.Module):
 
 
 def _write_onnx(
-    found: Found, raw: Raw, run_dir: Path, batch_sizes: tuple[int, ...], resizing: Resizing | None
+    found: FoundWeights, raw: Raw, run_dir: Path, batch_sizes: tuple[int, ...], resizing: Resizing | None
 ) -> Exported:
     import onnx
 
@@ -156,8 +156,8 @@ def _write_onnx(
     onnx.helper.set_model_props(proto, {**notes, "producer": "vitctl", "weights_sha256": found.weights.digest})
     with atomic_write(path) as aside:
         onnx.save(proto, aside, format="protobuf")
-        worst = _agree(path, raw, size, batch_sizes, _run_onnx(aside))
-    return Exported(path, worst, (resizing.note,) if resizing else ())
+        largest = _agree(path, raw, size, batch_sizes, _run_onnx(aside))
+    return Exported(path, largest, (resizing.note,) if resizing else ())
 
 
 def _run_onnx(path: Path) -> Any:
@@ -170,9 +170,9 @@ def _run_onnx(path: Path) -> Any:
 
 
 def _write_weights(
-    to: Target, found: Found, raw: Raw, run_dir: Path, batch_sizes: tuple[int, ...], resizing: Resizing | None
+    to: Target, found: FoundWeights, raw: Raw, run_dir: Path, batch_sizes: tuple[int, ...], resizing: Resizing | None
 ) -> Exported:
-    """A weights file of ours or of another program, read back by detection, with what the program keeps beside it."""
+    """A weights file in vitctl's or another program's format, read back to verify it, with the files that the program expects."""
     folder, aside = run_dir / to, run_dir / f".{to}.partial"
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
@@ -180,7 +180,7 @@ def _write_weights(
         written = write_weights(found.weights, aside / "model.npz" if to == "google" else aside, to)
         file = written.files[0]
         again, _ = loaded_model(
-            Found(str(file), read_weights(file, num_heads=getattr(found.weights.config, "num_heads", None))),
+            FoundWeights(str(file), read_weights(file, num_heads=getattr(found.weights.config, "num_heads", None))),
             0,
             torch.float32,
         )
@@ -188,7 +188,7 @@ def _write_weights(
         notes = (*written.notes, *((resizing.note,) if resizing else ()))
         if to != "safetensors":
             _write_beside(aside, found, notes, resizing)
-        worst = _agree(file, raw, found.weights.config.image_size, batch_sizes, lambda x: read_back(x).numpy())
+        largest = _agree(file, raw, found.weights.config.image_size, batch_sizes, lambda x: read_back(x).numpy())
     except CheckpointError as error:
         shutil.rmtree(aside)
         raise CheckpointError(str(error).replace(str(aside), str(folder))) from None
@@ -199,11 +199,11 @@ def _write_weights(
     else:
         shutil.rmtree(folder, ignore_errors=True)
         aside.rename(folder)
-    return Exported(folder / file.name, worst, notes)
+    return Exported(folder / file.name, largest, notes)
 
 
-def _write_beside(folder: Path, found: Found, notes: tuple[str, ...], resizing: Resizing | None) -> None:
-    """README.md for people, and where the format has a config.json, in it our pre-processing for programs."""
+def _write_beside(folder: Path, found: FoundWeights, notes: tuple[str, ...], resizing: Resizing | None) -> None:
+    """Write a README.md, and add the pre-processing to config.json where the format has one."""
     name = found.weights.meta.get("format", "vitctl")
     write_text(folder / "README.md", card(f"Weights of {name}", found.path, notes))
     config = read_json(folder / CONFIG)
@@ -216,23 +216,23 @@ def _write_beside(folder: Path, found: Found, notes: tuple[str, ...], resizing: 
 @torch.inference_mode()
 def _agree(path: Path, raw: Raw, size: int, batch_sizes: tuple[int, ...], run: Any) -> float:
     """Largest difference over all batch sizes in standard deviations of the logits. Raises CheckpointError when it is not small."""
-    worst = 0.0
+    largest = 0.0
     generator = torch.Generator().manual_seed(0)
     for batch in batch_sizes:
         images = torch.randint(0, 256, (batch, 3, size, size), dtype=torch.uint8, generator=generator)
         expected, got = raw(images).numpy(), np.asarray(run(images))
         spread = float(expected.std()) or 1.0
         difference = float(np.abs(expected - got).max()) / spread if got.shape == expected.shape else float("inf")
-        worst = worst if difference <= worst else difference  # NaN too
-    if not worst <= TOLERANCE:
+        largest = largest if difference <= largest else difference  # NaN too
+    if not largest <= TOLERANCE:
         raise CheckpointError(
-            f"{path}: the exported file differs from the model by {worst:.1e} standard deviations of the logits "
+            f"{path}: the exported file differs from the model by {largest:.1e} standard deviations of the logits "
             f"(allowed {TOLERANCE:g}); it was not kept"
         )
-    return worst
+    return largest
 
 
-WRITERS: dict[str, Callable[[Found, Raw, Path, tuple[int, ...], Resizing | None], Exported]] = {
+WRITERS: dict[str, Callable[[FoundWeights, Raw, Path, tuple[int, ...], Resizing | None], Exported]] = {
     "onnx": _write_onnx,
     "safetensors": partial(_write_weights, "safetensors"),
     "google": partial(_write_weights, "google"),

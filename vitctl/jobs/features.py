@@ -39,7 +39,7 @@ class ImagePass:
     stop: StopFlag
 
     def __call__(self, model: Model, source: Source) -> Tensor:
-        """What the classification layer sees, [N, R] float32 on the CPU, in the split's order, the same on every process."""
+        """The input of the classification layer, [N, R] float32 on the CPU, in the split's order, the same on every process."""
         return self.through(representations, "features", model, source)
 
     def through(self, function: Callable[..., T], what: str, model: Model, source: Source, **more: Any) -> T:
@@ -58,7 +58,7 @@ class ImagePass:
         return function(runtime, model, batches, num_images=len(source), normalise=normalise, stop=self.stop, **more)
 
     def key(self, weights_sha256: str, config: Any, source: Source) -> dict[str, Any]:
-        """All that decides the representations of a split."""
+        """Everything that the representations of a split depend on: the key of the cache."""
         return {
             "format": FORMAT,
             "weights_sha256": weights_sha256,
@@ -82,7 +82,7 @@ def cached_pass(
     may_keep: Callable[[], bool],
     note: Callable[[str], None] = lambda _: None,
 ) -> Callable[[Source], tuple[Tensor | None, bool]]:
-    """A pass that leaves its representations in a folder and reads them back: see `cached_features`."""
+    """A feature pass with a cache folder: see `cached_features`."""
     digest = weights_digest(model.state_dict())
 
     def features(source: Source) -> tuple[Tensor | None, bool]:

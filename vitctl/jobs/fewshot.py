@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vitctl.data.images.transforms import EvalTransform
 from vitctl.engine.distributed.runtime import Runtime
-from vitctl.engine.evaluation import agree
+from vitctl.engine.evaluation import stop_together
 from vitctl.engine.journal import Report, silent
 from vitctl.engine.metrics import baselines
 from vitctl.engine.preemption import StopFlag
@@ -21,7 +21,7 @@ from vitctl.jobs.features import ImagePass, cached_pass
 from vitctl.jobs.inputs.fewshot_sets import FewshotSet, drawn_rows, open_sets, score_draw
 from vitctl.jobs.inputs.network import unseen_pixels
 from vitctl.jobs.inputs.same_inputs import check_found
-from vitctl.jobs.inputs.weights import Found, loaded_model, weights_of
+from vitctl.jobs.inputs.weights import FoundWeights, loaded_model, weights_of
 from vitctl.jobs.provenance import computed, shown, weights_used
 from vitctl.jobs.record.integrity import are_whole, verified, verify
 from vitctl.jobs.record.result import RunResult
@@ -34,7 +34,7 @@ CACHE, SCORES, CHOSEN = "features", "fewshot.csv", "chosen.csv"
 
 
 class Line(NamedTuple):
-    """One draw at one regulariser."""
+    """The score of one draw at one regulariser."""
 
     data_set: str
     shots: int
@@ -55,7 +55,7 @@ def fewshot(recipe: Fewshot, run_dir: Path, report: Report = silent, stop: StopF
         recipe: checked.
         run_dir: gets log.jsonl, fewshot.csv, chosen.csv (the images drawn) and, by the caller, result.json.
         report: called with every log record of the main process.
-        stop: raised by signals.
+        stop: set by signals.
 
     Returns:
         accuracy per number of shots, the mean over data sets and seeds; and of each data set, with its regulariser.
@@ -96,7 +96,7 @@ def fewshot(recipe: Fewshot, run_dir: Path, report: Report = silent, stop: StopF
         journal.write("features", step=0, data_set=one.name, read=was_read, folder=str(folder))
         if runtime.is_main and train is not None and test is not None:
             lines += _score(recipe, one, (train, test), stop)
-        agree(runtime, stop)
+        stop_together(runtime, stop)
     data_verified = verified(bytes_read, runtime, journal, is_score=True)
     metrics: dict[str, Any] = {}
     if runtime.is_main:
@@ -110,7 +110,7 @@ def fewshot(recipe: Fewshot, run_dir: Path, report: Report = silent, stop: StopF
     return RunResult("fewshot", "done", metrics, used, files)
 
 
-def _frozen(found: Found, recipe: Fewshot, runtime: Runtime) -> tuple[Model, EvalTransform]:
+def _frozen(found: FoundWeights, recipe: Fewshot, runtime: Runtime) -> tuple[Model, EvalTransform]:
     model, image_size = loaded_model(found, recipe.data.image_size, runtime.dtype)
     if recipe.weights.initialise == "random":
         model = build(model.config, seed=recipe.seed, dtype=runtime.dtype)
@@ -133,7 +133,7 @@ def _score(recipe: Fewshot, one: FewshotSet, features: tuple[Tensor, Tensor], st
     """The lines of a data set; after a signal only some of them."""
     if not all(bool(part.isfinite().all()) for part in features):
         raise DataError(
-            "the network's representations are NaN or infinite, so that no score of them means anything; take other weights"
+            "the model's representations are NaN or infinite, so that their accuracy means nothing; use other weights"
         )
     dtype = torch.float64 if recipe.fewshot.float64 else torch.float32
     return [
@@ -183,7 +183,7 @@ def _write_files(recipe: Fewshot, sets: list[FewshotSet], lines: list[Line], run
 
 
 def _provenance(
-    recipe: Fewshot, runtime: Runtime, found: Found, sets: list[FewshotSet], transform: EvalTransform
+    recipe: Fewshot, runtime: Runtime, found: FoundWeights, sets: list[FewshotSet], transform: EvalTransform
 ) -> dict[str, Any]:
     f = recipe.fewshot
     data = sets[0].used if len(sets) == 1 else {"tasks": {one.name: one.used for one in sets}}

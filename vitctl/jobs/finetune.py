@@ -13,25 +13,25 @@ from vitctl.engine.journal import Journal, Record, Report, silent
 from vitctl.engine.metrics import baselines
 from vitctl.engine.preemption import StopFlag
 from vitctl.jobs.inputs.data import at_size, open_training_images
-from vitctl.jobs.inputs.length import fitted
+from vitctl.jobs.inputs.length import fitted_recipe
 from vitctl.jobs.inputs.network import rates_in_words, rates_of, unseen_pixels
 from vitctl.jobs.inputs.sampling import sampling_notes
-from vitctl.jobs.inputs.weights import Found, transferred_model, weights_of
+from vitctl.jobs.inputs.weights import FoundWeights, transferred_model, weights_of
 from vitctl.jobs.provenance import trained, training_result, weights_used
 from vitctl.jobs.record.integrity import verified, verify
 from vitctl.jobs.record.result import RunResult
-from vitctl.jobs.sweep import SEEDS, Tried, best, same_everywhere, sweep
-from vitctl.jobs.training import Work, dropout_draws, images_of, on_device, open_journal, start_runtime, train
+from vitctl.jobs.sweep import SEEDS, Trial, best, broadcast_score, run_trials
+from vitctl.jobs.training import RunContext, dropout_draws, images_of, on_device, open_journal, start_runtime, train
 from vitctl.recipe.images import TrainImages
 from vitctl.recipe.schema import Finetune
 
 
 def finetune(recipe: Finetune, run_dir: Path, report: Report = silent, stop: StopFlag | None = None) -> RunResult:
-    """Fine-tune weights.source on data.train_split, going on where run_dir's last checkpoint stands.
+    """Fine-tune weights.source on data.train_split, resuming from run_dir's newest checkpoint.
 
-    With sweep.lrs, each is first tried on sweep.train_split and scored on sweep.eval_split, in sweep/lr_VALUE/; the best one
-    then trains on the whole of data.train_split. With finetune.seeds, the first seed trains in run_dir, whose weights stand for
-    the run, and each other one in seeds/seed_VALUE/, of which the result and the log stay.
+    With sweep.lrs, each learning rate is first trained on sweep.train_split and scored on sweep.eval_split, in sweep/lr_VALUE/;
+    the best one then trains on all of data.train_split. With finetune.seeds, the first seed trains in run_dir, whose weights
+    represent the run, and each other one in seeds/seed_VALUE/, of which the result and the log are kept.
 
     Both pre-training head layers are dropped; the new head is one zero-initialised linear layer. The position embedding is
     resized when the image size changes.
@@ -40,10 +40,10 @@ def finetune(recipe: Finetune, run_dir: Path, report: Report = silent, stop: Sto
         recipe: checked.
         run_dir: gets checkpoints, log.jsonl and, by the caller, result.json.
         report: called with every log record of the main process.
-        stop: raised by signals.
+        stop: set by signals.
 
     Returns:
-        accuracy on data.eval_split, of several seeds their mean and deviation, what it belongs to, and the table of the sweep.
+        accuracy on data.eval_split (with several seeds mean and deviation), its provenance, and the table of the sweep.
 
     Raises:
         Stopped: a signal came; the state is saved, and finished rates and seeds are not trained again.
@@ -54,18 +54,18 @@ def finetune(recipe: Finetune, run_dir: Path, report: Report = silent, stop: Sto
     found = weights_of(recipe)
     data = at_size(recipe.data, found.weights.config.image_size)
     train_on, score_on = open_training_images(data, run_dir)
-    recipe = fitted(recipe, len(train_on))
+    recipe = fitted_recipe(recipe, len(train_on))
     runtime = start_runtime(recipe.machine, run_dir, recipe.log)
     journal = open_journal(runtime, run_dir, report)
-    bench = _Bench(runtime, journal, report, stop, found, data)
+    context = _JobContext(runtime, journal, report, stop, found, data)
     for text in sampling_notes(data, train_on):
         journal.write("data", step=0, text=text)
     bytes_read = verify(runtime, run_dir, train_on, score_on)
 
-    tried = _sweep(recipe, bench, run_dir) if recipe.sweep.lrs else []
-    recipe = _at(recipe, best(tried).value) if tried else recipe
+    tried = _sweep(recipe, context, run_dir) if recipe.sweep.lrs else []
+    recipe = _with_lr(recipe, best(tried).value) if tried else recipe
     seeds = recipe.finetune.seeds or (recipe.seed,)
-    score, used = _train(_seeded(recipe, seeds[0]), bench, run_dir, journal, train_on, score_on)
+    score, used = _train(_with_seed(recipe, seeds[0]), context, run_dir, journal, train_on, score_on)
     used |= weights_used(found, recipe.weights) | {
         "lr": recipe.optimizer.lr,
         "total_steps": recipe.schedule.total_steps,
@@ -74,7 +74,7 @@ def finetune(recipe: Finetune, run_dir: Path, report: Report = silent, stop: Sto
     }
     result = training_result(recipe, runtime, run_dir, score, used, score_on)
     if len(seeds) > 1:
-        repeated = _repeat(recipe, seeds, bench, run_dir, (train_on, score_on), score)
+        repeated = _repeat(recipe, seeds, context, run_dir, (train_on, score_on), score)
         beside = baselines(score_on.labels(), len(score_on.class_names)) if score_on is not None else {}
         result = replace(result, metrics=over_seeds(repeated) | beside)
     if not tried:
@@ -89,7 +89,7 @@ def finetune(recipe: Finetune, run_dir: Path, report: Report = silent, stop: Sto
 
 
 def open_sweep(recipe: Finetune, data: TrainImages, run_dir: Path) -> tuple[Source, Source]:
-    """The images that learning rates are tried on, and those they are scored on."""
+    """The images that the learning rates are trained on, and those that they are scored on."""
     splits = {"train_split": recipe.sweep.train_split, "eval_split": recipe.sweep.eval_split}
     train_on, score_on = open_training_images(data.model_copy(update=splits), run_dir)
     assert score_on is not None
@@ -97,63 +97,63 @@ def open_sweep(recipe: Finetune, data: TrainImages, run_dir: Path) -> tuple[Sour
 
 
 @dataclass(frozen=True)
-class _Bench:
+class _JobContext:
     """What the trainings of one job share."""
 
     runtime: Runtime
     journal: Journal
     report: Report
     stop: StopFlag
-    found: Found
+    found: FoundWeights
     data: TrainImages
 
 
-def _sweep(recipe: Finetune, bench: _Bench, run_dir: Path) -> list[Tried]:
-    train_on, score_on = open_sweep(recipe, bench.data, run_dir)
+def _sweep(recipe: Finetune, context: _JobContext, run_dir: Path) -> list[Trial]:
+    train_on, score_on = open_sweep(recipe, context.data, run_dir)
 
     def attempt(lr: float, folder: Path) -> Score | None:
-        return _one_of_many(_at(recipe, lr), bench, folder, f"lr {lr:g}", (train_on, score_on))
+        return _one_of_many(_with_lr(recipe, lr), context, folder, f"lr {lr:g}", (train_on, score_on))
 
-    belongs = _belongs(recipe, bench, train_on, score_on)
-    tried = sweep(recipe.sweep.lrs, attempt, run_dir, bench.runtime, knob="lr", belongs=belongs)
+    must_match = _score_identity(recipe, context, train_on, score_on)
+    tried = run_trials(recipe.sweep.lrs, attempt, run_dir, context.runtime, knob="lr", must_match=must_match)
     table = {f"{one.value:g}": one.score.accuracy for one in tried}
-    bench.journal.write("sweep", step=0, split=recipe.sweep.eval_split, accuracies=table, lr=best(tried).value)
+    context.journal.write("sweep", step=0, split=recipe.sweep.eval_split, accuracies=table, lr=best(tried).value)
     return tried
 
 
 def _repeat(
     recipe: Finetune,
     seeds: Sequence[int],
-    bench: _Bench,
+    context: _JobContext,
     run_dir: Path,
     images: tuple[Source, Source | None],
     first: Score | None,
-) -> list[Tried]:
+) -> list[Trial]:
     """The score of every seed, the first of which is trained already."""
     train_on, score_on = images
     assert score_on is not None
-    bench.runtime.release()
+    context.runtime.release()
 
     def attempt(seed: float, folder: Path) -> Score | None:
-        return _one_of_many(_seeded(recipe, int(seed)), bench, folder, f"seed {seed}", images)
+        return _one_of_many(_with_seed(recipe, int(seed)), context, folder, f"seed {seed}", images)
 
-    belongs = _belongs(recipe, bench, train_on, score_on) | {"lr": recipe.optimizer.lr}
-    others = sweep(seeds[1:], attempt, run_dir, bench.runtime, knob="seed", belongs=belongs, where=SEEDS)
-    return [Tried(seeds[0], same_everywhere(first, bench.runtime)), *others]
+    must_match = _score_identity(recipe, context, train_on, score_on) | {"lr": recipe.optimizer.lr}
+    others = run_trials(seeds[1:], attempt, run_dir, context.runtime, knob="seed", must_match=must_match, where=SEEDS)
+    return [Trial(seeds[0], broadcast_score(first, context.runtime)), *others]
 
 
 def _one_of_many(
-    recipe: Finetune, bench: _Bench, folder: Path, task: str, images: tuple[Source, Source | None]
+    recipe: Finetune, context: _JobContext, folder: Path, task: str, images: tuple[Source, Source | None]
 ) -> Score | None:
-    """One training of several; what it reports is told to be of `task`."""
+    """One training of several; its records carry the name `task`."""
 
     def report(record: Record) -> None:
-        bench.report({**record, "task": task})
+        context.report({**record, "task": task})
 
-    return _train(recipe, bench, folder, open_journal(bench.runtime, folder, report), *images)[0]
+    return _train(recipe, context, folder, open_journal(context.runtime, folder, report), *images)[0]
 
 
-def over_seeds(repeated: Sequence[Tried]) -> dict[str, Any]:
+def over_seeds(repeated: Sequence[Trial]) -> dict[str, Any]:
     """Mean and deviation (of the population) of the accuracies of several seeds, and each of them."""
     accuracies = [one.score.accuracy for one in repeated]
     by_seed = {str(one.value): {"accuracy": one.score.accuracy, "correct": one.score.correct} for one in repeated}
@@ -165,30 +165,30 @@ def over_seeds(repeated: Sequence[Tried]) -> dict[str, Any]:
     }
 
 
-def _belongs(recipe: Finetune, bench: _Bench, train_on: Source, score_on: Source) -> dict[str, Any]:
-    """What the scores of one job share."""
+def _score_identity(recipe: Finetune, context: _JobContext, train_on: Source, score_on: Source) -> dict[str, Any]:
+    """What all scores of one job have in common."""
     return {
-        "from_sha256": bench.found.weights.digest,
+        "from_sha256": context.found.weights.digest,
         "train_sha256": train_on.digest,
         "data_sha256": score_on.digest,
         "initialise": recipe.weights.initialise,
-        **rates_of(recipe, bench.found.weights.config),
+        **rates_of(recipe, context.found.weights.config),
     }
 
 
-def _seeded(recipe: Finetune, seed: int) -> Finetune:
+def _with_seed(recipe: Finetune, seed: int) -> Finetune:
     return recipe.model_copy(update={"seed": seed})
 
 
-def _at(recipe: Finetune, lr: float) -> Finetune:
+def _with_lr(recipe: Finetune, lr: float) -> Finetune:
     return recipe.model_copy(update={"optimizer": recipe.optimizer.model_copy(update={"lr": lr})})
 
 
 def _train(
-    recipe: Finetune, bench: _Bench, folder: Path, journal: Journal, train_on: Source, score_on: Source | None
+    recipe: Finetune, context: _JobContext, folder: Path, journal: Journal, train_on: Source, score_on: Source | None
 ) -> tuple[Score | None, dict[str, Any]]:
-    """One training in a folder: its score after the last step, and what that belongs to."""
-    data, found = bench.data, bench.found
+    """One training in a folder: its score after the last step, and its provenance."""
+    data, found = context.data, context.found
     rates = rates_of(recipe, found.weights.config)
     model, lines = transferred_model(
         found.weights,
@@ -197,7 +197,7 @@ def _train(
         image_size=data.image_size,
         **rates,
         seed=recipe.seed,
-        dtype=bench.runtime.dtype,
+        dtype=context.runtime.dtype,
     )
     text = "; ".join(filter(None, [found.chosen.text, *lines, rates_in_words(recipe, rates)]))
     journal.write("weights", step=0, path=found.path, text=text)
@@ -207,11 +207,11 @@ def _train(
     meta = images.meta(found.weights.meta["mean"], found.weights.meta["std"])
     score = train(
         recipe,
-        Work(bench.runtime, folder, journal, bench.stop),
-        on_device(model, bench.runtime),
+        RunContext(context.runtime, folder, journal, context.stop),
+        on_device(model, context.runtime),
         images,
         meta,
-        started_from=found.weights.digest,
+        start_weights_sha256=found.weights.digest,
     )
-    used = trained(recipe, data, bench.runtime, train_on, score_on, meta)
+    used = trained(recipe, data, context.runtime, train_on, score_on, meta)
     return score, used | rates | dropout_draws(recipe, model.config, folder)

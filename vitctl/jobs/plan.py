@@ -1,6 +1,6 @@
-"""What a run will cost and do, without a GPU and without data; and what can be checked before the first step.
+"""The cost of a run, planned without a GPU and without data; and the checks before the first step.
 
-Importing this needs no torch; planning needs it for the weights of other programs alone.
+Importing this needs no torch; planning needs it only for weights of other programs.
 """
 
 import threading
@@ -16,7 +16,7 @@ from vitctl.data.shards.remote import is_remote
 from vitctl.data.source.locate import locate_splits, no_index_message
 from vitctl.engine.schedule import total_steps
 from vitctl.errors import DataError, RecipeError
-from vitctl.jobs.inputs.length import TASK_IMAGES, fit, fitted, is_open, learning_rate
+from vitctl.jobs.inputs.length import TASK_IMAGES, fit_schedule, fitted_recipe, learning_rate, needs_num_images
 from vitctl.jobs.inputs.network import find_network, model_config, needs_labels, rates_in_words, rates_of, unseen_pixels
 from vitctl.jobs.inputs.sampling import check_order, open_train, sampling_notes, subset_size
 from vitctl.models.configs import Config, ViTConfig
@@ -29,15 +29,15 @@ from vitctl.recipe.schema import Evaluate, ExportRecipe, Fewshot, Finetune, Pret
 
 CURVE_POINTS = 9
 GPU_BYTES = 80 * 2**30
-USABLE_SHARE = 0.9  # of a GPU's memory; the rest is the framework's
-LOOK_UP_SECONDS = 2.0  # each of the two that a plan makes: which splits there are, and how large they are
+USABLE_SHARE = 0.9  # of a GPU's memory; the rest is for the framework
+LOOKUP_SECONDS = 2.0  # timeout of each of a plan's two requests: the list of splits, and their sizes
 ASSUMED_CLASSES = 1000
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Plan:
+class TrainingPlan:
     """The cost of a training run. Sizes are in bytes; `curve` is (step, learning rate).
 
     `num_images` is 0 where the data could not be looked up. `fitting_micro_batch` is the largest micro-batch whose estimate
@@ -67,7 +67,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class _Memory:
-    """Bytes of a process: of the weights and all that has their size, and of what an image adds."""
+    """Memory of a process in bytes: of the weights and everything of their size, and per image."""
 
     weights: int
     image: int
@@ -84,7 +84,7 @@ class _Memory:
         return cls(weights, one - weights)
 
     def at(self, micro_batch: int, shards: int = 1) -> int:
-        """With so many images in a forward pass, the weights cut over `shards` processes."""
+        """With `micro_batch` images in a forward pass, the weights sharded over `shards` processes."""
         return -(-self.weights // shards) + micro_batch * self.image
 
     def fitting(self, shards: int = 1) -> int:
@@ -92,27 +92,27 @@ class _Memory:
         return max(0, int((USABLE_SHARE * GPU_BYTES - self.at(0, shards)) // self.image))
 
 
-def plan_loaded(loaded: Loaded) -> tuple[Loaded, Plan]:
-    """A recipe that trains, with what it leaves to the number of images filled in, and its cost as `make_plan` gives it."""
+def plan_loaded(loaded: Loaded) -> tuple[Loaded, TrainingPlan]:
+    """A recipe that trains, with the values that depend on the number of images, and its cost from `plan_training`."""
     assert isinstance(loaded.recipe, Pretrain | Finetune)
     size = _size(loaded.recipe)
-    loaded = fit(loaded, size.num_images) if is_open(loaded.recipe) else loaded
+    loaded = fit_schedule(loaded, size.num_images) if needs_num_images(loaded.recipe) else loaded
     assert isinstance(loaded.recipe, Pretrain | Finetune)
-    return loaded, make_plan(loaded.recipe, size)
+    return loaded, plan_training(loaded.recipe, size)
 
 
-def make_plan(recipe: Pretrain | Finetune, size: "_Size | None" = None) -> Plan:
-    """The cost of `recipe`, from the data where it is, else from what is known of the data set it names.
+def plan_training(recipe: Pretrain | Finetune, size: "_Size | None" = None) -> TrainingPlan:
+    """The cost of `recipe`, from the data if it is there, else from the known size of the data set.
 
-    Nothing is fetched; an index that is far away is waited for a few seconds.
+    Nothing is downloaded; a remote index has a timeout of a few seconds.
 
     Raises:
-        RecipeError: the length is not to be known without the data.
+        RecipeError: the length depends on data that cannot be read.
         CheckpointError: the weights are not here, and their model is not named.
     """
-    num_images, num_classes, data, told = size or _size(recipe)
-    notes = list(told)
-    recipe = fitted(recipe, num_images)
+    num_images, num_classes, data, size_notes = size or _size(recipe)
+    notes = list(size_notes)
+    recipe = fitted_recipe(recipe, num_images)
     config: Config
     if isinstance(recipe, Pretrain):
         config = model_config(recipe, num_classes)
@@ -122,7 +122,7 @@ def make_plan(recipe: Pretrain | Finetune, size: "_Size | None" = None) -> Plan:
         notes.append(f"weights from {found.path}")
         if recipe.sweep.lrs:
             notes.append(
-                f"{len(recipe.sweep.lrs)} learning rates are tried first, each for as many steps as are planned here"
+                f"{len(recipe.sweep.lrs)} learning rates are tried first, each for the number of steps planned here"
             )
         side = recipe.data.image_size or found.config.image_size
         rates = rates_of(recipe, found.config)
@@ -133,7 +133,7 @@ def make_plan(recipe: Pretrain | Finetune, size: "_Size | None" = None) -> Plan:
     share = -(-s.batch_size // m.processes)
     slots, averaging = OPTIMIZER_SLOTS[o.name], recipe.averaging.decay > 0
     if m.precision == "auto":
-        notes.append("memory is that of bf16, which machine.precision = 'auto' takes where the device has it")
+        notes.append("memory is estimated for bf16, which machine.precision = 'auto' uses where the device supports it")
     memory, shards = _Memory.of(config, recipe, checkpoint_blocks=m.checkpoint_blocks), _shards(recipe)
     fitting = memory.fitting(shards)
     micro_batch = min(max(1, fitting) if m.micro_batch == -1 else m.micro_batch or share, share)
@@ -145,7 +145,7 @@ def make_plan(recipe: Pretrain | Finetune, size: "_Size | None" = None) -> Plan:
     )
     rate = learning_rate(recipe, steps)
     notes += unseen_pixels(config)
-    return Plan(
+    return TrainingPlan(
         config=config,
         data=data,
         num_images=num_images,
@@ -195,7 +195,7 @@ def _ways(config: Config, recipe: Pretrain | Finetune, memory: _Memory) -> list[
 
 
 class _Size(NamedTuple):
-    """Images, classes, where that is known from, and what is to be said about it; 0 images where they are not known."""
+    """Numbers of images and classes, their source, and notes; 0 images where the number is unknown."""
 
     num_images: int
     num_classes: int
@@ -208,27 +208,27 @@ def _size(recipe: Pretrain | Finetune) -> _Size:
     data = recipe.data
     if not any(is_remote(place) for place in (data.path, *(part.path for part in data.mixture))):
         return _counted(data)
-    answer = within(LOOK_UP_SECONDS, lambda: _counted(data))
+    answer = call_with_timeout(LOOKUP_SECONDS, lambda: _counted(data))
     if not isinstance(answer, str):
         return answer
     place = data.path or "data.mixture"
-    if not recipe.schedule.total_steps or is_open(recipe):
+    if not recipe.schedule.total_steps or needs_num_images(recipe):
         raise RecipeError(
-            f"{place}: could not be looked up: {answer}; the length of the run is planned from the number of images: give "
+            f"{place}: could not be looked up: {answer}; the plan needs the number of images for the length of the run: give "
             "--steps, a warm-up and a batch size, or --synthetic"
         )
     note = f"{place} could not be looked up: {answer}; {ASSUMED_CLASSES:,} classes are assumed"
     return _Size(0, ASSUMED_CLASSES, place, [note])
 
 
-def within(seconds: float, call: Callable[[], T]) -> T | str:
-    """What `call` gives, or in words why there is nothing after so many seconds; a call that hangs is left behind."""
+def call_with_timeout(seconds: float, call: Callable[[], T]) -> T | str:
+    """The result of `call`, or the reason as text if it failed or timed out; a call that hangs is abandoned."""
     answers: list[T | str] = []
 
     def ask() -> None:
         try:
             answers.append(call())
-        except Exception as error:  # of the network, of each file system's own kinds
+        except Exception as error:  # network and file system libraries raise errors of their own
             answers.append(str(error))
 
     thread = threading.Thread(target=ask, daemon=True)
@@ -259,20 +259,22 @@ def _counted(data: TrainImages) -> _Size:
 
 
 def fit_to_data(loaded: Loaded, run_dir: Path) -> Loaded:
-    """`loaded` with the batch, length and warm-up that its recipe leaves to the number of training images."""
+    """`loaded` with the batch size, length and warm-up that depend on the number of training images."""
     from vitctl.jobs.inputs.data import open_training_images
 
     recipe = loaded.recipe
-    if isinstance(recipe, Pretrain | Finetune) and is_open(recipe):
-        return fit(loaded, len(open_training_images(recipe.data, run_dir, needs_labels=needs_labels(recipe))[0]))
-    return fit(loaded, TASK_IMAGES) if isinstance(recipe, Vtab) else loaded
+    if isinstance(recipe, Pretrain | Finetune) and needs_num_images(recipe):
+        return fit_schedule(
+            loaded, len(open_training_images(recipe.data, run_dir, needs_labels=needs_labels(recipe))[0])
+        )
+    return fit_schedule(loaded, TASK_IMAGES) if isinstance(recipe, Vtab) else loaded
 
 
-def check(recipe: Recipe, run_dir: Path) -> None:
-    """All that can be known before the first process starts; sets that come with vitctl are written here, once.
+def check_recipe(recipe: Recipe, run_dir: Path) -> None:
+    """Check everything that can be checked before the first process starts; generate data sets that come with vitctl, once.
 
     Raises:
-        VitctlError: data or weights are missing or do not fit, the model or the schedule is impossible.
+        VitctlError: data or weights are missing or invalid, or the model or the schedule is impossible.
     """
     from vitctl.jobs.inputs.data import at_size, open_scored
     from vitctl.jobs.inputs.fewshot_sets import open_sets
@@ -335,7 +337,7 @@ def _check_training(recipe: Pretrain | Finetune, run_dir: Path) -> None:
 
 
 def _check_early_stopping(recipe: Pretrain | Finetune) -> None:
-    """The best of all scores must be a checkpoint that is kept, and one that was probed where there are probes."""
+    """The best checkpoint must be one that is kept, and that was probed where there are few-shot probes."""
     every, saved = recipe.evaluation.every_steps, recipe.checkpoint.every_steps
     if not recipe.checkpoint.keep_best:
         raise RecipeError("evaluation.early_stopping takes the best checkpoint: set checkpoint.keep_best = 1")

@@ -1,4 +1,4 @@
-"""A known data set made ready: fetched where that is allowed, its images treated where the set asks for it, written as shards."""
+"""Prepare a known data set: download it where that is allowed, process its images where the set requires it, write shards."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,12 +23,12 @@ from vitctl.models.weights.download import fetch
 
 ORIGINALS, _DOWNLOADS = "originals", ".downloads"
 
-# What is being done, how far it is, and how far it goes (0: not known).
+# (what is being done, done, total); total is 0 where it is unknown.
 Progress = Callable[[str, int, int], None]
 Fetch = Callable[..., Path]
 
 
-def prepare(
+def prepare_data_set(
     name: str,
     root: Path,
     *,
@@ -39,20 +39,20 @@ def prepare(
     progress: Progress = lambda _what, _done, _total: None,
     get: Fetch = fetch,
 ) -> dict[str, int]:
-    """Write the shards of a known data set to ROOT/NAME; splits that are there already stay as they are.
+    """Write the shards of a known data set to ROOT/NAME; splits that are there already are not changed.
 
-    What is derived from the original files, as the treated photographs of Retinopathy, is made once: it is what the shards hold.
+    Images that are processed, such as those of Retinopathy, are processed once: the shards hold the result.
 
     Args:
         name: a name or an alias.
-        root: folder of known data sets; fetched originals go to ROOT/originals/NAME.
-        source: original files that are elsewhere; or a folder of the community's VTAB-1k layout, or of Hugging Face's parquet
-            files, which the index then tells.
-        download: fetch originals that are missing, where that takes no account.
-        allow_partial: write splits that have not all of their images; the index then tells.
-        workers: processes that write, and treat images where the set asks for it; 0: this one.
-        progress: called while files are fetched and images written.
-        get: how a file is got from the web.
+        root: folder of known data sets; downloaded originals go to ROOT/originals/NAME.
+        source: folder of the original files; or one in the community's VTAB-1k layout, or with Hugging Face's parquet
+            files, which the index then records.
+        download: download missing originals, where that needs no account.
+        allow_partial: write splits that lack some of their images; the index then records it.
+        workers: processes that write and process images; 0: this one.
+        progress: called while files are downloaded and images written.
+        get: function that downloads a file.
 
     Returns:
         images of every split.
@@ -75,7 +75,7 @@ def prepare(
 
 
 def prepare_real(root: Path, progress: Progress, get: Fetch = fetch) -> Path:
-    """Fetch the ReaL labels of ImageNet to where `evaluate --labels real` finds them; returns their path."""
+    """Download the ReaL labels of ImageNet to where `evaluate --labels real` finds them; returns their path."""
     place = root / REAL_PLACE
     if not place.exists():
         _fetch(Archive(URL, f"sha256:{SHA256}", packed=True), root, place.parent, progress, get)
@@ -83,7 +83,7 @@ def prepare_real(root: Path, progress: Progress, get: Fetch = fetch) -> Path:
 
 
 def is_present(task: VtabTask, root: Path, source: Path | None) -> bool:
-    """Whether a task can be made without fetching anything: its shards or its original files are there."""
+    """Whether a task can be made without a download: its shards or its original files are there."""
     row = find_data_set(task.data_set)
     places = [source / task.community] if source else [root / row.name, root / ORIGINALS / originals_folder(row.name)]
     return any(place.is_dir() and any(place.iterdir()) for place in places)
@@ -99,7 +99,7 @@ def _sizes(out: Path) -> dict[str, int]:
 
 
 def _download(row: DataSet, root: Path, folder: Path, progress: Progress, get: Fetch) -> None:
-    """Fetch and unpack what is missing. A set that cannot be fetched is left to its reader, which says what belongs there."""
+    """Download and unpack what is missing. For a set that cannot be downloaded the reader raises an error with instructions."""
     for archive in DOWNLOADS.get(row.name, ()):
         if is_unpacked(archive, folder):
             continue
@@ -113,7 +113,7 @@ def _download(row: DataSet, root: Path, folder: Path, progress: Progress, get: F
 
 def _fetch(archive: Archive, root: Path, folder: Path, progress: Progress, get: Fetch) -> None:
     def show(done: int, total: int | None) -> None:
-        progress(f"fetching {archive.name}", done, total or archive.num_bytes)
+        progress(f"downloading {archive.name}", done, total or archive.num_bytes)
 
     path = get(archive.url, progress=show, cache=root / ORIGINALS / _DOWNLOADS)
     progress(f"unpacking {archive.name}", 0, 0)
@@ -121,7 +121,7 @@ def _fetch(archive: Archive, root: Path, folder: Path, progress: Progress, get: 
 
 
 def _open(row: DataSet, folder: Path, *, allow_partial: bool) -> dict[str, Originals]:
-    """The splits of original files, or of one of the copies that people have."""
+    """The splits of the original files, or of a copy in a known layout."""
     task = next((task for task in VTAB if task.data_set == row.name), None)
     if task is not None:
         for copy in (folder, folder.parent):
@@ -134,12 +134,16 @@ def _open(row: DataSet, folder: Path, *, allow_partial: bool) -> dict[str, Origi
     try:
         return _labelled(row, read_originals(row.name, folder, allow_partial=allow_partial))
     except DataError as error:
-        by_hand = "" if row.name in DOWNLOADS else f"; this set cannot be fetched for you: put the files into {folder}"
+        by_hand = (
+            ""
+            if row.name in DOWNLOADS
+            else f"; this set cannot be downloaded automatically: put the files into {folder}"
+        )
         raise DataError(f"{error}{by_hand}") from None
 
 
 def _checked(row: DataSet, splits: dict[str, Originals], folder: Path, *, allow_partial: bool) -> dict[str, Originals]:
-    """Parquet files by the table: their classes and their number of images; their keys may be others than the originals'."""
+    """Check classes and number of images of parquet files; their sample keys may differ from the originals'."""
     kept = {split: originals for split, originals in splits.items() if split in row.sizes}
     wrong = [
         f"{split} has {len(o.items):,} images of {len(o.class_names):,} classes, should have {row.sizes[split]:,} of {row.num_classes:,}"
@@ -153,7 +157,7 @@ def _checked(row: DataSet, splits: dict[str, Originals], folder: Path, *, allow_
 
 
 def _labelled(row: DataSet, splits: dict[str, Originals]) -> dict[str, Originals]:
-    """Splits that lack images say so in their source text, which every result repeats."""
+    """Record in the source text, which every result repeats, that a split lacks images."""
     return {
         split: replace(o, source=f"{o.source} (partial: {len(o.items):,} of {row.sizes[split]:,} images)")
         if len(o.items) != row.sizes[split]

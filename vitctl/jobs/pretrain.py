@@ -10,30 +10,30 @@ from vitctl.engine.journal import Report, silent
 from vitctl.engine.losses import predict_masked_patches
 from vitctl.engine.preemption import StopFlag
 from vitctl.jobs.inputs.data import open_training_images
-from vitctl.jobs.inputs.length import fitted
+from vitctl.jobs.inputs.length import fitted_recipe
 from vitctl.jobs.inputs.network import model_config, needs_labels, unseen_pixels
 from vitctl.jobs.inputs.sampling import sampling_notes
 from vitctl.jobs.probe import make_probe, open_probe
 from vitctl.jobs.provenance import trained, training_result
 from vitctl.jobs.record.integrity import verified, verify
 from vitctl.jobs.record.result import RunResult
-from vitctl.jobs.training import Work, dropout_draws, images_of, on_device, open_journal, start_runtime, train
+from vitctl.jobs.training import RunContext, dropout_draws, images_of, on_device, open_journal, start_runtime, train
 from vitctl.models.build import build
 from vitctl.models.configs import MaskedPatchConfig
 from vitctl.recipe.schema import Pretrain
 
 
 def pretrain(recipe: Pretrain, run_dir: Path, report: Report = silent, stop: StopFlag | None = None) -> RunResult:
-    """Train [model] on data.train_split, going on where run_dir's last checkpoint stands.
+    """Train [model] on data.train_split, resuming from run_dir's newest checkpoint.
 
     Args:
         recipe: checked.
         run_dir: gets checkpoints, log.jsonl and, by the caller, result.json.
         report: called with every log record of the main process.
-        stop: raised by signals.
+        stop: set by signals.
 
     Returns:
-        accuracy on data.eval_split, and what it belongs to.
+        accuracy on data.eval_split, and its provenance.
 
     Raises:
         Stopped: a signal came; the state is saved.
@@ -42,7 +42,7 @@ def pretrain(recipe: Pretrain, run_dir: Path, report: Report = silent, stop: Sto
     """
     stop = StopFlag() if stop is None else stop
     train_on, score_on = open_training_images(recipe.data, run_dir, needs_labels=needs_labels(recipe))
-    recipe = fitted(recipe, len(train_on))
+    recipe = fitted_recipe(recipe, len(train_on))
     probed = open_probe(recipe, run_dir)
     runtime = start_runtime(recipe.machine, run_dir, recipe.log)
     journal = open_journal(runtime, run_dir, report)
@@ -58,10 +58,13 @@ def pretrain(recipe: Pretrain, run_dir: Path, report: Report = silent, stop: Sto
     objective = None
     if isinstance(config, MaskedPatchConfig):
         objective, score_on = masked_patch_objective(recipe, config), None  # there are no classes to score
-    work, images = Work(runtime, run_dir, journal, stop), images_of(recipe.data, train_on, score_on, recipe.seed)
+    context, images = (
+        RunContext(runtime, run_dir, journal, stop),
+        images_of(recipe.data, train_on, score_on, recipe.seed),
+    )
     meta = images.meta(recipe.data.mean, recipe.data.std)
     probe = make_probe(recipe, probed, runtime, journal, stop) if probed else None
-    score = train(recipe, work, model, images, meta, objective=objective, probe=probe)
+    score = train(recipe, context, model, images, meta, objective=objective, probe=probe)
     used = trained(recipe, recipe.data, runtime, train_on, score_on, meta) | dropout_draws(recipe, config, run_dir)
     used |= verified(bytes_read, runtime, journal, is_score=False)
     return training_result(recipe, runtime, run_dir, score, used, score_on)

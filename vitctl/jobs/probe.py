@@ -1,4 +1,4 @@
-"""Few-shot accuracy of a network that is still training: the paper's cheap look at a representation."""
+"""Few-shot accuracy of a network during training: the paper's cheap measure of a representation."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -7,7 +7,7 @@ import torch
 
 from vitctl.data.images.transforms import EvalTransform
 from vitctl.engine.distributed.runtime import Runtime
-from vitctl.engine.evaluation import agree
+from vitctl.engine.evaluation import stop_together
 from vitctl.engine.journal import Journal
 from vitctl.engine.preemption import StopFlag
 from vitctl.jobs.features import ImagePass
@@ -40,7 +40,7 @@ def make_probe(
 ) -> Callable[[Model], Scores]:
     """A function from the network to shots -> accuracy of each seed, on the main process; empty on the others.
 
-    It draws nothing from the generators of training, and leaves the network as it is.
+    It uses none of the random generators of training, and does not change the network.
 
     Args:
         recipe: of the pre-training, whose pre-processing it shares.
@@ -59,10 +59,10 @@ def make_probe(
         truncated=p.truncated,
     )
     workers = num_workers(recipe.machine, runtime)
-    look = ImagePass(runtime, journal, transform, d.mean, d.std, recipe.evaluation.batch_size, workers, stop)
+    extract = ImagePass(runtime, journal, transform, d.mean, d.std, recipe.evaluation.batch_size, workers, stop)
 
     def probe(model: Model) -> Scores:
-        features = look(model, one.train), look(model, one.test)
+        features = extract(model, one.train), extract(model, one.test)
         scores: Scores = {}
         for shots in p.shots if runtime.is_main else ():
             draws = [
@@ -71,7 +71,7 @@ def make_probe(
                 if not stop.raised
             ]
             scores[shots] = [score.accuracy for score in draws]
-        agree(runtime, stop)
+        stop_together(runtime, stop)
         return scores
 
     return probe

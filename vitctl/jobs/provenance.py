@@ -1,6 +1,6 @@
-"""What decides a number beside the recipe and the data: how it was computed, which weights, which pre-processing.
+"""What a number depends on beside the recipe and the data: how it was computed, which weights, which pre-processing.
 
-Every job writes these into the provenance of its result; `vitctl compare` holds them against each other (see compare.py).
+Every job writes these into the provenance of its result; `vitctl compare` compares them (see report/compare.py).
 """
 
 import hashlib
@@ -14,13 +14,13 @@ import torch
 from vitctl.data.images.transforms import EvalTransform
 from vitctl.data.source.provenance import source_text
 from vitctl.data.source.read import Source
-from vitctl.engine.checkpoint.files import Saved, read_state
+from vitctl.engine.checkpoint.files import SavedCheckpoint, read_state
 from vitctl.engine.distributed.runtime import Runtime
 from vitctl.engine.evaluation import Score
 from vitctl.engine.metrics import baselines
 from vitctl.engine.run_files import tensors_file
 from vitctl.jobs.inputs.data import eval_transform
-from vitctl.jobs.inputs.weights import Found
+from vitctl.jobs.inputs.weights import FoundWeights
 from vitctl.jobs.record.identity import changed_on_purpose
 from vitctl.jobs.record.result import RunResult, data_used, installed
 from vitctl.jobs.record.runs import choose_weights, logged_probes, logged_scores
@@ -29,12 +29,12 @@ from vitctl.recipe.images import TrainImages
 from vitctl.recipe.schema import TrainRecipe
 from vitctl.recipe.sections import StartWeights
 
-# Of these another release may give other numbers: what computes, what starts it, and what decodes images.
+# Another release of these packages may give other numbers: they compute, launch processes, or decode images.
 VERSIONS = ("vitctl", "torch", "accelerate", "numpy", "pillow", "simplejpeg")
 
 
 def computed(runtime: Runtime) -> dict[str, Any]:
-    """How the numbers of a job are computed: precision as resolved, device, threads, processes, versions."""
+    """How the numbers of a job are computed: resolved precision, device, threads, processes, versions."""
     is_cuda = runtime.device.type == "cuda"
     own: dict[str, Any] = {
         "precision": runtime.precision,
@@ -50,12 +50,12 @@ def computed(runtime: Runtime) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Of VERSIONS, as installed."""
+    """Installed versions of the packages in VERSIONS."""
     return installed(VERSIONS)
 
 
 def shown(transform: EvalTransform) -> dict[str, Any]:
-    """What a network is shown of an image that it is scored on; `eval_resize` is spelled out."""
+    """The evaluation pre-processing, with `eval_resize` resolved."""
     return {
         "image_size": transform.image_size,
         "eval_method": transform.method,
@@ -66,15 +66,15 @@ def shown(transform: EvalTransform) -> dict[str, Any]:
     }
 
 
-def _network_digest(found: Found) -> str:
-    """Of what the same tensors would be another network by: its configuration, and how images become numbers."""
+def _network_digest(found: FoundWeights) -> str:
+    """Digest of what makes two networks with the same tensors different: the configuration, and the normalisation of images."""
     meta = found.weights.meta
-    told = [repr(found.weights.config), list(meta["mean"]), list(meta["std"])]
-    return hashlib.sha256(json.dumps(told).encode()).hexdigest()
+    described = [repr(found.weights.config), list(meta["mean"]), list(meta["std"])]
+    return hashlib.sha256(json.dumps(described).encode()).hexdigest()
 
 
-def weights_used(found: Found, section: StartWeights) -> dict[str, Any]:
-    """Which pre-trained weights a result stands on."""
+def weights_used(found: FoundWeights, section: StartWeights) -> dict[str, Any]:
+    """Which pre-trained weights a result starts from."""
     return {
         "from": found.path,
         "from_sha256": found.weights.digest,
@@ -83,8 +83,8 @@ def weights_used(found: Found, section: StartWeights) -> dict[str, Any]:
     }
 
 
-def weights_scored(found: Found) -> dict[str, Any]:
-    """Which weights a result is of."""
+def weights_scored(found: FoundWeights) -> dict[str, Any]:
+    """Which weights a result scores."""
     return {
         "weights": found.path,
         "weights_sha256": found.weights.digest,
@@ -101,11 +101,11 @@ def trained(
     score_on: Source | None,
     meta: dict[str, Any],
 ) -> dict[str, Any]:
-    """What the numbers of a training run belong to, beside its weights.
+    """Provenance of the numbers of a training run, except its weights.
 
     Args:
         recipe, runtime: of the run.
-        data: [data] as it was used.
+        data: [data] with resolved values.
         train_on, score_on: images.
         meta: what is stored with the weights.
     """
@@ -134,13 +134,13 @@ def training_result(
     used: dict[str, Any],
     scored: Source | None,
 ) -> RunResult:
-    """The result of a finished training run: of the checkpoint that stands for it, whose step and digest it names.
+    """The result of a finished training run: of the checkpoint that represents it, with its step and digest.
 
     Args:
         recipe, runtime, run_dir: of the run.
         score: of that checkpoint; None without images to score.
-        used: what it belongs to, beside the weights.
-        scored: those images; None: there are none.
+        used: its provenance, except the weights.
+        scored: the images that were scored; None: there are none.
 
     Paper: Section 4.3 (early stopping)
     """
@@ -158,7 +158,7 @@ def training_result(
     state = read_state(path.parent)
     weights = {
         **chosen.used(),
-        "weights_sha256": weights_digest(Saved(path.parent, state).tensors(path.stem)),
+        "weights_sha256": weights_digest(SavedCheckpoint(path.parent, state).tensors(path.stem)),
         "skipped_updates": state.get("num_skipped", 0),
         **changed_on_purpose(run_dir),
     }

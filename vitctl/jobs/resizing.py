@@ -1,4 +1,4 @@
-"""How the program that a file is exported for resizes images, and how often that changes a model's answer."""
+"""How the program that a file is exported for resizes images, and how often that changes a prediction."""
 
 import time
 from collections.abc import Sequence
@@ -15,8 +15,8 @@ from vitctl.data.source.read import Source
 from vitctl.data.source.subsets import random_subset
 from vitctl.engine.run_files import RECIPE
 from vitctl.errors import DataError, VitctlError
-from vitctl.jobs.inputs.sampling import open_images
-from vitctl.jobs.inputs.weights import Found
+from vitctl.jobs.inputs.sampling import open_recipe_split
+from vitctl.jobs.inputs.weights import FoundWeights
 from vitctl.recipe.images import TrainImages
 from vitctl.recipe.load import load_recipe
 from vitctl.system.text import one_line
@@ -39,11 +39,11 @@ _WORDS = {
 
 @dataclass(frozen=True)
 class Resizing:
-    """What another program does with images before a model sees them, where it is not what the weights are scored with.
+    """How another program pre-processes images, where that differs from the pre-processing that the weights are scored with.
 
     Args:
-        note: one line for people.
-        changed: images that get another answer; None where that was not measured.
+        note: one line for the user.
+        changed: images whose prediction changes; None where that was not measured.
         total: images that it was measured on.
     """
 
@@ -65,7 +65,7 @@ def own_transform(meta: dict[str, Any]) -> EvalTransform:
 
 
 def their_transform(to: str, own: EvalTransform) -> EvalTransform:
-    """What the reader of an exported file does, as far as its format can be told.
+    """The pre-processing of the program that reads an exported file, as far as its format can express it.
 
     Args:
         to: a format of export.to.
@@ -74,7 +74,7 @@ def their_transform(to: str, own: EvalTransform) -> EvalTransform:
     antialias = own.resample if own.resample.endswith("_antialias") else "bilinear_antialias"
     plain = replace(
         own, method="square", resize=own.image_size, resample="bilinear"
-    )  # turned as ours: resizing is compared
+    )  # same orientation: only the resizing is compared
     if to == "safetensors":
         return own
     if to == "google":
@@ -88,16 +88,16 @@ def their_transform(to: str, own: EvalTransform) -> EvalTransform:
     return replace(own, resample=antialias)
 
 
-class AnswerCheck:
-    """Counts the answers of a model that another pre-processing changes, on images of the run that trained it."""
+class ResizingCheck:
+    """Counts the predictions that another pre-processing changes, on images of the run that trained the model."""
 
-    def __init__(self, found: Found, model: nn.Module, num_images: int) -> None:
+    def __init__(self, found: FoundWeights, model: nn.Module, num_images: int) -> None:
         """Nothing is read before it is needed.
 
         Args:
             found: the weights.
             model: of these weights, uint8 images [B, 3, S, S] to logits [B, K].
-            num_images: that are looked at, at most; 0 for none.
+            num_images: maximum number of images; 0 for none.
         """
         self.found, self.model, self.num_images = found, model, num_images
         self._answers: dict[EvalTransform, Tensor] = {}
@@ -109,7 +109,7 @@ class AnswerCheck:
             to: of export.to.
 
         Returns:
-            None where it is what the weights are scored with, or where nothing is stored about that.
+            None where it is the pre-processing that the weights are scored with, or where none is stored.
         """
         try:
             own = own_transform(self.found.weights.meta)
@@ -126,9 +126,9 @@ class AnswerCheck:
         except VitctlError as error:
             where = str(error).splitlines()[0]
         measured = (
-            f"how many answers that changes was not measured: {where}"
+            f"how many predictions that changes was not measured: {where}"
             if changed is None
-            else f"that changes {changed:,} of {total:,} answers ({changed / total:.1%}) on {where}"
+            else f"that changes {changed:,} of {total:,} predictions ({changed / total:.1%}) on {where}"
         )
         note = (
             f"{_READERS[to]} resizes by {_in_words(theirs)}, these weights are scored by {_in_words(own)}; {measured}"
@@ -136,7 +136,7 @@ class AnswerCheck:
         return Resizing(note, changed, total)
 
     def _images(self) -> tuple[Source, str]:
-        """Some of the images that the run scores, and their name. Raises VitctlError: they are not at hand."""
+        """Some of the images that the run scores, and their name. Raises VitctlError where they are not available."""
         if not self.num_images:
             raise DataError("export.check_images = 0")
         if not self.found.weights.has_head:
@@ -144,7 +144,7 @@ class AnswerCheck:
         path = self.found.path
         run = next((folder for folder in Path(path).parents if (folder / RECIPE).is_file()), None)
         if run is None or "://" in path:
-            raise DataError("the weights lie in no run folder, which would tell where its images are")
+            raise DataError("the weights are not in a run folder, whose recipe would name its images")
         data = getattr(load_recipe(str(run / RECIPE)).recipe, "data", None)
         if not isinstance(data, TrainImages) or data.synthetic or not data.eval_split:
             raise DataError("the run scores no images")
@@ -152,12 +152,12 @@ class AnswerCheck:
             data = data.model_copy(update={"path": data.mixture[0].path})
         if "://" in data.path:
             raise DataError(f"its images are not on this machine ({data.path})")
-        source = open_images(data, data.eval_split, run / "data" if (run / "data").is_dir() else None)
+        source = open_recipe_split(data, data.eval_split, run / "data" if (run / "data").is_dir() else None)
         return random_subset(source, min(self.num_images, len(source)), 0), f"{data.eval_split} of {run}"
 
     @torch.inference_mode()
     def _best(self, source: Source, transform: EvalTransform, total: int = 0) -> Tensor:
-        """The answers to the first `total` images; when it is 0 to all, or to as many as there is time for."""
+        """The predictions for the first `total` images; when it is 0 for all, or for as many as the time limit allows."""
         if transform not in self._answers:
             end, answers = time.monotonic() + _SECONDS, []
             for batch in eval_batches(source, transform, batch_size=_BATCH, rank=0, num_processes=1, num_workers=0):
@@ -177,6 +177,6 @@ def _in_words(transform: EvalTransform) -> str:
 
 
 def card(title: str, path: str, notes: Sequence[str]) -> str:
-    """What lies beside exported weights for people, in Markdown."""
+    """A README in Markdown for exported weights."""
     lines = [f"# {title}", "", f"Written by vitctl from `{path}`.", "", *(f"- {note}" for note in notes)]
     return "\n".join(map(one_line, lines)) + "\n"

@@ -1,4 +1,4 @@
-"""Several trainings of one job, each in a folder of its own: settings of which the best is taken, or seeds."""
+"""Several trainings of one job, each in a folder of its own: hyperparameters of which the best is chosen, or seeds."""
 
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -17,32 +17,32 @@ Scored = tuple[Score | None, dict[str, Any]]
 
 
 @dataclass(frozen=True)
-class Tried:
-    """A setting, or a seed, and its score."""
+class Trial:
+    """A value of a hyperparameter, or a seed, and its score."""
 
     value: float
     score: Score
 
 
-def sweep(
+def run_trials(
     values: Sequence[float],
     attempt: Callable[[float, Path], Score | None],
     run_dir: Path,
     runtime: Runtime,
     *,
     knob: str,
-    belongs: Mapping[str, Any],
+    must_match: Mapping[str, Any],
     where: str = SWEEP,
-) -> list[Tried]:
+) -> list[Trial]:
     """Score every value, reading back those that an earlier process finished.
 
     Args:
-        values: that are tried, in this order.
-        attempt: trains with a value in a folder, going on where it stands, and scores.
-        run_dir: gets WHERE/KNOB_VALUE/ for each; its result stays, its checkpoints go when it is finished.
+        values: to try, in this order.
+        attempt: trains with a value in a folder, resuming from its checkpoint, and scores.
+        run_dir: gets WHERE/KNOB_VALUE/ for each; its checkpoints are deleted when it is finished, its result is kept.
         runtime: this process among its peers.
-        knob: what the values are of, e.g. "lr".
-        belongs: digests of data and weights that a finished score must share.
+        knob: name of the hyperparameter, e.g. "lr".
+        must_match: digests of data and weights that a finished score must have.
         where: folder of the folders.
 
     Returns:
@@ -50,7 +50,7 @@ def sweep(
 
     Raises:
         CheckpointError: a folder holds the score of other data or weights.
-        Stopped: a signal came; what was done is kept.
+        Stopped: a signal came; finished scores are kept.
 
     Paper: Appendix B.1.1
     """
@@ -61,27 +61,28 @@ def sweep(
         def make(value: float = value, folder: Path = folder) -> Scored:
             return attempt(value, folder), {knob: value}
 
-        tried.append(Tried(value, finished_or(folder, runtime, belongs, make, job=where)))
+        tried.append(Trial(value, read_or_train(folder, runtime, must_match, make, job=where)))
     return tried
 
 
-def finished_or(
+def read_or_train(
     folder: Path,
     runtime: Runtime,
-    belongs: Mapping[str, Any],
+    must_match: Mapping[str, Any],
     make: Callable[[], Scored],
     *,
     job: str,
     keep_checkpoints: bool = False,
 ) -> Score:
-    """The score in folder/result.json, where an earlier process finished it, else that of `make`, which is kept there.
+    """The score in folder/result.json, if an earlier process finished it, else that of `make`, which is stored there.
 
     Args:
-        folder: of one training; its checkpoints go when it is finished, unless `keep_checkpoints`.
+        folder: of one training; its checkpoints are deleted when it is finished, unless `keep_checkpoints`.
         runtime: this process among its peers, all of which call this.
-        belongs: what a finished score must share: digests of data and weights, settings.
-        make: trains in the folder, going on where it stands; gives the score, which the main process knows, and what was found out.
-        job: that the result is of.
+        must_match: what a finished score must share: digests of data and weights, settings.
+        make: trains in the folder, resuming from its checkpoint; returns the score, which the main process knows, and more fields
+            for the provenance.
+        job: of the result.
 
     Raises:
         CheckpointError: the folder holds a score of other data, weights or settings.
@@ -89,27 +90,27 @@ def finished_or(
     result = read_result(folder) if runtime.is_main else None
     done = result is not None and result.status == "done"
     if result is not None and done:
-        _check_same(folder, result.provenance, belongs)
-    score = same_everywhere(Score.of(result.metrics) if result is not None and done else None, runtime)
+        _check_same(folder, result.provenance, must_match)
+    score = broadcast_score(Score.of(result.metrics) if result is not None and done else None, runtime)
     if not score.total:
         folder.mkdir(parents=True, exist_ok=True)
-        own, found_out = make()
-        score = same_everywhere(own, runtime)
+        own, findings = make()
+        score = broadcast_score(own, runtime)
         runtime.release()
         if runtime.is_main:
-            write_result(folder, RunResult(job, "done", score.numbers, {**belongs, **found_out}))
+            write_result(folder, RunResult(job, "done", score.numbers, {**must_match, **findings}))
     if runtime.is_main and not keep_checkpoints:
         shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
     return score
 
 
-def best(tried: Sequence[Tried]) -> Tried:
-    """The one with most correct images; the first of equals."""
+def best(tried: Sequence[Trial]) -> Trial:
+    """The one with the most correct images; the first of equals."""
     return max(tried, key=lambda one: one.score.correct)
 
 
-def same_everywhere(score: Score | None, runtime: Runtime) -> Score:
-    """The main process's score, on every process: of a run that was resumed at its end only that one knows it."""
+def broadcast_score(score: Score | None, runtime: Runtime) -> Score:
+    """The score of the main process, on every process: after a resume of a finished run only that one knows it."""
     known = score if score is not None and runtime.is_main else Score(0, 0)
     mean = known.mean_per_class if known.mean_per_class is not None else -1.0 * runtime.is_main
     correct, total, mean = runtime.sum([float(known.correct), float(known.total), mean])

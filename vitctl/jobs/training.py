@@ -21,8 +21,8 @@ from vitctl.engine.checkpoint.saving import Saver
 from vitctl.engine.distributed.micro_batch import fits_everywhere, largest_micro_batch
 from vitctl.engine.distributed.runtime import Runtime, start
 from vitctl.engine.distributed.sharding import is_sharded, shard
-from vitctl.engine.evaluation import Score, evaluate
-from vitctl.engine.journal import LOG, Journal, Report, write_json
+from vitctl.engine.evaluation import Score, evaluate_model
+from vitctl.engine.journal import LOG, Journal, Report, write_run_json
 from vitctl.engine.loop import Trainer
 from vitctl.engine.losses import classify
 from vitctl.engine.mixing import Mixing, classify_mixed
@@ -30,7 +30,7 @@ from vitctl.engine.optimizer import build_optimizer
 from vitctl.engine.preemption import StopFlag
 from vitctl.engine.run_files import CHECKPOINTS
 from vitctl.engine.schedule import total_steps
-from vitctl.engine.task import Task
+from vitctl.engine.task import TrainingTask
 from vitctl.engine.training import fit
 from vitctl.errors import LaunchError
 from vitctl.jobs.features import ImagePass
@@ -39,7 +39,7 @@ from vitctl.jobs.inputs.length import learning_rate
 from vitctl.jobs.inputs.same_inputs import check_inputs
 from vitctl.jobs.inputs.sampling import training_order
 from vitctl.jobs.record.identity import identity
-from vitctl.jobs.record.kept import Attention, MicroBatch, read_kept
+from vitctl.jobs.record.kept import AttentionKernel, MicroBatch, read_kept
 from vitctl.jobs.record.runs import choose_weights, logged_scores
 from vitctl.jobs.record.tracking import tracking
 from vitctl.models.attention import choose_attention, set_attention
@@ -72,7 +72,7 @@ def start_runtime(machine: Machine, run_dir: Path, log: Log | None = None) -> Ru
 
 
 def num_workers(machine: Machine, runtime: Runtime) -> int:
-    """Loader workers of each process: as asked, or up to 8 with a GPU, and half of the cores without one."""
+    """Data loader workers of each process: machine.workers, or up to 8 with a GPU, and half of the cores without one."""
     if machine.workers >= 0:
         return machine.workers
     cores = (os.cpu_count() or 1) // min(runtime.num_processes, max(1, torch.cuda.device_count()))
@@ -85,8 +85,8 @@ def open_journal(runtime: Runtime, run_dir: Path, report: Report) -> Journal:
 
 
 @dataclass(frozen=True)
-class Work:
-    """Where a training runs: this process among its peers, the folder and its log, and the flag that signals raise."""
+class RunContext:
+    """Where a training runs: this process among its peers, the folder and its log, and the flag that signals set."""
 
     runtime: Runtime
     folder: Path
@@ -96,13 +96,13 @@ class Work:
 
 @dataclass(frozen=True)
 class Images:
-    """What is trained and scored on.
+    """The images of a training.
 
     Args:
-        train, augmentation: training images, and how they are shown.
-        scored, pre_processing: images that are scored (None: there are none), and how the network is to be shown any.
+        train, augmentation: training images, and their augmentation.
+        scored, pre_processing: images that are scored (None: there are none), and the evaluation pre-processing.
         order: of the training images; None: the exact shuffle by the recipe's seed.
-        mixing: of the images that [loss] is taken of.
+        mixing: MixUp and CutMix of training batches.
     """
 
     train: Source
@@ -113,7 +113,7 @@ class Images:
     mixing: Mixing = field(default_factory=Mixing)
 
     def meta(self, mean: Sequence[float], std: Sequence[float]) -> dict[str, Any]:
-        """What must travel with the weights for the same numbers elsewhere."""
+        """Metadata to store with the weights, so that they give the same numbers elsewhere."""
         shown = self.pre_processing
         return {
             "image_size": shown.image_size,
@@ -128,39 +128,40 @@ class Images:
 
 
 def images_of(data: TrainImages, train_on: Source, score_on: Source | None, seed: int) -> Images:
-    """The images of a recipe's [data], as it shows them."""
+    """The images of a recipe's [data], with augmentation and pre-processing."""
     order = None if data.synthetic else training_order(data, train_on, seed)
     return Images(train_on, train_transform(data), score_on, eval_transform(data), order, mixing(data))
 
 
 def train(
     recipe: Pretrain | Finetune | Vtab,
-    work: Work,
+    context: RunContext,
     model: Model,
     images: Images,
     meta: dict[str, Any],
     *,
     objective: Callable[..., Tensor] | None = None,
     probe: Probe | None = None,
-    started_from: str = "",
+    start_weights_sha256: str = "",
 ) -> Score | None:
     """Train `model` as [optimizer], [schedule], [loss], [averaging], [evaluation], [checkpoint] and [log] say.
 
     Args:
         recipe: with those sections.
-        work: where.
+        context: process, folder, log and stop flag.
         model: on the runtime's device.
         images: that it is trained and scored on.
         meta: what is stored with its weights.
-        objective: in place of [loss]; it looks at no labels.
+        objective: instead of [loss]; it uses no labels.
         probe: few-shot accuracies of the model.
-        started_from: digest of the pre-trained weights; empty without any.
+        start_weights_sha256: digest of the pre-trained weights; empty without any.
 
     Returns:
         the score after the last step, or with early stopping that of the best checkpoint; None without images to score, and
-        perhaps on other processes than the main one.
+        possibly on processes other than the main one.
     """
-    runtime, folder, journal, source, scored = work.runtime, work.folder, work.journal, images.train, images.scored
+    runtime, folder, journal = context.runtime, context.folder, context.journal
+    source, scored = images.train, images.scored
     check_inputs(runtime, model.state_dict(), model.config, meta, (source, scored))
     s, machine = recipe.schedule, recipe.machine
     steps = total_steps(len(source), s.batch_size, steps=s.total_steps, epochs=s.total_epochs)
@@ -171,25 +172,25 @@ def train(
     loss = partial(objective or _classification(recipe.loss, images.mixing, recipe.seed), normalise=normalise)
     batches = _batches(recipe, runtime, images, needs_labels=objective is None)
     shown, size = images.pre_processing, recipe.evaluation.batch_size
-    look = ImagePass(runtime, journal, shown, mean, std, size, workers, work.stop)
+    look = ImagePass(runtime, context.journal, shown, mean, std, size, workers, context.stop)
 
     choose_kernels(machine, runtime, folder, model, _most(machine.micro_batch, share))
     if isinstance(machine, ShardedMachine) and machine.sharding == "fsdp":
         if probe:
             raise LaunchError(
-                "fewshot_probe.every_steps asks the model for its features alone, which machine.sharding = 'fsdp' cannot; "
-                "set one of them to 0 or 'none'"
+                "fewshot_probe.every_steps calls the model for its features only, which machine.sharding = 'fsdp' does not support; "
+                "set fewshot_probe.every_steps = 0 or machine.sharding = 'none'"
             )
         shard(model, runtime.device, runtime.num_processes)
     micro_batch = _micro_batch(recipe, runtime, folder, model, loss, lambda n: next(batches(0, n, 0)), share)
-    task = Task(
+    task = TrainingTask(
         batches=lambda first_step: batches(first_step, micro_batch, workers),
         num_images=len(source),
         flops_per_image=training_flops(model.config, 1),
         key=partial(sample_key, source),
-        score=partial(look.through, evaluate, "scoring", source=scored) if scored is not None else None,
+        score=partial(look.through, evaluate_model, "scoring", source=scored) if scored is not None else None,
         probe=probe,
-        identity=identity(recipe, folder, source, scored, started_from),
+        identity=identity(recipe, folder, source, scored, start_weights_sha256),
         total_steps=steps,
         evaluate_every=recipe.evaluation.every_steps,
         probe_every=recipe.fewshot_probe.every_steps if isinstance(recipe, Pretrain) else 0,
@@ -200,7 +201,7 @@ def train(
         max_bad_fraction=recipe.data.max_bad_fraction,
         warm_up=machine.compile,
     )
-    trainer = _trainer(recipe, work, model, loss, learning_rate(recipe, steps))
+    trainer = _trainer(recipe, context, model, loss, learning_rate(recipe, steps))
     kept = recipe.checkpoint.keep_last, recipe.checkpoint.keep_best
     saver = Saver(folder / CHECKPOINTS, model.config, meta, *kept, journal=journal)
     with tracking(runtime, recipe, folder), compile_errors() if machine.compile else nullcontext():
@@ -209,28 +210,32 @@ def train(
 
 
 def _trainer(
-    recipe: TrainRecipe, work: Work, model: Model, objective: Callable[..., Tensor], lr: Callable[[int], float]
+    recipe: TrainRecipe,
+    context: RunContext,
+    model: Model,
+    objective: Callable[..., Tensor],
+    lr: Callable[[int], float],
 ) -> Trainer:
     average, o = recipe.averaging, recipe.optimizer
     adam = {"beta1": o.beta1, "beta2": o.beta2, "eps": o.eps}
     optimizer = build_optimizer(model, name=o.name, weight_decay=o.weight_decay, momentum=o.momentum, **adam)
     return Trainer(
-        runtime=work.runtime,
+        runtime=context.runtime,
         average=Average(model, average.decay, debias=average.debias) if average.decay else None,
-        model=work.runtime.wrap(model),
-        bare=model,
+        model=context.runtime.wrap(model),
+        unwrapped=model,
         optimizer=optimizer,
         objective=objective,
         lr=lr,
         batch_size=recipe.schedule.batch_size,
         clip_norm=o.clip_norm,
         seed=recipe.seed,
-        stop=work.stop,
+        stop=context.stop,
     )
 
 
 def _best_score(run_dir: Path, runtime: Runtime) -> Score | None:
-    """Of the checkpoint that stands for a run with early stopping; None on other processes than the main one."""
+    """The score of the best checkpoint of a run with early stopping; None on processes other than the main one."""
     if not runtime.is_main:
         return None
     _, chosen = choose_weights(run_dir, "best", by_size=True)
@@ -272,28 +277,28 @@ def _micro_batch(
     batch: Callable[[int], Batch],
     share: int,
 ) -> int:
-    """Images of a forward pass: as asked, or what fits, which is found once and written to RUN/micro_batch.json."""
+    """Images of a forward pass: machine.micro_batch, or what fits, which is measured once and written to RUN/micro_batch.json."""
     if recipe.machine.micro_batch != -1:
         return _most(recipe.machine.micro_batch, share)
     if is_sharded(model):
         raise LaunchError(
             "machine.micro_batch = -1 cannot try what fits with machine.sharding = 'fsdp', where a process that runs out of memory "
-            "keeps the others waiting; give machine.micro_batch, and see `vitctl pretrain --dry-run`"
+            "blocks the others; set machine.micro_batch, and see `vitctl pretrain --dry-run`"
         )
     device = torch.cuda.get_device_name(runtime.device) if runtime.device.type == "cuda" else "CPU"
     setting = {"share": share, "device": device, "precision": runtime.precision}
     file = run_dir / MICRO_BATCH
-    # The first process reads it for all: one that did not see the file would try, and wait for the others for ever.
+    # Rank 0 reads it for all: a process that did not see the file would measure, and wait for the others for ever.
     there = runtime.is_main and file.exists()
-    known = json.loads(runtime.first(read_kept(file, MicroBatch).model_dump_json() if there else "{}"))
-    setting = json.loads(runtime.first(json.dumps(setting)))
+    known = json.loads(runtime.broadcast(read_kept(file, MicroBatch).model_dump_json() if there else "{}"))
+    setting = json.loads(runtime.broadcast(json.dumps(setting)))
     if {name: known.get(name) for name in setting} == setting:
         return int(known["micro_batch"])
     copies = OPTIMIZER_SLOTS[recipe.optimizer.name] + (recipe.averaging.decay > 0) + (runtime.num_processes > 1)
     reserve = copies * sum(p.numel() * p.element_size() for p in model.parameters())
     found = largest_micro_batch(lambda n: fits_everywhere(runtime, model, objective, batch(n), reserve), share)
     if runtime.is_main:
-        write_json(file, {**setting, "micro_batch": found})
+        write_run_json(file, {**setting, "micro_batch": found})
     return found
 
 
@@ -303,9 +308,9 @@ def _classification(loss: Loss, mixing: Mixing, seed: int) -> Callable[..., Tens
 
 
 def choose_kernels(machine: TrainMachine, runtime: Runtime, run_dir: Path, model: Model, micro_batch: int) -> None:
-    """Set how layers are computed: attention kernel, recomputation, compilation.
+    """Set how layers are computed: attention kernel, activation checkpointing, compilation.
 
-    What machine.attention = 'auto' measures is written to RUN/attention.json and used again when the run goes on.
+    The choice of machine.attention = 'auto' is written to RUN/attention.json and used again on resume.
     """
     kernel, config = machine.attention, model.config
     if kernel == "auto" and isinstance(config, ViTConfig):
@@ -313,9 +318,9 @@ def choose_kernels(machine: TrainMachine, runtime: Runtime, run_dir: Path, model
         if runtime.is_main and not file.exists():
             shape = (micro_batch, config.num_heads, config.num_tokens, config.hidden_size // config.num_heads)
             dtype = torch.bfloat16 if runtime.precision == "bf16" else runtime.dtype
-            write_json(file, {"kernel": choose_attention(shape, dtype, runtime.device)})
-        kernel = Attention.model_validate(
-            {"kernel": runtime.first(read_kept(file, Attention).kernel if runtime.is_main else "")}
+            write_run_json(file, {"kernel": choose_attention(shape, dtype, runtime.device)})
+        kernel = AttentionKernel.model_validate(
+            {"kernel": runtime.broadcast(read_kept(file, AttentionKernel).kernel if runtime.is_main else "")}
         ).kernel
     set_attention(kernel)
     if machine.checkpoint_blocks:
@@ -330,9 +335,9 @@ def on_device(model: M, runtime: Runtime) -> M:
 
 
 def dropout_draws(recipe: TrainRecipe, config: Any, folder: Path) -> dict[str, Any]:
-    """What the draws of dropout and stochastic depth follow from, besides seed and step; nothing where nothing is drawn.
+    """What the random draws of dropout and stochastic depth depend on, besides seed and step; empty without dropout.
 
-    They are drawn for each forward pass of each process, so that how a batch is cut changes the result.
+    They are drawn for each forward pass of each process, so that the split of a batch changes the result.
     """
     if not (getattr(config, "dropout", 0.0) or getattr(config, "drop_path", 0.0)):
         return {}

@@ -12,7 +12,7 @@ from vitctl.data.source.provenance import source_text
 from vitctl.engine.evaluation import Score
 from vitctl.engine.journal import Journal, Report, silent
 from vitctl.engine.preemption import StopFlag
-from vitctl.jobs.inputs.length import TASK_IMAGES, fitted
+from vitctl.jobs.inputs.length import TASK_IMAGES, fitted_recipe
 from vitctl.jobs.inputs.network import rates_in_words, unseen_pixels
 from vitctl.jobs.inputs.same_inputs import check_found
 from vitctl.jobs.inputs.weights import weights_of
@@ -21,8 +21,8 @@ from vitctl.jobs.record.integrity import verified, verify
 from vitctl.jobs.record.result import DATA_DIGEST, RunResult
 from vitctl.jobs.training import dropout_draws, open_journal, start_runtime
 from vitctl.jobs.vtab_suite.light import score_features
-from vitctl.jobs.vtab_suite.runs import Bench, Setting, fine_tune, scored_as, settings, tune
-from vitctl.jobs.vtab_suite.table import make_table, write_table
+from vitctl.jobs.vtab_suite.runs import Setting, SuiteContext, fine_tune, scored_as, settings, tune
+from vitctl.jobs.vtab_suite.table import make_vtab_table, write_vtab_table
 from vitctl.jobs.vtab_suite.tasks import chosen_tasks, open_tasks
 from vitctl.models.variants import downstream
 from vitctl.recipe.schema import Vtab
@@ -31,29 +31,29 @@ TABLE = "table.csv"
 
 
 def vtab(recipe: Vtab, run_dir: Path, report: Report = silent, stop: StopFlag | None = None) -> RunResult:
-    """Fine-tune weights.source on every task of vtab.suite, going on wherever an earlier process ended.
+    """Fine-tune weights.source on every task of vtab.suite, resuming where an earlier process ended.
 
     First a small sweep: every setting is trained on the 800 images of every task and scored on its 200, and the setting with
-    the best mean is taken for all tasks. Then every task is trained on its 1,000 images, once for each seed, and scored on its
+    the best mean is used for all tasks. Then every task is trained on its 1,000 images, once for each seed, and scored on its
     whole test split. All processes work on one run at a time, so that a run is the same for any number of them.
 
     Args:
         recipe: checked.
         run_dir: gets sweep/, tasks/ and light/ with a folder for each run, and table.csv.
         report: called with every log record of the main process.
-        stop: raised by signals.
+        stop: set by signals.
 
     Returns:
         accuracy per task (mean and deviation over seeds), group means, the mean over tasks, and the paper's.
 
     Raises:
         DataError: data of a task is missing; all such tasks are named.
-        Stopped: a signal came; what was done is kept.
+        Stopped: a signal came; finished runs are kept.
 
     Paper: Section 4.1, Appendix B.1.1, Table 9
     """
     stop = StopFlag() if stop is None else stop
-    recipe = fitted(recipe, TASK_IMAGES)
+    recipe = fitted_recipe(recipe, TASK_IMAGES)
     found = weights_of(recipe)
     tasks = chosen_tasks(recipe)
     data = list(open_tasks(recipe, tasks, run_dir).values())
@@ -61,45 +61,47 @@ def vtab(recipe: Vtab, run_dir: Path, report: Report = silent, stop: StopFlag | 
     journal = open_journal(runtime, run_dir, report)
     check_found(runtime, found, [source for one in data for source in (one.train800, one.val200, one.train, one.test)])
     bytes_read = verify(runtime, run_dir, *(source for task in data for source in (task.train, task.test)))
-    bench = Bench(recipe, runtime, run_dir, report, stop, found)
+    context = SuiteContext(recipe, runtime, run_dir, report, stop, found)
     text = f"{len(tasks)} tasks, {len(recipe.vtab.seeds)} seeds each"
-    text += "" if recipe.vtab.light else f"; {rates_in_words(recipe, bench.rates)}"
+    text += "" if recipe.vtab.light else f"; {rates_in_words(recipe, context.rates)}"
     journal.write("weights", step=0, path=found.path, text="; ".join(filter(None, (found.chosen.text, text))))
     for text in unseen_pixels(found.weights.config, recipe.data.image_size):
         journal.write("warning", step=0, text=text)
 
-    chosen, swept = (None, []) if recipe.vtab.light else _best_setting(bench, data, journal)
+    chosen, swept = (None, []) if recipe.vtab.light else _best_setting(context, data, journal)
     scores: dict[str, list[Score]] = {}
     for task in data:
         name = task.task.name
         scores[name] = (
-            [fine_tune(bench, task, chosen, seed) for seed in recipe.vtab.seeds]
+            [fine_tune(context, task, chosen, seed) for seed in recipe.vtab.seeds]
             if chosen
-            else [score_features(bench, task)]
+            else [score_features(context, task)]
         )
         values = [score.accuracy for score in scores[name]]
         journal.write("task", step=0, task=name, group=task.task.group, accuracy=float(np.mean(values)), seeds=values)
     data_verified = verified(bytes_read, runtime, journal, is_score=True)
-    table = make_table(data, scores, num_tasks=len(SUITES[recipe.vtab.suite]), light=recipe.vtab.light)
+    table = make_vtab_table(data, scores, num_tasks=len(SUITES[recipe.vtab.suite]), light=recipe.vtab.light)
     if runtime.is_main:
-        write_table(run_dir / TABLE, table)
+        write_vtab_table(run_dir / TABLE, table)
     return RunResult(
         "vtab",
         "done",
         metrics=table | ({"sweep": swept} if swept else {}),
-        provenance=_provenance(bench, data, chosen) | data_verified,
+        provenance=_provenance(context, data, chosen) | data_verified,
         files={"table": str(run_dir / TABLE)},
     )
 
 
-def _best_setting(bench: Bench, data: Sequence[TaskData], journal: Journal) -> tuple[Setting, list[dict[str, Any]]]:
+def _best_setting(
+    context: SuiteContext, data: Sequence[TaskData], journal: Journal
+) -> tuple[Setting, list[dict[str, Any]]]:
     """The setting of the best mean accuracy over the validation images of all tasks, the first of equals; and all of them."""
-    tried = settings(bench.recipe)
+    tried = settings(context.recipe)
     if len(tried) == 1:
         return tried[0], []
     rows: list[dict[str, Any]] = []
     for setting in tried:
-        accuracies = {task.task.name: tune(bench, task, setting).accuracy for task in data}
+        accuracies = {task.task.name: tune(context, task, setting).accuracy for task in data}
         mean = float(np.mean(list(accuracies.values())))
         rows.append({"lr": setting.lr, "total_steps": setting.total_steps, "val200": mean, "tasks": accuracies})
         journal.write("setting", step=0, lr=setting.lr, total_steps=setting.total_steps, accuracy=mean)
@@ -109,28 +111,28 @@ def _best_setting(bench: Bench, data: Sequence[TaskData], journal: Journal) -> t
     return tried[best], rows
 
 
-def _provenance(bench: Bench, data: Sequence[TaskData], setting: Setting | None) -> dict[str, Any]:
-    recipe = bench.recipe
+def _provenance(context: SuiteContext, data: Sequence[TaskData], setting: Setting | None) -> dict[str, Any]:
+    recipe = context.recipe
     chosen: dict[str, Any] = {}
     if setting:
         chosen = {"lr": setting.lr, "total_steps": setting.total_steps, "warmup_steps": setting.warmup_steps}
-        body = downstream(bench.found.weights.config, num_classes=0, image_size=bench.image_size, **bench.rates)
-        chosen |= bench.rates | dropout_draws(recipe, body, bench.run_dir)
-    return weights_used(bench.found, recipe.weights) | {
+        body = downstream(context.found.weights.config, num_classes=0, image_size=context.image_size, **context.rates)
+        chosen |= context.rates | dropout_draws(recipe, body, context.run_dir)
+    return weights_used(context.found, recipe.weights) | {
         "suite": recipe.vtab.suite,
         "protocol": "light" if recipe.vtab.light else "fine-tuning",
-        **computed(bench.runtime),
-        **shown(scored_as(bench)),
+        **computed(context.runtime),
+        **shown(scored_as(context)),
         "augment": recipe.data.augment,
         "seeds": list(recipe.vtab.seeds),
         **chosen,
         **DATA_DIGEST,
-        "tasks": {task.task.name: _images(bench, task) for task in data},
+        "tasks": {task.task.name: _images(context, task) for task in data},
     }
 
 
-def _images(bench: Bench, data: TaskData) -> dict[str, Any]:
-    augments = bench.recipe.data.augment == "bit" and not bench.recipe.vtab.light
+def _images(context: SuiteContext, data: TaskData) -> dict[str, Any]:
+    augments = context.recipe.data.augment == "bit" and not context.recipe.vtab.light
     return {
         "train_split": data.names["train"],
         "train_sha256": data.train.digest,

@@ -1,4 +1,4 @@
-"""The line `accelerate launch ...` of a run, every flag given, and what --nodes and --restarts say."""
+"""The `accelerate launch` command line of a run, with every flag given; the options --nodes and --restarts."""
 
 import os
 import re
@@ -16,13 +16,13 @@ PORT = 29_400
 WORKER = "vitctl.launch.worker"
 CONFIG = "accelerate.yaml"
 _EXAMPLE = "for example --nodes 2@gpu01:29400"
-# Without this file accelerate would take what a flag does not say from one that somebody made for something else.
+# Without this file accelerate would read the user's default configuration for everything that no flag sets.
 _CONFIG_TEXT = "compute_environment: LOCAL_MACHINE\ndistributed_type: MULTI_GPU\n"
 
 
 @dataclass(frozen=True)
 class LaunchConfig:
-    """The machines of a run, the address of one of them, where they meet, and how often lost processes are started again."""
+    """The machines of a run, their rendezvous address, and how often lost processes are restarted."""
 
     nodes: int = 1
     host: str = ""
@@ -30,7 +30,7 @@ class LaunchConfig:
     restarts: int = 0
 
     def starts(self, recipe: Recipe) -> bool:
-        """Whether a run needs a launcher: it has several processes, or one that may be started again."""
+        """Whether a run needs a launcher: it has several processes, or one that may be restarted."""
         return recipe.machine.processes > 1 or self.nodes > 1 or self.restarts > 0
 
 
@@ -42,27 +42,29 @@ def parse_nodes(text: str, restarts: int = 0) -> LaunchConfig:
         restarts: of --restarts.
 
     Raises:
-        LaunchError: it is neither.
+        LaunchError: the text has another form.
     """
     found = re.fullmatch(r"(\d+)(?:@([\w.-]+|\[[\da-fA-F:]+\])(?::(\d+))?)?", text)
     if found is None or int(found[1]) < 1 or int(found[3] or PORT) not in range(1, 65_536):
         raise LaunchError(f"--nodes {text}: should be the number of machines, an address and a port; {_EXAMPLE}")
     config = LaunchConfig(int(found[1]), found[2] or "", int(found[3] or PORT), restarts)
     if config.nodes > 1 and not config.host:
-        raise LaunchError(f"--nodes {text}: where they meet is missing, the address of one of them; {_EXAMPLE}")
+        raise LaunchError(
+            f"--nodes {text}: the address of one of the machines, for the rendezvous, is missing; {_EXAMPLE}"
+        )
     return config
 
 
-def check_spread(config: LaunchConfig, processes: int) -> None:
-    """The processes are a whole number on each machine, and this one has a way to where they meet.
+def check_processes(config: LaunchConfig, processes: int) -> None:
+    """Check that the processes spread evenly over the machines, and that this machine reaches the rendezvous address.
 
     Raises:
-        LaunchError: they are not, there is none, or the restarts are negative.
+        LaunchError: one of these does not hold, or the number of restarts is negative.
     """
     if processes % config.nodes:
         raise LaunchError(
-            f"--nodes {config.nodes}: {processes} process{'es' * (processes > 1)} cannot be spread evenly over them; "
-            f"--processes is their number on all machines, a multiple of {config.nodes}"
+            f"--nodes {config.nodes}: {processes} process{'es' * (processes > 1)} cannot be spread evenly over the machines; "
+            f"--processes counts those of all machines: give a multiple of {config.nodes}"
         )
     if config.restarts < 0:
         raise LaunchError(f"--restarts {config.restarts}: should be 0 or more")
@@ -70,12 +72,12 @@ def check_spread(config: LaunchConfig, processes: int) -> None:
 
 
 def own_address(config: LaunchConfig) -> str:
-    """The address by which the other machines reach this one: that of its way to where they meet.
+    """The address at which the other machines reach this one: that of its network interface towards the rendezvous address.
 
-    Its own name, which torchrun would take, is often unknown to others, or a loopback address.
+    The host name, which torchrun would use, is often unknown to the other machines, or a loopback address.
 
     Raises:
-        LaunchError: there is no way.
+        LaunchError: the rendezvous address cannot be reached.
     """
     if config.nodes == 1:
         return "127.0.0.1"
@@ -83,18 +85,18 @@ def own_address(config: LaunchConfig) -> str:
         host = config.host.strip("[]")
         family, kind, _, _, place = socket.getaddrinfo(host, config.port, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind) as probe:
-            probe.connect(place)  # of datagrams: it sends nothing
+            probe.connect(place)  # UDP: nothing is sent
             own = str(probe.getsockname()[0])
     except OSError as error:
-        raise LaunchError(f"--nodes: no way from here to {config.host} ({error.strerror or error})") from None
+        raise LaunchError(f"--nodes: {config.host} cannot be reached from here ({error.strerror or error})") from None
     return host if own == place[0] or own.startswith("127.") else own
 
 
-def accelerate_words(run_dir: Path, processes: int, config: LaunchConfig) -> list[str]:
+def accelerate_arguments(run_dir: Path, processes: int, config: LaunchConfig) -> list[str]:
     """The arguments of `accelerate launch`, the same on each machine.
 
-    The agents give out the ranks of the machines where they meet. Any rank but 0 keeps accelerate from asking that nobody
-    listens there yet, which another machine of this run may do.
+    The agents assign the ranks of the machines at the rendezvous. With a rank other than 0 accelerate does not check that the
+    port is still free: another machine of this run may already listen there.
     """
     here = processes // config.nodes
     flags = {
@@ -113,31 +115,31 @@ def accelerate_words(run_dir: Path, processes: int, config: LaunchConfig) -> lis
         "--dynamo_backend": "no",
         "--log_dir": os.devnull,
     }
-    several = ["--multi_gpu"] if processes > 1 else []  # also on CPUs; of one process the file says it
+    several = ["--multi_gpu"] if processes > 1 else []  # also on CPUs; for one process the configuration file says it
     return [*several, *(str(word) for pair in flags.items() for word in pair), "--module", WORKER, str(run_dir)]
 
 
 def accelerate_environment(run_dir: Path, config: LaunchConfig) -> dict[str, str]:
-    """What torchrun can be told and accelerate's command line cannot say."""
+    """Settings of torchrun that accelerate's command line has no flag for."""
     if config.nodes == 1:
-        return {"PET_STANDALONE": "1"}  # meets at a port that is free
-    # By default torch keeps the address of the first round for all rounds, and a store that has the first round's keys:
-    # after a restart processes would wait for each other at different places.
+        return {"PET_STANDALONE": "1"}  # chooses a free port
+    # By default torch reuses the address and the store of the first rendezvous, with the old keys in it: after a restart
+    # processes would wait for each other at different addresses.
     return {"PET_RDZV_ID": run_dir.resolve().name, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 
 def launch_line(run_dir: Path, recipe: Recipe, config: LaunchConfig = LaunchConfig()) -> str:
-    """The line for a shell that runs a prepared folder without vitctl's command; of several machines, on each of them."""
+    """The shell command that runs a prepared folder without the vitctl command; with several machines, on each of them."""
     processes = recipe.machine.processes
     if not config.starts(recipe):
         return shlex.join([sys.executable, "-m", WORKER, str(run_dir)])
     script = Path(sys.executable).with_name("accelerate")
     accelerate = [str(script)] if script.exists() else [sys.executable, "-m", "accelerate.commands.accelerate_cli"]
     settings = [f"{name}={shlex.quote(value)}" for name, value in accelerate_environment(run_dir, config).items()]
-    return " ".join([*settings, shlex.join([*accelerate, "launch", *accelerate_words(run_dir, processes, config)])])
+    return " ".join([*settings, shlex.join([*accelerate, "launch", *accelerate_arguments(run_dir, processes, config)])])
 
 
 def write_accelerate_config(run_dir: Path, recipe: Recipe, config: LaunchConfig) -> None:
-    """RUN/accelerate.yaml for a run that needs a launcher; it says nothing that a flag does not say."""
+    """RUN/accelerate.yaml for a run that needs a launcher; it sets nothing that no flag sets."""
     if config.starts(recipe):
         write_text(run_dir / CONFIG, _CONFIG_TEXT)

@@ -1,4 +1,4 @@
-"""A look at the installation and the machine."""
+"""Checks of the installation and the machine."""
 
 import importlib.metadata
 import os
@@ -15,23 +15,23 @@ MIN_SHM_MIB = 256
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing looked at: whether it is well, and what was seen (with the remedy when it is not)."""
+    """The result of one check: whether it passed, and what was found (with the remedy when it failed)."""
 
     ok: bool
     what: str
     said: str
 
 
-def examine() -> list[Finding]:
-    """Look at everything that a run stands on. Nothing is changed, nothing is fetched."""
-    return [finding for look in (_python, _packages, _torch, _precision, _data, _disk) for finding in _guarded(look)]
+def run_checks() -> list[Finding]:
+    """Check everything that a run needs. Nothing is changed, nothing is downloaded."""
+    return [finding for check in (_python, _packages, _torch, _precision, _data, _disk) for finding in _guarded(check)]
 
 
-def _guarded(look: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
+def _guarded(check: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
     try:
-        yield from look()
+        yield from check()
     except Exception as error:
-        yield Finding(False, look.__name__.strip("_"), f"{type(error).__name__}: {error}")
+        yield Finding(False, check.__name__.strip("_"), f"{type(error).__name__}: {error}")
 
 
 def _python() -> Iterator[Finding]:

@@ -1,4 +1,4 @@
-"""Who started this process: srun, torchrun or accelerate launch, as one of several; or a person. The environment tells."""
+"""How this process was started, read from the environment: by srun, torchrun or accelerate launch, or by a person."""
 
 import os
 import re
@@ -10,10 +10,10 @@ from vitctl.errors import LaunchError
 from vitctl.system.text import one_line
 
 Environment = MutableMapping[str, str]
-# Settings of accelerate and torchrun, which nobody chose for this run.
+# Prefixes of the settings of accelerate and torchrun; the user did not set these for this run.
 _SETTINGS = ("ACCELERATE_", "FSDP_", "PET_")
 _AGENT = "TORCHELASTIC_RUN_ID"  # set by torchrun's agent, which accelerate launch runs
-# What we and torch take for whole numbers.
+# Variables that vitctl and torch read as whole numbers.
 _NUMBERS = (
     "RANK",
     "WORLD_SIZE",
@@ -30,7 +30,7 @@ FIRST_PORT, NUM_PORTS = 20_000, 20_000
 
 
 def without_settings(env: Mapping[str, str]) -> dict[str, str]:
-    """An environment without settings of accelerate and torchrun: what decides a run is in its recipe and its launch line."""
+    """An environment without settings of accelerate and torchrun: a run depends on its recipe and its launch line alone."""
     return {name: value for name, value in env.items() if not name.startswith(_SETTINGS)}
 
 
@@ -40,57 +40,57 @@ def has_agent(env: Mapping[str, str] = os.environ) -> bool:
 
 
 def restarts_left(env: Mapping[str, str] = os.environ) -> int:
-    """How often the agent will start the processes again."""
+    """How often the agent will still restart the processes."""
     return int(env.get("TORCHELASTIC_MAX_RESTARTS", "0")) - int(env.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
 @dataclass(frozen=True)
 class Member:
-    """This process among those that something else started.
+    """This process as one of several that a launcher started.
 
-    `job` names all that were started together, the same on each; "" when only the addresses are known.
+    `job` is the id that all of them share; "" when only the addresses are known.
     """
 
-    starter: str
+    launcher: str
     rank: int
     num_processes: int
     job: str
 
     def run_dir(self, name: str) -> Path:
-        """The folder of a run of this recipe: that of the job, so that a requeued job goes on in it.
+        """The run folder of this recipe and job, so that a requeued job resumes in it.
 
         Raises:
-            LaunchError: the processes have nothing in common to name it by.
+            LaunchError: the processes share no job id to name it by.
         """
         if not self.job:
             raise LaunchError(
-                f"one of {self.num_processes} processes started by {self.starter}: give all of them the same run folder "
+                f"one of {self.num_processes} processes started by {self.launcher}: give all of them the same run folder "
                 "with --out"
             )
         return Path("runs") / f"{Path(name).stem}_{self.job}"
 
 
 def check_environment(env: Environment = os.environ) -> None:
-    """Raise LaunchError where a variable that tells processes apart holds no whole number."""
+    """Raise LaunchError where a variable such as RANK is not a whole number."""
     for name in _NUMBERS:
         text = env.get(name, "0")
         if not re.fullmatch("[0-9]{1,18}", text):
             raise LaunchError(
-                f"environment: {name} is '{one_line(text[:50])}', should be a whole number; mend it, or `unset {name}`"
+                f"environment: {name} is '{one_line(text[:50])}', should be a whole number; correct it, or `unset {name}`"
             )
     if "RANK" in env and "WORLD_SIZE" in env and int(env["RANK"]) >= int(env["WORLD_SIZE"]):
         raise LaunchError(
-            f"environment: RANK is {env['RANK']} of WORLD_SIZE {env['WORLD_SIZE']}, should be below it; mend them, or unset both"
+            f"environment: RANK is {env['RANK']} of WORLD_SIZE {env['WORLD_SIZE']}, should be below it; correct them, or unset both"
         )
 
 
 def find_member(env: Environment = os.environ) -> Member | None:
-    """This process's place among several, None when nobody placed it; what torch reads is added for srun.
+    """This process's rank among several; None when no launcher started it. Under srun the variables that torch reads are added.
 
-    A step of one task, such as an interactive shell of Slurm, places nobody.
+    A Slurm step of one task, such as an interactive shell, does not count as a launcher.
 
     Raises:
-        LaunchError: the environment contradicts itself, or holds something else than numbers.
+        LaunchError: the environment contradicts itself, or holds values that are not numbers.
     """
     check_environment(env)
     if "RANK" in env and "WORLD_SIZE" in env:
@@ -116,7 +116,7 @@ def _slurm_member(env: Environment) -> Member:
         }
     except (KeyError, ValueError, IndexError) as error:
         raise LaunchError(
-            f"srun started {env['SLURM_STEP_NUM_TASKS']} tasks, but its environment does not tell where they are ({error!r}); "
+            f"srun started {env['SLURM_STEP_NUM_TASKS']} tasks, but its environment does not say on which nodes ({error!r}); "
             "start them with torchrun, or set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT"
         ) from None
     for name, value in added.items():

@@ -1,4 +1,4 @@
-"""Who failed first, and why: every process that fails writes a note into RUN/logs, and whoever speaks to the user reads them."""
+"""Which process failed first, and why: a process that fails writes a note into RUN/logs; the one that reports to the user reads it."""
 
 import os
 import time
@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from vitctl.engine.journal import write_json
+from vitctl.engine.journal import write_run_json
 from vitctl.errors import LaunchError, VitctlError, is_lost_peer
 from vitctl.system.files import no_links, read_json
 from vitctl.system.text import printable, typed
@@ -19,30 +19,30 @@ _NOTE = {"rank": int, "time": float, "mendable": bool}  # what every note of a f
 
 
 def log_of(run_dir: Path, rank: int) -> Path:
-    """Where the output of a process goes."""
+    """The log file that the output of a process goes to."""
     return run_dir / LOGS / f"rank_{rank:02d}.txt"
 
 
 def note_error(run_dir: Path, error: Exception) -> None:
-    """Write down what ended this process: in words for everybody, with its traceback for its log alone."""
-    rank, mendable = int(os.environ.get("RANK", "0")), isinstance(error, VitctlError)
+    """Record what ended this process: the message for all processes to read, the traceback in its own log only."""
+    rank, fixable = int(os.environ.get("RANK", "0")), isinstance(error, VitctlError)
     log = log_of(run_dir, rank)
     log.parent.mkdir(parents=True, exist_ok=True)
     with open(log, "a", encoding="utf-8", errors="backslashreplace", opener=no_links) as file:
         file.write(printable("".join(traceback.format_exception(error))))
-    text = str(error) if mendable else f"{type(error).__name__}: {error}"
-    own_fault = mendable and not isinstance(error, LaunchError)
-    lost_peer = not own_fault and is_lost_peer(text)
-    _write_note(run_dir, rank, mendable=mendable, lost_peer=lost_peer, text=text, log=str(log))
+    text = str(error) if fixable else f"{type(error).__name__}: {error}"
+    is_own_error = fixable and not isinstance(error, LaunchError)
+    lost_peer = not is_own_error and is_lost_peer(text)
+    _write_note(run_dir, rank, mendable=fixable, lost_peer=lost_peer, text=text, log=str(log))
 
 
 def note_killed(run_dir: Path, rank: int, signal_name: str) -> None:
-    """Write down for a process that was killed what it could not write itself."""
+    """Write the note for a process that was killed and could not write its own."""
     _write_note(run_dir, rank, mendable=True, lost_peer=False, killed=signal_name)
 
 
 def _write_note(run_dir: Path, rank: int, **values: Any) -> None:
-    write_json(run_dir / LOGS / f"error_{rank:02d}.json", {"rank": rank, "time": time.time(), **values})
+    write_run_json(run_dir / LOGS / f"error_{rank:02d}.json", {"rank": rank, "time": time.time(), **values})
 
 
 def forget_errors(run_dir: Path) -> None:
@@ -54,11 +54,11 @@ def forget_errors(run_dir: Path) -> None:
 def first_error(run_dir: Path) -> dict[str, Any] | None:
     """The note of the process that failed first in the last launch; None when none did.
 
-    A process that only lost its connection to another is not the first, whatever the clocks of the nodes say.
+    A process that only lost its connection to another one comes last, whatever the clocks of the nodes say.
     """
     notes = []
     for path in (run_dir / LOGS).glob("error_*.json"):
-        with suppress(LaunchError):  # a new launch may be forgetting them
+        with suppress(LaunchError):  # a new launch may be removing them
             note = read_json(path, _MOST_NOTE_BYTES, error=LaunchError)
             if isinstance(note, dict) and _NOTE.items() <= {name: type(note.get(name)) for name in note}.items():
                 notes.append(note)
@@ -66,46 +66,46 @@ def first_error(run_dir: Path) -> dict[str, Any] | None:
 
 
 def is_cause(error: Mapping[str, Any] | None) -> bool:
-    """Whether a note tells why the run failed, and not only that another process went away."""
+    """Whether a note says why the run failed, and not only that the connection to another process was lost."""
     return error is not None and not error.get("lost_peer", False)
 
 
 def is_final(error: Mapping[str, Any] | None) -> bool:
-    """Whether what failed first would fail again: only a person can mend it."""
+    """Whether a restart would fail in the same way: only the user can fix it."""
     return error is not None and is_cause(error) and error["mendable"] and "killed" not in error
 
 
 def raise_first_error(run_dir: Path, num_processes: int) -> None:
-    """Raise what the process that failed first in the last launch says, or what became of it; nothing when none failed.
+    """Raise the error of the process that failed first in the last launch; nothing when none failed.
 
     Raises:
-        VitctlError: the user can mend it, or a process was killed or went away.
+        VitctlError: the user can fix it, or a process was killed or lost.
         RuntimeError: a bug.
     """
     error = first_error(run_dir)
     if error is None:
         return
-    rank, resume = error["rank"], f"go on with: vitctl resume {typed(run_dir)}"
+    rank, resume = error["rank"], f"resume with: vitctl resume {typed(run_dir)}"
     log = log_of(run_dir, rank)
-    if not log.exists():  # it had no time to begin one
+    if not log.exists():  # the process ended before it could open one
         log = log.parent
     if "killed" in error:
         raise LaunchError(
-            f"process {rank} of {num_processes} was killed ({error['killed']}), most often for want of memory; "
+            f"process {rank} of {num_processes} was killed ({error['killed']}), most often because it ran out of memory; "
             f"{log} has its output; {resume}"
         )
     if error["mendable"]:
         raise VitctlError(f"{error['text']} (process {rank}; {log})")
     if not is_cause(error):
         raise LaunchError(
-            f"process {rank} lost the connection to another, which left no word ({error['text'].splitlines()[0]}); {log} "
+            f"process {rank} lost the connection to another process, which left no error message ({error['text'].splitlines()[0]}); {log} "
             f"has more; {resume}"
         )
     raise RuntimeError(f"process {rank} failed: {error['text']}; {log} has the traceback")
 
 
-def write_failure(run_dir: Path, job: str, text: str) -> None:
-    """RUN/result.json of a run that failed; where even that cannot be written, the error alone is to be heard."""
+def write_failed_result(run_dir: Path, job: str, text: str) -> None:
+    """Write RUN/result.json of a failed run. If that fails too, the first error is the one to report."""
     from vitctl.jobs.record.result import RunResult, write_result
 
     with suppress(OSError):

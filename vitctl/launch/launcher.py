@@ -1,8 +1,8 @@
-"""The one way to several processes: `accelerate launch`, with every flag given, inside this process.
+"""Starts several processes by `accelerate launch`, with every flag given, inside this process.
 
-On one machine or many, with or without restarts. Every machine runs the same command; the processes of each are started and watched
-by the agent of torchrun, which accelerate runs. What the agent does not know is settled here and in the exit code of a worker: a
-signal is passed on once and a save completes, and a run that was stopped, or that only a person can mend, is not started again.
+On one machine or many, with or without restarts. Every machine runs the same command; torchrun's agent, which accelerate runs,
+starts and watches the processes of each machine. This module and the exit code of a worker add what the agent does not do: a
+signal is forwarded once, so that a save completes, and a run that was stopped, or that only the user can fix, is not restarted.
 """
 
 import logging
@@ -20,11 +20,11 @@ from typing import Any
 
 import psutil
 
-from vitctl.engine.journal import LOG, Report, read_json, spared, write_json
+from vitctl.engine.journal import LOG, Report, never_raising, read_run_json, write_run_json
 from vitctl.engine.preemption import say
 from vitctl.engine.run_files import RECIPE, RESULT
 from vitctl.errors import LaunchError, first_line
-from vitctl.launch.command import WORKER, LaunchConfig, accelerate_environment, accelerate_words, own_address
+from vitctl.launch.command import WORKER, LaunchConfig, accelerate_arguments, accelerate_environment, own_address
 from vitctl.launch.environment import find_member, without_settings
 from vitctl.launch.errors import (
     LOGS,
@@ -34,10 +34,10 @@ from vitctl.launch.errors import (
     is_final,
     note_killed,
     raise_first_error,
-    write_failure,
+    write_failed_result,
 )
 from vitctl.launch.follower import Follower
-from vitctl.launch.run_folder import keeping_result, owned, read_status
+from vitctl.launch.run_folder import keeping_result, locked_for_run, read_status
 from vitctl.launch.worker import LOCKED, NOW, work, work_as_member
 from vitctl.recipe.load import load_recipe
 from vitctl.recipe.schema import Recipe
@@ -45,16 +45,16 @@ from vitctl.system.files import no_links
 from vitctl.system.signals import SIGNALS, STOP_SIGNALS, handles_signal, is_repeated, signal_handler
 
 POLL_SECONDS = 0.2
-GRACE_SECONDS = 15.0  # for the other processes, once one has failed for good: they meet its loss and leave
-LINGER_SECONDS = 20.0  # for the other machines, once the processes of this one are through
-WAIT_SECONDS = 5.0  # without processes, before that is said
-NOTES_SECONDS = 5.0  # for what another machine says of a lost process to be seen here
+GRACE_SECONDS = 15.0  # for the other processes, once one has failed for good: they notice the loss and exit
+LINGER_SECONDS = 20.0  # for the other machines, once the processes of this one have finished
+WAIT_SECONDS = 5.0  # without processes, before the user is told
+NOTES_SECONDS = 5.0  # until the note of a process on another machine is visible here
 
 
 def launch(
     run_dir: Path, report: Report, config: LaunchConfig = LaunchConfig(), recipe: Recipe | None = None
 ) -> dict[str, Any]:
-    """Run the recipe of a prepared folder to its end: here, where this is the process or one of them, else in several.
+    """Run the recipe of a prepared folder to its end: in this process where it is the only one or one of several, else in new ones.
 
     Args:
         run_dir: prepared.
@@ -75,32 +75,32 @@ def launch(
     if not config.starts(recipe):
         work(run_dir, report, recipe)
     else:
-        # Of several machines the first process locks the folder, wherever that is.
-        with owned(run_dir) if config.nodes == 1 else keeping_result(run_dir):
+        # With several machines the process of rank 0 locks the folder, on whichever machine it runs.
+        with locked_for_run(run_dir) if config.nodes == 1 else keeping_result(run_dir):
             _launch_processes(run_dir, recipe, report, config)
-    return dict(read_json(run_dir / RESULT))
+    return dict(read_run_json(run_dir / RESULT))
 
 
 def _launch_processes(run_dir: Path, recipe: Recipe, report: Report, config: LaunchConfig) -> None:
     logs = run_dir / LOGS
     logs.mkdir(exist_ok=True)
-    # The processes of this run start only when all machines have come this far: nothing of theirs is removed here.
+    # The processes of this run start only when all machines have reached this point: none of their notes is removed here.
     forget_errors(run_dir)
     (logs / NOW).unlink(missing_ok=True)
-    follower = Follower(run_dir / LOG, spared(report, run_dir / LOG), logs / NOW)
+    follower = Follower(run_dir / LOG, never_raising(report, run_dir / LOG), logs / NOW)
     log = logs / f"launcher_{socket.gethostname()}.txt"
-    machine = _Machine(run_dir, follower)
+    machine = _MachineWatcher(run_dir, follower)
     ended: BaseException | None = None
     with _errors_into(log) as machine.screen, _settings(run_dir, config), machine.watched():
         try:
             _accelerate(run_dir, recipe.machine.processes, config)
-        except (Exception, SystemExit) as error:  # the latter is how a parser of flags ends
+        except (Exception, SystemExit) as error:  # SystemExit is how argparse reports an error
             ended = error
             logging.getLogger(__name__).error("%s", error)
     try:
-        _conclude(run_dir, recipe, config, machine, ended, log)
+        _check_outcome(run_dir, recipe, config, machine, ended, log)
     except Exception as error:
-        write_failure(run_dir, recipe.job, str(error))
+        write_failed_result(run_dir, recipe.job, str(error))
         raise
 
 
@@ -108,18 +108,18 @@ def _accelerate(run_dir: Path, processes: int, config: LaunchConfig) -> None:
     """`accelerate launch`, as its command does it."""
     from accelerate.commands.launch import launch_command, launch_command_parser
 
-    words = accelerate_words(run_dir, processes, config)
+    words = accelerate_arguments(run_dir, processes, config)
     words += [LOCKED] if config.nodes == 1 else []
     launch_command(launch_command_parser().parse_args(words))
 
 
 @contextmanager
 def _settings(run_dir: Path, config: LaunchConfig) -> Iterator[None]:
-    """Within the block the environment says what belongs to this launch, and no setting that somebody made for something else."""
+    """Within the block the environment holds the settings of this launch, and no others of accelerate or torchrun."""
     before = dict(os.environ)
     own = {
         "PET_LOCAL_ADDR": own_address(config),
-        # The agent would end everything at a signal; those that end a process are handled here, and this one nobody sends.
+        # The agent would kill everything at a signal. The real signals are handled here; nobody sends this one.
         "PET_SIGNALS_TO_HANDLE": signal.SIGRTMAX.name,
     }
     _replace_environment({**without_settings(before), **accelerate_environment(run_dir, config), **own})
@@ -137,7 +137,7 @@ def _replace_environment(values: Mapping[str, str]) -> None:
 
 @contextmanager
 def _errors_into(log: Path) -> Iterator[int]:
-    """Within the block standard error of this process and of those it starts is a log; yields what it was before."""
+    """Within the block standard error of this process and its children goes to a log; yields the original descriptor."""
     root, screen = logging.getLogger(), os.dup(2)
     sys.stderr.flush()
     with open(log, "a", encoding="utf-8", errors="backslashreplace", opener=no_links) as file:
@@ -154,33 +154,33 @@ def _errors_into(log: Path) -> Iterator[int]:
             os.close(screen)
 
 
-class _Over(BaseException):
-    """The agent waits for what will not come, or was told twice to end; torch must not take it for an error of its own."""
+class _Abort(BaseException):
+    """Ends `accelerate launch`: the agent waits in vain, or a second signal came. Not an Exception, so that torch does not catch it."""
 
 
-class _Machine:
+class _MachineWatcher:
     """The processes of this machine, watched by a thread while the main thread is in `accelerate launch`."""
 
     def __init__(self, run_dir: Path, follower: Follower) -> None:
         self.run_dir, self.follower, self.screen = run_dir, follower, 2
         self.signals: list[int] = []
-        self.told: set[int] = set()
-        self.had_workers = self.said = self.over = False
+        self.signalled: set[int] = set()
+        self.had_workers = self.announced = self.aborting = False
         self.clocks: dict[str, float] = {}
         self.ended = threading.Event()
 
     @property
     def stopping(self) -> bool:
-        """Whether somebody told this machine to stop."""
+        """Whether this machine received a signal to stop."""
         return bool(self.signals)
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Within the block signals are passed on; at its end no process is left. `_Over` ends it, too."""
+        """Within the block signals are forwarded; at its end no process is left. `_Abort` is caught here."""
         watcher = threading.Thread(target=self._watch, daemon=True)
-        with signal_handler(self._hear):
+        with signal_handler(self._on_signal):
             try:
-                with suppress(_Over):
+                with suppress(_Abort):
                     try:
                         watcher.start()
                         yield
@@ -188,70 +188,70 @@ class _Machine:
                         self.ended.set()
             finally:
                 watcher.join()
-                left = _workers()
-                for worker in left:
+                remaining = _workers()
+                for worker in remaining:
                     worker.kill()
-                psutil.wait_procs(left, timeout=GRACE_SECONDS)
+                psutil.wait_procs(remaining, timeout=GRACE_SECONDS)
         self.follower.poll()
 
-    def _hear(self, number: int, _frame: FrameType | None) -> None:
-        """The signal handler. The first signal lets all processes save; the second that somebody sends ends them at once."""
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        """Signal handler. The first signal lets all processes save; a second one kills them at once."""
         if self.ended.is_set():
             return
-        if self.over:
-            self._leave()
+        if self.aborting:
+            self._kill_and_abort()
         second = is_repeated(number, self.signals)
         self.signals.append(number)
         if second:
-            self._leave()
+            self._kill_and_abort()
         if len(self.signals) == 1:
             name = signal.Signals(number).name
-            say(f"{name}: stopping after what is under way; a second signal leaves at once", self.screen)
+            say(f"{name}: stopping after the current step; a second signal stops at once", self.screen)
 
-    def _leave(self) -> None:
+    def _kill_and_abort(self) -> None:
         for worker in _workers():
             worker.kill()
-        raise _Over
+        raise _Abort
 
     def _watch(self) -> None:
         while not self.ended.wait(POLL_SECONDS):
             self.follower.poll()
             with suppress(OSError, psutil.Error):  # a disk that fails for a moment must not end the run
-                if self._is_over():
-                    self.over = True
+                if self._should_abort():
+                    self.aborting = True
                     signal.pthread_kill(threading.main_thread().ident or 0, STOP_SIGNALS[0])
                     return
 
-    def _is_over(self) -> bool:
-        """Whether the agent waits for what will not come; signals are passed on, and what it does wait for is said."""
+    def _should_abort(self) -> bool:
+        """Forward signals; whether the agent waits for processes that will not come. What it does wait for is printed once."""
         workers = _workers()
         self.had_workers |= bool(workers)
-        self._pass_on(workers)
-        through = not workers and (self.stopping or read_status(self.run_dir) in ("done", "stopped"))
+        self._forward_signal(workers)
+        finished = not workers and (self.stopping or read_status(self.run_dir) in ("done", "stopped"))
         failed = is_final(first_error(self.run_dir))
-        waiting = self.had_workers and not (workers or through or failed or self.said)
-        if self._lasts("waiting", waiting, WAIT_SECONDS):
-            self.said = True
+        waiting = self.had_workers and not (workers or finished or failed or self.announced)
+        if self._holds_for("waiting", waiting, WAIT_SECONDS):
+            self.announced = True
             say(
-                "the processes ended with one that was lost, and start again when all machines meet; where one is missing, type "
-                "the same command there, or on another",
+                "a process was lost; all processes restart when every machine has joined again; if a machine is missing, run "
+                "the same command there, or on another machine",
                 self.screen,
             )
         return (
             (self.stopping and not self.had_workers)
-            or self._lasts("through", through, LINGER_SECONDS)
-            or self._lasts("failed", failed, GRACE_SECONDS)
+            or self._holds_for("finished", finished, LINGER_SECONDS)
+            or self._holds_for("failed", failed, GRACE_SECONDS)
         )
 
-    def _pass_on(self, workers: list[psutil.Process]) -> None:
-        """Each process is told to stop once: a second signal would end it before it has saved."""
+    def _forward_signal(self, workers: list[psutil.Process]) -> None:
+        """Signal each process once: a second signal would end it before it has saved."""
         for worker in workers if self.stopping else ():
-            if worker.pid not in self.told and handles_signal(worker.pid, signal.SIGUSR1):
-                self.told.add(worker.pid)
+            if worker.pid not in self.signalled and handles_signal(worker.pid, signal.SIGUSR1):
+                self.signalled.add(worker.pid)
                 worker.send_signal(signal.SIGUSR1)
 
-    def _lasts(self, name: str, holds: bool, seconds: float) -> bool:
-        """Whether something has held for that long."""
+    def _holds_for(self, name: str, holds: bool, seconds: float) -> bool:
+        """Whether a condition has held for that long."""
         if not holds:
             self.clocks.pop(name, None)
             return False
@@ -268,12 +268,17 @@ def _workers() -> list[psutil.Process]:
     return found
 
 
-def _conclude(
-    run_dir: Path, recipe: Recipe, config: LaunchConfig, machine: _Machine, ended: BaseException | None, log: Path
+def _check_outcome(
+    run_dir: Path,
+    recipe: Recipe,
+    config: LaunchConfig,
+    machine: _MachineWatcher,
+    ended: BaseException | None,
+    log: Path,
 ) -> None:
-    """RUN/result.json is there, or what failed first is raised.
+    """Check that RUN/result.json is there; else raise the first error.
 
-    The agent's own end says less: another machine may have ended before its barrier.
+    The exit of the agent says less: another machine may have ended before its barrier.
     """
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
@@ -287,20 +292,22 @@ def _conclude(
     while config.nodes > 1 and not machine.stopping and _only_lost_peers(error) and time.monotonic() < until:
         time.sleep(POLL_SECONDS)
         error = first_error(run_dir)
-    # A process that the agent tells to end, because another has failed, may say that it was stopped.
+    # A process that the agent terminates, because another one failed, may record that it was stopped.
     if status == "done" or (status == "stopped" and (machine.stopping or not is_cause(error))):
         return
     if machine.stopping and not is_cause(error):
-        write_json(run_dir / RESULT, {"job": recipe.job, "status": "stopped"})
+        write_run_json(run_dir / RESULT, {"job": recipe.job, "status": "stopped"})
         return
     raise_first_error(run_dir, recipe.machine.processes)
     if config.nodes > 1:
         place = f"{config.host}:{config.port}"
         raise LaunchError(
-            f"accelerate launch ended before the processes had met at {place}: all of them have to run this command; {log} says "
-            "why; go on with the same command"
+            f"accelerate launch ended before all processes had met at {place}: every machine has to run this command; {log} says "
+            "why; resume with the same command"
         )
-    raise RuntimeError(f"the processes ended ({first_line(ended)}) and left no word; {run_dir / LOGS} has their output")
+    raise RuntimeError(
+        f"the processes ended ({first_line(ended)}) without an error message; {run_dir / LOGS} has their output"
+    )
 
 
 def _only_lost_peers(error: Mapping[str, Any] | None) -> bool:

@@ -1,4 +1,4 @@
-"""From a checked recipe to a folder that can be run: recipe.toml, launch.txt, env.json, and what may change when a run goes on."""
+"""From a checked recipe to a folder that can be run: recipe.toml, launch.txt, env.json, and what may change on resume."""
 
 import os
 import platform
@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vitctl.engine.journal import LOG, Journal, write_json
+from vitctl.engine.journal import LOG, Journal, write_run_json
 from vitctl.engine.run_files import CHECKPOINTS, RECIPE, STATE, step_folders, step_of
 from vitctl.errors import LaunchError, RecipeError, VitctlError
 from vitctl.launch.command import LaunchConfig, launch_line, write_accelerate_config
 from vitctl.launch.environment import Member, find_member
 from vitctl.launch.errors import forget_errors
-from vitctl.launch.run_folder import clear, failed_at_once, not_foreign, owning
+from vitctl.launch.run_folder import check_not_foreign, clear, failed_without_output, prepared_folder
 from vitctl.launch.worker import on_cpu
 from vitctl.recipe.load import Loaded, Override, every_key, load_recipe, with_overrides
 from vitctl.recipe.neutral import FREE_TO_CHANGE
@@ -35,7 +35,7 @@ PACKAGES = (
     "onnx",
     "onnxruntime",
 )
-WAIT_SECONDS = 600.0  # for another machine of the same run to be through with this
+WAIT_SECONDS = 600.0  # for another machine of the same run to finish its preparation
 
 
 class Prepared(NamedTuple):
@@ -50,36 +50,36 @@ class Prepared(NamedTuple):
     taken: str = ""
 
 
-def prepare(
+def prepare_run(
     loaded: Loaded, run_dir: Path, allow: Sequence[str] = (), config: LaunchConfig = LaunchConfig()
 ) -> Prepared:
     """Check all that can be checked before the first process, then write recipe.toml, launch.txt and env.json.
 
-    Of several processes that something else started, the first does it and the others wait for it. Of several machines each
-    does it, one after the other: the second finds what the first has written.
+    Among processes that a launcher started, rank 0 does it and the others wait. With several machines each does it in turn: the
+    second finds what the first has written.
 
     Args:
         loaded: the recipe.
-        run_dir: new, or of a run that goes on.
+        run_dir: new, or of a run that is resumed.
         allow: dotted keys, or tables, that may differ from those of the run in the folder.
-        config: of the launch that follows.
+        config: machines and restarts of the launch that follows.
 
     Returns:
         what `work` does, in each of several processes.
 
     Raises:
-        VitctlError: as `check` raises; nothing was written.
+        VitctlError: as `check_recipe` raises; nothing was written.
         RecipeError: the folder holds a run of another recipe; the changed keys are named.
-        LaunchError: the folder cannot be written, or the first process said what is wrong.
+        LaunchError: the folder cannot be written, or rank 0 failed to prepare it.
     """
     member = find_member()
     if member is None:
         return _prepare(loaded, run_dir, allow, config)
-    return _prepare_together(loaded, run_dir, allow, member)
+    return _prepare_on_all(loaded, run_dir, allow, member)
 
 
-def _prepare_together(loaded: Loaded, run_dir: Path, allow: Sequence[str], member: Member) -> Prepared:
-    from vitctl.engine.distributed.process_group import first_text, join
+def _prepare_on_all(loaded: Loaded, run_dir: Path, allow: Sequence[str], member: Member) -> Prepared:
+    from vitctl.engine.distributed.process_group import broadcast_text, join
 
     if member.num_processes > 1:
         join(cpu=on_cpu(loaded.recipe))
@@ -91,27 +91,27 @@ def _prepare_together(loaded: Loaded, run_dir: Path, allow: Sequence[str], membe
         except VitctlError as error:
             said = str(error)
     if member.num_processes > 1:
-        said = first_text(said)
+        said = broadcast_text(said)
     if said:
         raise LaunchError(said)
     return prepared or Prepared(load_recipe(str(run_dir / RECIPE)).recipe)
 
 
 def _prepare(loaded: Loaded, run_dir: Path, allow: Sequence[str], config: LaunchConfig) -> Prepared:
-    from vitctl.jobs.plan import check, fit_to_data
+    from vitctl.jobs.plan import check_recipe, fit_to_data
     from vitctl.jobs.record.identity import allow as note_allowed
 
     if has_control(str(run_dir)):
         raise RecipeError(f"--out {one_line(str(run_dir))}: has a control character in its name; choose another")
     file = run_dir / RECIPE
-    not_foreign(run_dir)
-    with owning(run_dir, WAIT_SECONDS if config.nodes > 1 else 0.0):
-        before = load_recipe(str(file)).recipe if file.exists() and not failed_at_once(run_dir) else None
+    check_not_foreign(run_dir)
+    with prepared_folder(run_dir, WAIT_SECONDS if config.nodes > 1 else 0.0):
+        before = load_recipe(str(file)).recipe if file.exists() and not failed_without_output(run_dir) else None
         loaded, taken = _pinned(loaded, before)
         loaded = fit_to_data(loaded, run_dir)
         changed = _changes(before, loaded.recipe, run_dir, allow) if before is not None else ""
         _not_shorter(loaded.recipe, run_dir)
-        check(loaded.recipe, run_dir)
+        check_recipe(loaded.recipe, run_dir)
         if before is None:
             clear(run_dir)
         if before != loaded.recipe:
@@ -122,15 +122,15 @@ def _prepare(loaded: Loaded, run_dir: Path, allow: Sequence[str], config: Launch
             Journal(run_dir / LOG).write("warning", step=0, text=f"the recipe was changed on purpose: {changed}")
         write_accelerate_config(run_dir, loaded.recipe, config)
         write_text(run_dir / "launch.txt", printable(launch_line(run_dir, loaded.recipe, config)) + "\n")
-        write_json(run_dir / "env.json", environment())
+        write_run_json(run_dir / "env.json", environment())
     return Prepared(loaded.recipe, taken)
 
 
 def _pinned(loaded: Loaded, before: Recipe | None) -> tuple[Loaded, str]:
-    """Weights that were "newest" when a run began are its weights for good: a resumed run must not take others.
+    """Replace "newest" by the run that it meant at the first start: a resumed run must use the same weights.
 
     Returns:
-        the recipe with them, and a line that says which they are; "" where the recipe names its weights.
+        the recipe with these weights, and a line that names them; "" where the recipe names its weights.
     """
     weights = getattr(loaded.recipe, "weights", None)
     if weights is None or weights.source != "newest":
@@ -141,19 +141,19 @@ def _pinned(loaded: Loaded, before: Recipe | None) -> tuple[Loaded, str]:
     if earlier is not None:
         source, taken = (
             earlier.source,
-            f"no --from: going on with the weights that this run began with, {earlier.source}",
+            f"no --from: using the weights that this run started from, {earlier.source}",
         )
     else:
         newest = newest_run(loaded.recipe.job)
         source, taken = str(newest.folder), newest.text
-    return with_overrides(loaded, [Override("weights.source", source, "newest when the run began")]), taken
+    return with_overrides(loaded, [Override("weights.source", source, "newest when the run started")]), taken
 
 
 _ALLOWED = ("data", "weights")
 
 
 def _changes(before: Recipe, now: Recipe, run_dir: Path, allow: Sequence[str]) -> str:
-    """The differences that are allowed, in words; "" when there are none. Raises RecipeError at the others."""
+    """A text of the differences that are allowed; "" when there are none. Raises RecipeError for any other."""
     if before.job != now.job:
         raise RecipeError(
             f"{run_dir}: holds a run of {before.job}, this is {now.job}; choose another folder with --out"
@@ -164,7 +164,7 @@ def _changes(before: Recipe, now: Recipe, run_dir: Path, allow: Sequence[str]) -
         (one for one in allow if one not in _ALLOWED and not any(f"{key}.".startswith(f"{one}.") for key in known)), ""
     ):
         raise RecipeError(
-            f"--allow {one_line(odd)}: no key of the recipe; give one as it is named in the refusal, or data, or weights"
+            f"--allow {one_line(odd)}: not a key of the recipe; give a key as the error message names it, or data, or weights"
         )
     refused = [d for d in changed if not any(d[0] == key or d[0].startswith(f"{key}.") for key in allow)]
     if refused:
@@ -172,13 +172,13 @@ def _changes(before: Recipe, now: Recipe, run_dir: Path, allow: Sequence[str]) -
         sets = " ".join(f"--set {typed(f'{key}={toml_value(value)}')} --allow {key}" for key, _, value in refused)
         raise RecipeError(
             f"{run_dir}: holds a run of another recipe: {_in_words(refused[:4])}{more}; choose another folder with --out, "
-            f"or go on all the same with: vitctl resume {typed(run_dir)} {sets}"
+            f"or resume anyway with: vitctl resume {typed(run_dir)} {sets}"
         )
     return _in_words(changed)
 
 
 def _not_shorter(recipe: Recipe, run_dir: Path) -> None:
-    """Refuse a training that would end before the checkpoint that it goes on from."""
+    """Refuse a training that would end before the checkpoint that it resumes from."""
     steps = recipe.schedule.total_steps if isinstance(recipe, TrainRecipe) else 0
     saved = [step_of(folder) or 0 for folder in step_folders(run_dir / CHECKPOINTS) if (folder / STATE).exists()]
     done = max(saved, default=0)

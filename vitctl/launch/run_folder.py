@@ -1,4 +1,4 @@
-"""What may stand in a folder before a run begins there, and what a refused command leaves of it: nothing."""
+"""Run folders: their lock, what they may hold before a run starts, and clean-up after a refused command."""
 
 import fcntl
 import os
@@ -18,7 +18,7 @@ from vitctl.system.files import open_lock, read_json, write_bytes
 LOCK = ".lock"
 LOCK_POLL_SECONDS = 0.2
 _MOST_BYTES = 256 * 2**20
-_OWN = (LOCK, LOGS, "data")  # what may stand in a run folder before its recipe does
+_OWN = (LOCK, LOGS, "data")  # what a run folder may hold before its recipe is written
 
 
 def new_run_dir(name: str, runs: Path = Path("runs")) -> Path:
@@ -29,7 +29,7 @@ def new_run_dir(name: str, runs: Path = Path("runs")) -> Path:
 
 
 def read_status(run_dir: Path) -> str | None:
-    """The status in RUN/result.json; None before there is one, or where it is not one of ours."""
+    """The status in RUN/result.json; None where there is no such file, or it was not written by vitctl."""
     try:
         return str(read_json(run_dir / RESULT, _MOST_BYTES, error=CheckpointError)["status"])
     except (CheckpointError, KeyError, TypeError):
@@ -38,10 +38,10 @@ def read_status(run_dir: Path) -> str | None:
 
 @contextmanager
 def leaving_nothing(folder: Path) -> Iterator[None]:
-    """A command that is refused inside takes away what it put into `folder`, and the folders that it made.
+    """On an error inside the block, remove what it wrote into `folder`, and the folders that it made.
 
     Raises:
-        VitctlError: the operating system refused something, or what was raised inside.
+        VitctlError: an operating system error inside, explained; or the error that was raised inside.
     """
     made = [path for path in (folder, *folder.parents) if not os.path.lexists(path)]
     there = _entries(folder)
@@ -64,27 +64,27 @@ def _remove_empty(folders: Iterable[Path]) -> None:
 
 @contextmanager
 def _explaining(folder: Path) -> Iterator[None]:
-    """What the operating system refuses inside, in the user's words."""
+    """Turn operating system errors inside the block into messages for the user."""
     try:
         with writing(folder):
             yield
     except Exception as error:
-        mendable = explained(error)
-        if mendable is not None and mendable is not error:
-            raise mendable from error
+        fixable = explained(error)
+        if fixable is not None and fixable is not error:
+            raise fixable from error
         raise
 
 
 @contextmanager
-def owning(folder: Path, seconds: float = 0.0) -> Iterator[None]:
-    """The folder of a run, made and locked before anything else is done in it; inside as `leaving_nothing`.
+def prepared_folder(folder: Path, seconds: float = 0.0) -> Iterator[None]:
+    """Make and lock a run folder before anything else is done in it; on an error clean up as `leaving_nothing` does.
 
     Args:
         folder: of a run, or to become one.
-        seconds: to wait for another process that has it.
+        seconds: to wait for another process that holds the lock.
 
     Raises:
-        LaunchError: another process has it; nothing was changed.
+        LaunchError: another process holds the lock; nothing was changed.
         VitctlError: as `leaving_nothing`.
     """
     made = [path for path in (folder, *folder.parents) if not os.path.lexists(path)]
@@ -102,14 +102,14 @@ def owning(folder: Path, seconds: float = 0.0) -> Iterator[None]:
 
 @contextmanager
 def locked(folder: Path, seconds: float = 0.0) -> Iterator[None]:
-    """One run per folder. The lock is the kernel's, ends with this process however that ends, and is not inherited by workers.
+    """One run per folder. The kernel releases the lock when this process ends, however it ends; workers do not inherit it.
 
     Args:
         folder: of a run.
-        seconds: to wait for another process that has it.
+        seconds: to wait for another process that holds it.
 
     Raises:
-        LaunchError: another process has it.
+        LaunchError: another process holds it.
     """
     until = time.monotonic() + seconds
     while True:
@@ -128,7 +128,7 @@ def locked(folder: Path, seconds: float = 0.0) -> Iterator[None]:
 
 
 def _is_at(file: IO[bytes], path: Path) -> bool:
-    """Whether an open file is still the one of this name: a refused command takes its lock file away."""
+    """Whether an open file is still the one of this name: a refused command removes its lock file."""
     try:
         return os.path.samestat(os.fstat(file.fileno()), os.stat(path))
     except FileNotFoundError:
@@ -137,7 +137,7 @@ def _is_at(file: IO[bytes], path: Path) -> bool:
 
 def _lock_file(folder: Path) -> IO[bytes]:
     with _explaining(folder):
-        folder.mkdir(parents=True, exist_ok=True)  # a refused command may have taken it away, while this one waited
+        folder.mkdir(parents=True, exist_ok=True)  # a refused command may have removed it while this one waited
         return open_lock(folder / LOCK)
 
 
@@ -151,11 +151,11 @@ def _lock(file: IO[bytes], folder: Path) -> None:
 
 
 @contextmanager
-def owned(folder: Path) -> Iterator[None]:
-    """The folder is locked for a run; what that was allowed to go on with counts for this once, whoever prepared it.
+def locked_for_run(folder: Path) -> Iterator[None]:
+    """Within the block the folder is locked for a run. What --allow permitted holds for this one launch.
 
     Raises:
-        LaunchError: another process has it.
+        LaunchError: another process holds the lock.
     """
     from vitctl.jobs.record.identity import allow
 
@@ -168,7 +168,7 @@ def owned(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def keeping_result(folder: Path) -> Iterator[None]:
-    """RUN/result.json goes when a run begins; that of a finished training comes back where going on was refused."""
+    """Remove RUN/result.json when a run starts; restore that of a finished training where the resume was refused."""
     path, steps, done = folder / RESULT, _checkpoints(folder), None
     with suppress(FileNotFoundError):  # another machine may do the same
         done = path.read_bytes() if steps and read_status(folder) == "done" else None
@@ -185,16 +185,16 @@ def _checkpoints(folder: Path) -> set[str]:
     return {path.name for path in folder.glob(f"{CHECKPOINTS}/{STEPS}")}
 
 
-def not_foreign(folder: Path, own: Collection[str] = (), *, what: str = "a run") -> None:
-    """Refuse a folder that holds what no run put there.
+def check_not_foreign(folder: Path, own: Collection[str] = (), *, what: str = "a run") -> None:
+    """Refuse a folder with files that no run wrote.
 
     Args:
         folder: of a run, or to become one.
-        own: names that belong to it beside those of every run.
-        what: the folder should hold, in words.
+        own: names that are allowed beside those of every run.
+        what: the folder should hold, for the message.
 
     Raises:
-        LaunchError: it is a file, or holds something else.
+        LaunchError: it is a file, or holds other files.
     """
     if (folder / RECIPE).is_file():
         return
@@ -210,8 +210,8 @@ def _entries(folder: Path) -> set[str]:
     return set(os.listdir(folder)) if folder.is_dir() else set()
 
 
-def failed_at_once(run_dir: Path) -> bool:
-    """Whether the run in a folder failed before it had anything to keep: the corrected command may have the folder."""
+def failed_without_output(run_dir: Path) -> bool:
+    """Whether the run in a folder failed before it saved anything: the corrected command may reuse the folder."""
     if read_status(run_dir) != "failed":
         return False
     kept = (path for name in (STEPS, RESULT) for path in run_dir.rglob(name))
@@ -219,7 +219,7 @@ def failed_at_once(run_dir: Path) -> bool:
 
 
 def clear(run_dir: Path) -> None:
-    """Take away what a run that failed at once has measured for itself; its words stay."""
+    """Remove what a run that failed at once has written; its log stays."""
     for name in _entries(run_dir) - {*_OWN, LOG}:
         path = run_dir / name
         shutil.rmtree(path) if path.is_dir() else path.unlink()

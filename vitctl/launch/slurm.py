@@ -1,4 +1,4 @@
-"""A Slurm job for a prepared run: saved before its time is over, put back into the queue, gone on with."""
+"""A Slurm job for a prepared run: it saves before its time limit, is requeued, and resumes."""
 
 import re
 import shlex
@@ -15,17 +15,17 @@ from vitctl.system.text import has_control, one_line, typed
 
 FILE = "job.sbatch"
 _LONGEST_NAME = 64
-SAVE_SECONDS = 300  # before the time is over: enough to finish a step, an evaluation batch and a save
+SAVE_SECONDS = 300  # before the time limit: enough to finish a step, an evaluation batch and a save
 _EXAMPLE = "for example --slurm nodes=4,gpus=8,time=24:00:00"
 _TIME = r"([0-9]+-)?[0-9]+(:[0-9][0-9]){0,2}"
 _WORD = r"[A-Za-z0-9_.@:&|*+-]+"
-# In a #SBATCH line these end or change a quoted path, whatever stands before them.
+# In a #SBATCH line these end or change a quoted path, even when they are escaped.
 _NOT_IN_A_PATH = ('"', "\\")
 
 
 @dataclass(frozen=True)
 class Job:
-    """What is asked of Slurm. `gpus` is per node, and so is `tasks`, the number of processes, where there are no GPUs."""
+    """The resources requested from Slurm. `gpus` is per node, and so is `tasks`, the number of processes where there are no GPUs."""
 
     nodes: int = 1
     gpus: int = 0
@@ -56,7 +56,7 @@ def parse_job(text: str) -> Job:
         text: such as "nodes=4,gpus=8,time=24:00:00,partition=long,submit".
 
     Raises:
-        LaunchError: a word is unknown, or its value is not one.
+        LaunchError: a name is unknown, or its value is invalid.
     """
     known = {field.name: field.type for field in fields(Job)}
     values: dict[str, Any] = {}
@@ -67,7 +67,7 @@ def parse_job(text: str) -> Job:
         if known[name] is int and not _is_count(value, 1 if name in ("nodes", "tasks") else 0):
             raise LaunchError(f"--slurm: {word!r} should be a whole number; {_EXAMPLE}")
         if known[name] is str and not re.fullmatch(_TIME if name == "time" else _WORD, value):
-            raise LaunchError(f"--slurm: {word!r} is no value for {name}; {_EXAMPLE}")
+            raise LaunchError(f"--slurm: {word!r} is not a valid {name}; {_EXAMPLE}")
         values[name] = True if name == "submit" else int(value) if known[name] is int else value
     if "time" not in values:
         raise LaunchError(f"--slurm: time is missing; {_EXAMPLE}")
@@ -79,7 +79,7 @@ def _is_count(text: str, least: int) -> bool:
 
 
 def write_job(job: Job, run_dir: Path, name: str) -> Path:
-    """Write RUN/job.sbatch, which goes on with the prepared run, and return it. Raises LaunchError, see `job_text`."""
+    """Write RUN/job.sbatch, which starts or resumes the prepared run, and return it. Raises LaunchError, see `job_text`."""
     folder = run_dir.resolve()
     (folder / LOGS).mkdir(parents=True, exist_ok=True)
     write_text(folder / FILE, job_text(job, folder, name, sys.executable))
@@ -87,18 +87,18 @@ def write_job(job: Job, run_dir: Path, name: str) -> Path:
 
 
 def job_text(job: Job, run_dir: Path, name: str, python: str) -> str:
-    """The batch script. Slurm's USR1 reaches the tasks, which save and leave with code 3, and the job is queued again.
+    """The batch script. Slurm sends USR1 to the tasks; they save and exit with code 3, and the job is requeued.
 
-    A job that is cancelled gets TERM: it saves too, and is not queued again.
+    A job that is cancelled gets TERM: it saves too, and is not requeued.
 
     Args:
-        job: what is asked for.
+        job: the requested resources.
         run_dir: absolute.
-        name: of the job; what Slurm does not take in a name becomes an underscore.
+        name: of the job; characters that Slurm does not allow become underscores.
         python: the interpreter that has vitctl.
 
     Raises:
-        LaunchError: a path holds a character that would end its place in the script.
+        LaunchError: a path holds a character that would break the script.
     """
     for path in (str(run_dir), python):
         if has_control(path) or any(letter in path for letter in _NOT_IN_A_PATH):
@@ -119,7 +119,7 @@ def job_text(job: Job, run_dir: Path, name: str, python: str) -> str:
         "constraint": job.constraint or None,
         "signal": f"USR1@{SAVE_SECONDS}",
         "open-mode": "append",
-        "output": f'"{str(run_dir).replace("%", "%%")}/logs/slurm_%j.txt"',  # Slurm replaces what follows a single one
+        "output": f'"{str(run_dir).replace("%", "%%")}/logs/slurm_%j.txt"',  # Slurm expands a single %
     }
     lines = [f"#SBATCH --{key}={value}" for key, value in options.items() if value is not None]
     resume = shlex.join([python, "-m", "vitctl", "resume", str(run_dir)])
@@ -131,7 +131,7 @@ def job_text(job: Job, run_dir: Path, name: str, python: str) -> str:
             "",
             "cancelled=",
             "trap 'cancelled=1' TERM",
-            "# One process may be through before another: neither kills the other for that, one that hangs is killed.",
+            "# One process may finish before another: that kills no other; one that hangs is killed.",
             f"srun --kill-on-bad-exit=0 --wait=120 {resume}",
             "code=$?",
             'if [ "$code" -eq 3 ] && [ -z "$cancelled" ]; then',
@@ -144,10 +144,10 @@ def job_text(job: Job, run_dir: Path, name: str, python: str) -> str:
 
 
 def submit(file: Path) -> str:
-    """Hand a job to Slurm; what sbatch says.
+    """Submit a job to Slurm; returns the output of sbatch.
 
     Raises:
-        LaunchError: there is no sbatch here, or it refuses.
+        LaunchError: there is no sbatch on this machine, or it fails.
     """
     try:
         done = subprocess.run(["sbatch", str(file)], capture_output=True, text=True, check=False)

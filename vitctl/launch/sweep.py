@@ -1,4 +1,4 @@
-"""A sweep on this machine: a folder for each run, one run after the other, and the table of what they gave."""
+"""A sweep on this machine: a folder for each run, one run after the other, and a table of the results."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,45 +10,47 @@ from vitctl.engine.run_files import RECIPE
 from vitctl.errors import VitctlError
 from vitctl.jobs.record.result import read_result
 from vitctl.launch.launcher import launch
-from vitctl.launch.prepare import prepare
-from vitctl.launch.run_folder import leaving_nothing, not_foreign
+from vitctl.launch.prepare import prepare_run
+from vitctl.launch.run_folder import check_not_foreign, leaving_nothing
 from vitctl.recipe.load import Loaded, Override, load_recipe, with_overrides
-from vitctl.recipe.sweep import Cell
-from vitctl.report.sweep_table import Outcome, outcome, write_table
+from vitctl.recipe.sweep import SweepCell
+from vitctl.report.sweep_table import Outcome, outcome, write_sweep_table
 
 DATA = "data"
 
 
-def prepare_cells(cells: Sequence[Cell], out: Path) -> None:
+def prepare_cells(cells: Sequence[SweepCell], out: Path) -> None:
     """Check every run before the first one starts, and write the recipes of their folders.
 
     Raises:
-        VitctlError: every problem in one line, with the runs that have it; nothing of them was written.
+        VitctlError: every problem in one line, with the runs that have it; nothing was written.
     """
     if not any(out.glob(f"*/{RECIPE}")):
-        not_foreign(out, what="a sweep")
+        check_not_foreign(out, what="a sweep")
     problems: dict[str, list[str]] = {}
     with leaving_nothing(out):
         for cell in cells:
             try:
-                prepare(_load(cell, out), out / cell.name)
+                prepare_run(_load(cell, out), out / cell.name)
             except VitctlError as error:
                 problems.setdefault(str(error), []).append(cell.name)
         if problems:
             raise VitctlError("\n".join(_problem(text, names, len(cells)) for text, names in problems.items()))
 
 
-def run_cells(cells: Sequence[Cell], out: Path, metric: str, report: Callable[[Cell, int], Report]) -> list[Outcome]:
-    """Run what is not finished; finished runs are kept, unfinished ones go on. The table is written after each.
+def run_cells(
+    cells: Sequence[SweepCell], out: Path, metric: str, report: Callable[[SweepCell, int], Report]
+) -> list[Outcome]:
+    """Run what is not finished: finished runs are kept, unfinished ones resume. The table is written after each run.
 
     Args:
         cells: prepared.
         out: folder of the sweep.
         metric: dotted name of the number that is compared, e.g. "accuracy".
-        report: gives, for a run and its number, what is called with each of its log records.
+        report: gives, for a run and its number, the function that is called with each of its log records.
 
     Returns:
-        the outcome of every cell; one that failed does not keep the others from running. After a signal the rest is not run.
+        the outcome of every cell. A failed run does not stop the others; after a signal the rest is not run.
     """
     errors: dict[str, str] = {}
     for number, cell in enumerate(cells):
@@ -62,14 +64,14 @@ def run_cells(cells: Sequence[Cell], out: Path, metric: str, report: Callable[[C
             continue
         if result["status"] == "stopped":
             break
-        write_table(out, outcomes(cells, out, metric, errors))
+        write_sweep_table(out, outcomes(cells, out, metric, errors))
     found = outcomes(cells, out, metric, errors)
-    write_table(out, found)
+    write_sweep_table(out, found)
     return found
 
 
-def _load(cell: Cell, out: Path) -> Loaded:
-    """The recipe of a cell. Sets that come with vitctl and are nowhere yet are made once, for all runs."""
+def _load(cell: SweepCell, out: Path) -> Loaded:
+    """The recipe of a cell. Data sets that come with vitctl are generated once, for all runs, where they are missing."""
     loaded = load_recipe(cell.recipe, cell.overrides)
     place = getattr(loaded.recipe, "data", None)
     if getattr(place, "path", "") or getattr(place, "synthetic", 0) or not getattr(place, "dataset", ""):
@@ -83,18 +85,18 @@ def _load(cell: Cell, out: Path) -> Loaded:
 
 
 def _problem(text: str, names: Sequence[str], num_cells: int) -> str:
-    """One problem and the runs that have it; all of them need no names."""
+    """One problem and the runs that have it; no names where all runs have it."""
     if len(names) == num_cells:
         return text
     return f"{names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}: {text}"
 
 
 def is_done(folder: Path) -> bool:
-    """Whether a run has come to its end."""
+    """Whether a run is finished."""
     result = read_result(folder)
     return result is not None and result.status == "done"
 
 
-def outcomes(cells: Sequence[Cell], out: Path, metric: str, errors: dict[str, str]) -> list[Outcome]:
-    """What is known of every run of a sweep."""
+def outcomes(cells: Sequence[SweepCell], out: Path, metric: str, errors: dict[str, str]) -> list[Outcome]:
+    """The outcome of every run of a sweep so far."""
     return [outcome(out / cell.name, cell.recipe, cell.varied, metric, errors.get(cell.name, "")) for cell in cells]

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitctl.engine.journal import LOG, Journal, Record, Report, silent, spared
+from vitctl.engine.journal import LOG, Journal, Record, Report, never_raising, silent
 from vitctl.engine.preemption import ECHO_SECONDS, StopFlag, Stopped, die_with_parent, stop_on_signals
 from vitctl.engine.run_files import RECIPE
 from vitctl.errors import LaunchError, explained
@@ -27,9 +27,9 @@ from vitctl.launch.errors import (
     log_of,
     note_error,
     raise_first_error,
-    write_failure,
+    write_failed_result,
 )
-from vitctl.launch.run_folder import owned
+from vitctl.launch.run_folder import locked_for_run
 from vitctl.system.files import atomic_write, no_links
 from vitctl.system.screen import ignore_output_errors
 from vitctl.system.text import PlainStream, typed
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from vitctl.recipe.schema import Recipe
 
 NOW = "now.json"
-LOCKED = "--locked"  # said by a launcher that holds the lock of the run folder itself
-NOTES_SECONDS = 1.0  # for the notes of processes on other nodes to be seen here
+LOCKED = "--locked"  # given by a launcher that itself holds the lock of the run folder
+NOTES_SECONDS = 1.0  # until the notes of processes on other nodes are visible here
 
 
 def work(
@@ -57,17 +57,17 @@ def work(
         the result, also written to RUN/result.json by the main process; its status is "stopped" after a signal.
 
     Raises:
-        LaunchError: a run is under way in this folder.
-        VitctlError: the user can mend it. RUN/result.json says "failed" and why.
+        LaunchError: another run is active in this folder.
+        VitctlError: the user can fix it. RUN/result.json says "failed" and why.
     """
     for name in set(os.environ) - set(without_settings(os.environ)):
         del os.environ[name]
     echo = ECHO_SECONDS if "RANK" in os.environ else 0.0
     with (
-        stop_on_signals(echo, deaf_afterwards=has_agent()) as stop,
-        owned(run_dir) if _is_main() and not locked else nullcontext(),
+        stop_on_signals(echo, ignore_afterwards=has_agent()) as stop,
+        locked_for_run(run_dir) if _is_main() and not locked else nullcontext(),
     ):
-        return _work(run_dir, recipe, spared(report, run_dir / LOG if _is_main() else None), stop)
+        return _work(run_dir, recipe, never_raising(report, run_dir / LOG if _is_main() else None), stop)
 
 
 def _work(run_dir: Path, recipe: "Recipe | None", report: Report, stop: StopFlag) -> dict[str, Any]:
@@ -77,18 +77,18 @@ def _work(run_dir: Path, recipe: "Recipe | None", report: Report, stop: StopFlag
     recipe = recipe or load_recipe(str(run_dir / RECIPE)).recipe
     try:
         report({"kind": "now", "text": "starting", "time": time.time()})
-        _meet(run_dir, recipe, report)
+        _join_processes(run_dir, recipe, report)
         job = _job(recipe.job)
         report({"kind": "now", "text": "reading weights and data", "time": time.time()})
         result = job(recipe, run_dir, report, stop)
     except Stopped:
         result = RunResult(recipe.job, "stopped")
     except Exception as error:
-        mendable = explained(error, run_dir, f"go on with: vitctl resume {typed(run_dir)}")
+        fixable = explained(error, run_dir, f"resume with: vitctl resume {typed(run_dir)}")
         if _is_main():
-            write_failure(run_dir, recipe.job, str(mendable or f"{type(error).__name__}: {error}"))
-        if mendable is not None and mendable is not error:
-            raise mendable from error
+            write_failed_result(run_dir, recipe.job, str(fixable or f"{type(error).__name__}: {error}"))
+        if fixable is not None and fixable is not error:
+            raise fixable from error
         raise
     result = with_recipe(result, recipe)
     return vars(write_result(run_dir, result) if _is_main() else result)
@@ -97,7 +97,7 @@ def _work(run_dir: Path, recipe: "Recipe | None", report: Report, stop: StopFlag
 def work_as_member(
     run_dir: Path, report: Report = silent, recipe: "Recipe | None" = None, *, locked: bool = False
 ) -> dict[str, Any]:
-    """`work` in one of several processes; what failed first, on whatever node, is what every one of them raises."""
+    """`work` in one of several processes; every process raises the error that came first, on whichever node."""
     try:
         result = work(run_dir, report, recipe, locked=locked)
     except Exception as error:
@@ -114,7 +114,7 @@ def _is_main() -> bool:
 
 
 def _job(name: str) -> Callable[..., Any]:
-    """Imported here, because that takes seconds in which a signal must already be heard."""
+    """Imported here, because that takes seconds, and signals must be handled before."""
     from vitctl.jobs.evaluate import evaluate
     from vitctl.jobs.export import export
     from vitctl.jobs.fewshot import fewshot
@@ -133,27 +133,27 @@ def _job(name: str) -> Callable[..., Any]:
     return jobs[name]
 
 
-def _meet(run_dir: Path, recipe: "Recipe", report: Report) -> None:
-    """Find the other processes, and write a line for each node."""
+def _join_processes(run_dir: Path, recipe: "Recipe", report: Report) -> None:
+    """Join the process group, and log a line for each node."""
     restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
     journal = Journal(run_dir / LOG if _is_main() else None, report)
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1
     if several:
-        from vitctl.engine.distributed.process_group import all_texts, check_same, check_sum, join, node_lines
+        from vitctl.engine.distributed.process_group import check_all_reduce, check_same, gather_texts, join, node_lines
 
         cpu = on_cpu(recipe)
         join(cpu=cpu)
         if _is_main():
-            forget_errors(run_dir)  # of those before; these ones are all there, and wait in check_sum
-        check_sum(cpu=cpu)
-        restarts = max(map(int, all_texts(str(restarts))))  # only the node that lost a process counts it
+            forget_errors(run_dir)  # of an earlier start; all processes of this one wait in check_all_reduce
+        check_all_reduce(cpu=cpu)
+        restarts = max(map(int, gather_texts(str(restarts))))  # only the node that lost a process counts the restart
     if restarts:
-        journal.write("warning", step=0, text=f"a process was lost, all were started again (restart {restarts})")
+        journal.write("warning", step=0, text=f"a process was lost, all processes were restarted (restart {restarts})")
     if not several:
         return
     check_same(
         {"recipe": recipe.model_dump_json()},
-        f"{run_dir / RECIPE} is not the same file on all nodes; see that they share {run_dir}, then start again",
+        f"{run_dir / RECIPE} is not the same file on all nodes; make sure that they share {run_dir}, then start again",
     )
     lines = node_lines(cpu=cpu)
     for line in lines:
@@ -167,8 +167,8 @@ def on_cpu(recipe: "Recipe") -> bool:
     return recipe.machine.device == "cpu" or not torch.cuda.is_available()
 
 
-def be_quiet(run_dir: Path, streams: Sequence[int] = (1, 2)) -> None:
-    """From here on all that this process prints goes to its log; or only its errors, stream 2."""
+def redirect_output(run_dir: Path, streams: Sequence[int] = (1, 2)) -> None:
+    """Redirect what this process prints to its log; or only its errors, stream 2."""
     log = log_of(run_dir, int(os.environ.get("RANK", "0")))
     log.parent.mkdir(parents=True, exist_ok=True)
     with open(log, "a", encoding="utf-8", opener=no_links) as file:
@@ -180,7 +180,7 @@ def be_quiet(run_dir: Path, streams: Sequence[int] = (1, 2)) -> None:
 
 
 def leave_group() -> None:
-    """Part from the other processes, when there are any."""
+    """Leave the process group, if there is one."""
     import torch
 
     if torch.distributed.is_initialized():
@@ -188,10 +188,10 @@ def leave_group() -> None:
 
 
 def main() -> None:
-    """`python -m vitctl.launch.worker RUN`: quiet, its output and its error go to RUN/logs.
+    """`python -m vitctl.launch.worker RUN`: prints nothing; its output and its error go to RUN/logs.
 
-    The exit code tells the agent that watches this process whether to start all of them again: 0 where the job is done or
-    stopped, and where only a person can mend what is wrong; else 1.
+    The exit code tells the agent whether to restart all processes: 0 where the job is done or stopped, and where only the
+    user can fix the error; else 1.
     """
     if has_agent():
         die_with_parent()
@@ -200,19 +200,19 @@ def main() -> None:
     except LaunchError as error:
         sys.exit(f"vitctl: {error}")
     run_dir = Path(sys.argv[1])
-    be_quiet(run_dir)
-    ignore_output_errors()  # which is a file on a disk that may be full
-    report = partial(_pass_on, run_dir / LOGS / NOW) if _is_main() else silent
+    redirect_output(run_dir)
+    ignore_output_errors()  # standard output is now a file, on a disk that may be full
+    report = partial(_write_now, run_dir / LOGS / NOW) if _is_main() else silent
     try:
         work_as_member(run_dir, report, locked=LOCKED in sys.argv)
     except Exception:
         sys.stderr.flush()
-        in_vain = restarts_left() > 0 and is_final(first_error(run_dir))
-        os._exit(0 if in_vain else 1)  # gloo's threads may abort a process that ends in the usual way
+        would_fail_again = restarts_left() > 0 and is_final(first_error(run_dir))
+        os._exit(0 if would_fail_again else 1)  # gloo's threads may abort a process that exits normally
 
 
-def _pass_on(path: Path, record: Record) -> None:
-    """For the process that has the screen: what is under way, which is in no log; a full disk is no reason to stop."""
+def _write_now(path: Path, record: Record) -> None:
+    """Write the current state, which is in no log, for the process that shows progress. A full disk does not stop the run."""
     if record["kind"] == "now":
         with suppress(OSError), atomic_write(path, flushed=False) as aside:
             aside.write_text(json.dumps(record), encoding="utf-8")

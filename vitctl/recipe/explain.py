@@ -28,7 +28,7 @@ def explain(key: str) -> list[str]:
 
 
 def _entries(key: str) -> list[str]:
-    """One entry, or one for each group of jobs in which the key has another default or meaning."""
+    """One entry, or one for each group of jobs for which the key has a different default or meaning."""
     jobs: dict[tuple[str, ...], list[str]] = {}
     for job, schema in JOBS.items():
         if key in every_key(schema):
@@ -39,7 +39,7 @@ def _entries(key: str) -> list[str]:
 
 def _entry(key: str, field: FieldInfo) -> tuple[str, ...]:
     extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
-    default = "none, it must be given" if field.is_required() else toml_value(field.default) or "unset"
+    default = "none, it is required" if field.is_required() else toml_value(field.default) or "unset"
     unit = f" [{extra['unit']}]" if extra.get("unit") else ""
     return (
         key,

@@ -29,28 +29,28 @@ class Place(Section):
 
     dataset: str = knob("", "name of a known data set (digits, shapes, cifar10, pets, ...), found under data.root")
     path: str = knob("", "folder of shards made by `vitctl data shards`, its address, or shards as a/{000..127}.tar or @FILE; "
-                         "goes before dataset")  # fmt: skip
+                         "overrides dataset")  # fmt: skip
     root: str = knob("data", "folder that holds known data sets, one folder each")
-    classes: Names = knob((), "names of the classes that are kept, labelled anew in this order; none: all")
+    classes: Names = knob((), "names of the classes that are kept, relabelled in this order; none: all")
     cache_gib: float = knob(
         64.0,
-        "bound of the cache of remote shards, kept whole; 0: single images are read by their bytes",
+        "limit of the cache of remote shards; 0: no cache, single images are read by byte range",
         unit="GiB",
         ge=0,
     )
     eval_split: str = knob("test", "split that is scored, e.g. 'test' or 'train[98%:]'; '' for none", source="B.1.1")
     exif_orientation: Orientation = knob(
         "auto",
-        "apply: photographs are turned upright as their EXIF data says; ignore: taken as stored, as TensorFlow takes them; "
-        "auto: apply to data.path, ignore for known data sets, whose published numbers were made so; evaluate: as stored "
+        "apply: photographs are turned upright as their EXIF data says; ignore: used as stored, as in TensorFlow; "
+        "auto: apply to data.path, ignore for known data sets, as in their published results; evaluate: as stored "
         "with the weights",
         source="authors' code",
     )
 
     truncated: Truncated = knob(
         "refuse",
-        "JPEGs whose code ends before the last row, or is damaged: refuse: bad samples; pad: the rows that are missing are "
-        "what the decoder makes of nothing, as in earlier releases and other programs; for sets published so, such as Pets",
+        "JPEGs that end before the last row, or are damaged: refuse: they count as bad samples; pad: missing rows are filled by "
+        "the decoder, as in earlier releases and other programs; for sets published with such files, such as Pets",
     )
 
     @property
@@ -64,7 +64,7 @@ class Place(Section):
 
 
 class EvaluateImages(Place):
-    """[data] of `evaluate`: the pre-processing is the one stored with the weights, where nothing else is said."""
+    """[data] of `evaluate`: the default pre-processing is the one stored with the weights."""
 
     image_size: int = knob(0, IMAGE_SIZE + "; for ObjectNet's labels 480", unit="pixels", source="BiT App. B", ge=0)
     eval_method: Literal["", "square", "shorter_side"] = knob(
@@ -110,7 +110,9 @@ class TrainImages(Place):
     subset_fraction: float = knob(
         1.0, "train on this share of the images (of each source), drawn at random", gt=0, le=1
     )
-    subset_seed: int = knob(0, "of that draw; of one seed the smaller subset lies in the larger", source="4.3", ge=0)
+    subset_seed: int = knob(
+        0, "seed of that draw; with the same seed a smaller subset is part of a larger one", source="4.3", ge=0
+    )
     order: Literal["exact", "windowed"] = knob(
         "exact", "exact: any image next; windowed: shards are read in one go, images shuffled within windows of them"
     )
@@ -125,12 +127,12 @@ class TrainImages(Place):
     flip: bool = knob(True, "left-right flip with probability one half", source="authors' code")
     resample: Resample = knob(
         "bilinear_antialias",
-        RESAMPLE + ". The default is what other programs do with exported weights; the paper's recipes take bilinear",
+        RESAMPLE + ". The default is what other programs do with exported weights; the paper's recipes use bilinear",
     )
     decode: Literal["exact", "scaled"] = knob(
         "exact",
-        "training: scaled lets a large JPEG decode to a half, a quarter or an eighth where the crop allows it, which is "
-        "quicker and changes pixels slightly; what is scored is always exact",
+        "training: scaled decodes a large JPEG at a half, a quarter or an eighth of its size where the crop allows it, which is "
+        "faster and changes pixels slightly; images that are scored are always decoded exactly",
     )
     randaugment_layers: int = knob(
         0, "RandAugment: operations on each training image; 0: off. AugReg: 2", source="AugReg; not in the paper", ge=0
@@ -167,16 +169,14 @@ class TrainImages(Place):
     def _one_way_to_sample(self) -> "TrainImages":
         if self.subset_images and (self.subset_fraction < 1 or self.mixture):
             raise ValueError(
-                "subset_images goes neither with subset_fraction nor with a mixture; set data.subset_fraction alone"
+                "subset_images cannot be combined with subset_fraction or a mixture; set data.subset_fraction only"
             )
         if self.order == "exact" and self.order_window_shards != 16:
             raise ValueError(
                 "order_window_shards does nothing for order = 'exact'; set data.order = 'windowed', or leave it out"
             )
         if self.mixture and self.synthetic:
-            raise ValueError(
-                "synthetic images are made, none are mixed; set data.synthetic = 0, or leave data.mixture out"
-            )
+            raise ValueError("synthetic images cannot be mixed; set data.synthetic = 0, or leave data.mixture out")
         return self
 
     @model_validator(mode="after")
@@ -200,7 +200,7 @@ class TrainImages(Place):
 
 
 class PretrainImages(TrainImages):
-    """[data] of `pretrain`: it also fixes the value range, which then travels with the weights."""
+    """[data] of `pretrain`: it also sets the value range, which is stored with the weights."""
 
     image_size: int = knob(224, "side of the square that the model sees", unit="pixels", source="Table 3", ge=1)
     mean: Triple = knob(

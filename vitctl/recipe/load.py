@@ -16,14 +16,14 @@ from vitctl.system.files import parse_toml, read_toml
 from vitctl.system.text import did_you_mean, has_control, nearest, one_line
 
 MAX_PARENTS = 16
-# Each looks at a character once: what could match in several ways takes the cube of a line's length.
+# Each reads a character once: a pattern that can match in several ways takes cubic time in the length of a line.
 _NAME = re.compile(r"[\w.\-\s\"']+")
 _NOT_OF_A_NAME = re.compile(r"[\s\"']")
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A checked recipe, where each of its values was set ("a.b" -> "file.toml:3", "--set", ...), and the name it went by."""
+    """A checked recipe, where each of its values was set ("a.b" -> "file.toml:3", "--set", ...), and the name it was loaded by."""
 
     recipe: Recipe
     origins: dict[str, str]
@@ -35,7 +35,7 @@ class Loaded:
 
 
 class Override(NamedTuple):
-    """One value given on the command line: dotted key, value, and the flag it came by."""
+    """One value given on the command line: dotted key, value, and the flag that set it."""
 
     key: str
     value: Any
@@ -74,7 +74,7 @@ def find_recipe(name: str) -> Path:
 
 
 def parse_override(text: str) -> Override:
-    """`a.b=value` as typed after --set; the value is TOML where it reads as such, else the text itself.
+    """`a.b=value` as typed after --set; the value is parsed as TOML if possible, else it is the text itself.
 
     Raises:
         RecipeError: there is no `=`, or the text is too long.
@@ -107,9 +107,9 @@ def load_recipe(name: str, overrides: Iterable[Override | tuple[str, Any]] = (),
 
     Args:
         name: a shipped recipe's name or the path of a .toml file.
-        overrides: dotted key and value of each; later ones win. They go before the file, the file before its parents, those before
+        overrides: dotted key and value of each; later ones win. They override the file, the file its parents, those the
             defaults.
-        job: the command that asks; a recipe of another job is refused.
+        job: the command; a recipe of another job is refused.
 
     Returns:
         `recipe`, whose fields are the sections and keys that `vitctl recipes explain` tells of, and `origin(key)`.
@@ -174,7 +174,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
 
 
 def _line_numbers(text: str) -> dict[str, int]:
-    """Line of every `key =` and every [table], by dotted key (tomllib does not tell)."""
+    """Line of every `key =` and every [table], by dotted key (tomllib does not give them)."""
     lines: dict[str, int] = {}
     table = ""
     for number, line in enumerate(text.splitlines(), 1):
@@ -243,7 +243,7 @@ def _check(values: dict[str, Any], origins: Mapping[str, str], name: str) -> Rec
 
 
 def _problem(detail: ErrorDetails, schema: type[BaseModel], origins: Mapping[str, str], name: str) -> str:
-    """One line: where, what, and how to mend."""
+    """One line: where, what, and how to fix it."""
     key = ".".join(str(part) for part in detail["loc"])
     value = detail.get("input")
     where = origins.get(key) or next(
@@ -272,7 +272,7 @@ def _problem(detail: ErrorDetails, schema: type[BaseModel], origins: Mapping[str
 
 
 def _whole(detail: ErrorDetails) -> str:
-    """How to write the whole number that was given as 1e4, which is none in TOML."""
+    """How to write a whole number that was given as 1e4, which TOML reads as a float."""
     value = detail.get("input")
     whole = detail["type"].startswith("int") and isinstance(value, float) and value.is_integer()
     return f"; write {int(value)}" if whole else ""

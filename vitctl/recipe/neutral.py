@@ -1,10 +1,10 @@
-"""What of a recipe changes no number of a result: the one list, for resuming, for digests and for what counts as a recipe's run."""
+"""Recipe keys that change no number of a result: one list, for resuming, for digests, and to match a run with its recipe."""
 
 from vitctl.recipe.schema import Recipe
 from vitctl.recipe.write import flat, toml_value
 
-# By dotted key, or by table. Beyond rounding: precision is none of them. With dropout, processes, micro_batch and compile change
-# the draws; a result then names them (`dropout_draws`).
+# Dotted keys, or tables. They change results by rounding at most; precision changes more and is not listed. With dropout,
+# processes, micro_batch and compile change the random draws; a result then records them (`dropout_draws`).
 _NEUTRAL = (
     "note",
     "log.",
@@ -29,14 +29,14 @@ _NEUTRAL = (
 
 
 def result_neutral() -> tuple[str, ...]:
-    """How the dotted keys begin that change no number of a result beyond rounding."""
+    """Prefixes of the dotted keys that change no number of a result beyond rounding."""
     return _NEUTRAL
 
 
-# What may change while a run goes on. Tasks and seeds of a table belong to it, and change no number of each of its runs.
+# What may change when a run is resumed. Tasks and seeds of a VTAB table select its runs, and change none of their numbers.
 FREE_TO_CHANGE = (*result_neutral(), "vtab.tasks", "vtab.seeds")
 
 
-def deciding(recipe: Recipe, free: tuple[str, ...] = FREE_TO_CHANGE) -> dict[str, str]:
-    """The values that decide the numbers of a run, as TOML by dotted key; none whose key begins as one of `free`."""
+def deciding_values(recipe: Recipe, free: tuple[str, ...] = FREE_TO_CHANGE) -> dict[str, str]:
+    """The values that the numbers of a run depend on, as TOML by dotted key, without keys that start with one of `free`."""
     return {key: toml_value(value) for key, value in flat(recipe).items() if not key.startswith(free)}

@@ -1,4 +1,4 @@
-"""The paper's results, beside the recipes that they belong to. The one transcription of Tables 2, 5, 6, 7 and 8.
+"""The paper's results, by recipe: the only transcription of Tables 2, 5, 6, 7 and 8.
 
 The settings of Tables 3 and 4 are not here: they are the recipes. Table 9 is in recipe/paper_vtab.py.
 """
@@ -18,7 +18,7 @@ class PaperTable:
     """A table of results: recipe of the pre-training -> accuracy in percent for each column. None: not printed.
 
     `deviations` are those over three fine-tuning runs; `exaflops` and `core_days` (of TPUv3) are the paper's cost of that
-    pre-training; `shown` are the columns to begin with, the first when there are none.
+    pre-training; `shown` are the columns to show by default, the first when it is empty.
     """
 
     caption: str

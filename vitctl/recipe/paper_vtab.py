@@ -1,4 +1,4 @@
-"""What the paper's own models reached on VTAB-1k, to stand beside a table of ours.
+"""The paper's results on VTAB-1k, to compare with ours.
 
 Paper: Appendix D.10, Table 9
 """

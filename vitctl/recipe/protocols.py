@@ -1,6 +1,6 @@
-"""The tables of a recipe that say how a representation is judged: few-shot, the sweep of fine-tuning, VTAB.
+"""The tables of a recipe for evaluation protocols: few-shot, the learning rate sweep of fine-tuning, VTAB.
 
-Every field here is read by a job: a test holds it.
+Every field here is read by a job; a test checks this.
 """
 
 from typing import Literal
@@ -14,13 +14,15 @@ from vitctl.recipe.sections import Floats, Ints, Names, Section, knob
 class FewshotImages(Place):
     """[data] of `fewshot`."""
 
-    datasets: Names = knob((), "several known data sets, scored together; go before dataset and path", source="D.2")
+    datasets: Names = knob((), "several known data sets, scored together; override dataset and path", source="D.2")
     train_split: str = knob(
-        "", "split that the shots are drawn from; '': train, or as in the authors' evaluator where that has another",
+        "", "split that the shots are drawn from; '': train, or the one of the authors' evaluator where it differs",
         source="big_vision fewshot_lsr",
     )  # fmt: skip
     eval_split: str = knob(
-        "", "split that is scored; '': test, or as in the authors' evaluator", source="big_vision fewshot_lsr"
+        "",
+        "split that is scored; '': test, or the one of the authors' evaluator where it differs",
+        source="big_vision fewshot_lsr",
     )
     image_size: int = knob(0, IMAGE_SIZE, unit="pixels", ge=0)
     eval_resize: int = knob(
@@ -49,20 +51,22 @@ class FewShot(Section):
     )
     choose_l2: Literal["fixed", "all", "leave_self_out"] = knob(
         "fixed",
-        "fixed: l2; all: of 2^-10 .. 2^19 that of the best mean rank over the data sets, for each number of shots; "
-        "leave_self_out: over the other data sets. Ranks are of test accuracies, as in the authors' earlier evaluator",
+        "fixed: l2; all: the one of 2^-10 .. 2^19 with the best mean rank over the data sets, for each number of shots; "
+        "leave_self_out: over the other data sets. Ranks are those of test accuracies, as in the authors' earlier evaluator",
         source="authors' code",
     )
-    float64: bool = knob(True, "solve in float64; false: in float32, which is wrong for regularisers below 1")
-    cache: str = knob("", "folder that keeps representations for later runs; '': features/ beside the run folder")
-    cache_gib: float = knob(10.0, "those used longest ago are deleted above this; 0 keeps none", unit="GiB", ge=0)
+    float64: bool = knob(True, "solve in float64; false: in float32, which is too imprecise for regularisers below 1")
+    cache: str = knob("", "cache folder of representations for later runs; '': features/ beside the run folder")
+    cache_gib: float = knob(
+        10.0, "limit of the cache; the least recently used are deleted above it; 0: no cache", unit="GiB", ge=0
+    )
 
     @model_validator(mode="after")
     def _something_to_do(self) -> "FewShot":
         if not self.shots or min(self.shots) < 1 or len(set(self.shots)) < len(self.shots):
-            raise ValueError(f"shots = {list(self.shots)} should be different numbers from 1")
+            raise ValueError(f"shots = {list(self.shots)} should be distinct numbers, 1 or more")
         if not self.seeds or min(self.seeds) < 0 or len(set(self.seeds)) < len(self.seeds):
-            raise ValueError(f"seeds = {list(self.seeds)} should be different numbers from 0")
+            raise ValueError(f"seeds = {list(self.seeds)} should be distinct numbers, 0 or more")
         if self.choose_l2 != "fixed" and self.l2 != 1024.0:
             raise ValueError(f"l2 = {self.l2:g} does nothing for choose_l2 = '{self.choose_l2}'; leave it out")
         return self
@@ -72,8 +76,8 @@ class FewshotProbe(Place):
     """[fewshot_probe] of `pretrain`: few-shot accuracy of the network while it trains, at the size it trains at."""
 
     every_steps: int = knob(0, "every so many steps and at the end; 0: off", unit="steps", source="4.1", ge=0)
-    train_split: str = knob("", "split that the shots are drawn from; '': as `fewshot` takes it")
-    eval_split: str = knob("", "split that is scored; '': as `fewshot` takes it")
+    train_split: str = knob("", "split that the shots are drawn from; '': as in `fewshot`")
+    eval_split: str = knob("", "split that is scored; '': as in `fewshot`")
     shots: Ints = knob((5,), "training images per class", source="4.1, Fig. 4")
     seeds: Ints = knob((0,), "one draw of the training images for each")
     l2: float = knob(1024.0, "the regulariser, not divided by the number of images", source="authors' code", gt=0)
@@ -86,11 +90,11 @@ class FewshotProbe(Place):
         if not self.every_steps and any(getattr(self, name) != field.default for name, field in fields):
             raise ValueError("[fewshot_probe] does nothing without every_steps; set it, or leave the table out")
         if not self.shots or min(self.shots) < 1 or not self.seeds or min(self.seeds) < 0:
-            raise ValueError("fewshot_probe.shots should be numbers from 1, fewshot_probe.seeds from 0")
+            raise ValueError("fewshot_probe.shots should be 1 or more, fewshot_probe.seeds 0 or more")
         return self
 
 
-class Sweep(Section):
+class LrSweep(Section):
     """[sweep] Learning rates tried on a part of the training images before `finetune` trains on all of them."""
 
     lrs: Floats = knob((), "base learning rates, tried in this order; []: optimizer.lr and no sweep", source="Table 4")
@@ -98,9 +102,9 @@ class Sweep(Section):
     eval_split: str = knob("train[90%:]", "split that chooses the rate", source="B.1.1")
 
     @model_validator(mode="after")
-    def _sound(self) -> "Sweep":
+    def _sound(self) -> "LrSweep":
         if any(lr <= 0 for lr in self.lrs) or len(set(self.lrs)) < len(self.lrs):
-            raise ValueError(f"sweep.lrs = {list(self.lrs)} should be different rates above 0")
+            raise ValueError(f"sweep.lrs = {list(self.lrs)} should be distinct rates above 0")
         return self
 
 
@@ -109,7 +113,7 @@ class Repeats(Section):
 
     seeds: Ints = knob(
         (),
-        "a run for each seed, with mean and deviation (of the population) of their accuracies; the rates are tried with `seed`; "
+        "one run per seed, with mean and population standard deviation of their accuracies; the sweep uses `seed`; "
         "[]: one run, with `seed`",
         source="Table 2, caption",
     )
@@ -117,7 +121,7 @@ class Repeats(Section):
     @model_validator(mode="after")
     def _sound(self) -> "Repeats":
         if any(seed < 0 for seed in self.seeds) or len(set(self.seeds)) < len(self.seeds):
-            raise ValueError(f"seeds = {list(self.seeds)} should be different numbers from 0")
+            raise ValueError(f"seeds = {list(self.seeds)} should be distinct numbers, 0 or more")
         return self
 
 
@@ -136,7 +140,9 @@ class VtabImages(Section):
         source="B.1.1; BiT App. F",
     )
     resample: Resample = knob("bilinear", RESAMPLE, source="authors' code")
-    allow_partial: bool = knob(False, "take data sets that have not all of their images; the result is labelled so")
+    allow_partial: bool = knob(
+        False, "use data sets that lack some of their images; the result is labelled accordingly"
+    )
     max_bad_fraction: float = knob(0.0, "stop when more than this share of the images read is unreadable", ge=0, le=1)
 
 
@@ -160,9 +166,11 @@ class Suite(Section):
         source="B.1.1",
     )
     light: bool = knob(
-        False, "a linear classifier on frozen features in place of fine-tuning: a quick look, not the protocol"
+        False, "a linear classifier on frozen features instead of fine-tuning: a quick estimate, not the protocol"
     )
-    keep_checkpoints: bool = knob(False, "keep the fine-tuned weights of finished runs; else only their results stay")
+    keep_checkpoints: bool = knob(
+        False, "keep the fine-tuned weights of finished runs; else only their results are kept"
+    )
 
     @model_validator(mode="after")
     def _sound(self) -> "Suite":

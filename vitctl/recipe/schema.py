@@ -1,6 +1,6 @@
-"""What an experiment is: one frozen schema for each job, made of the tables in sections.py and images.py.
+"""The recipe of an experiment: one frozen schema for each job, made of the tables in sections.py and images.py.
 
-Nothing below the jobs reads a recipe.
+Only jobs and the rooms above them read a recipe.
 """
 
 from typing import Literal
@@ -8,15 +8,15 @@ from typing import Literal
 from pydantic import model_validator
 
 from vitctl.recipe.images import EvaluateImages, PretrainImages, TrainImages
-from vitctl.recipe.protocols import FewShot, FewshotImages, FewshotProbe, Repeats, Suite, Sweep, VtabImages
+from vitctl.recipe.protocols import FewShot, FewshotImages, FewshotProbe, LrSweep, Repeats, Suite, VtabImages
 from vitctl.recipe.sections import (
     Averaging,
     Checkpoint,
+    EvaluateScoring,
     Evaluation,
     Export,
     FinetuneLoss,
     FittedSchedule,
-    Judging,
     Log,
     Loss,
     Machine,
@@ -30,13 +30,15 @@ from vitctl.recipe.sections import (
     ShardedMachine,
     StartWeights,
     TrainMachine,
-    Weights,
+    WeightsSource,
     knob,
 )
 
-_DROPOUT = "dropout while fine-tuning, 0 to below 1; as_stored: that of the weights, 0 where they tell none"
+_DROPOUT = (
+    "dropout while fine-tuning, 0 to below 1; as_stored: the value stored with the weights, 0 where there is none"
+)
 _DROP_PATH = "chance of dropping the last layer's branches while fine-tuning, 0 to below 1; as_stored: as for dropout"
-_DIVIDED = "an inference: Table 5 speaks for as_stored, uncertainty-baselines for 0"
+_DIVIDED = "an inference: Table 5 suggests as_stored, uncertainty-baselines suggests 0"
 
 
 class Recipe(Section):
@@ -96,7 +98,7 @@ class Finetune(TrainRecipe):
     machine: ShardedMachine = ShardedMachine()
     schedule: FittedSchedule = FittedSchedule()
     loss: FinetuneLoss
-    sweep: Sweep = Sweep()
+    sweep: LrSweep = LrSweep()
     finetune: Repeats = Repeats()
     dropout: Rate = knob(0.0, _DROPOUT, source=_DIVIDED)
     drop_path: Rate = knob(0.0, _DROP_PATH, source="AugReg; not in the paper")
@@ -104,7 +106,7 @@ class Finetune(TrainRecipe):
     @model_validator(mode="after")
     def _noise_tells_no_rate(self) -> "Finetune":
         if self.sweep.lrs and self.data.synthetic:
-            raise ValueError("data.synthetic has nothing to choose a rate by; set sweep.lrs = []")
+            raise ValueError("data.synthetic has no labels to choose a learning rate by; set sweep.lrs = []")
         if len(self.finetune.seeds) > 1 and (self.data.synthetic or not self.data.eval_split):
             raise ValueError(
                 "finetune.seeds gives a mean of accuracies, and there is nothing to score; set data.eval_split"
@@ -145,7 +147,7 @@ class Vtab(TrainRecipe):
             raise ValueError("the tasks of vtab are trained for one number of steps: set schedule.total_steps")
         if self.evaluation.early_stopping:
             raise ValueError(
-                "evaluation.early_stopping would choose by the test images, which are all that a task of vtab scores"
+                "evaluation.early_stopping would choose a checkpoint by the test images, the only ones that a task of vtab scores"
             )
         return self
 
@@ -154,16 +156,16 @@ class Evaluate(Recipe):
     """`vitctl evaluate`"""
 
     job: Literal["evaluate"]
-    weights: Weights = Weights()
+    weights: WeightsSource = WeightsSource()
     data: EvaluateImages = EvaluateImages()
-    evaluation: Judging = Judging()
+    evaluation: EvaluateScoring = EvaluateScoring()
 
 
 class ExportRecipe(Recipe):
     """`vitctl export`"""
 
     job: Literal["export"]
-    weights: Weights = Weights()
+    weights: WeightsSource = WeightsSource()
     export: Export = Export()
 
 

@@ -1,6 +1,6 @@
 """The tables of a recipe: typed, frozen. A field's description, unit and source are what `recipes explain` prints.
 
-Every field here is read by a job: a test holds it.
+Every field here is read by a job; a test checks this.
 """
 
 from typing import Annotated, Any, ClassVar, Literal
@@ -19,7 +19,7 @@ def _several(value: Any) -> Any:
 
 
 def _numbers(value: Any) -> Any:
-    """Also numbers with commas between them, fewshot.shots=1,5: they are no TOML, and so come as a text."""
+    """Also comma-separated numbers, fewshot.shots=1,5: they are not TOML, and so arrive as a string."""
     if not isinstance(value, str):
         return _several(value)
     try:
@@ -48,12 +48,12 @@ class Section(BaseModel):
 class Model(Section):
     """[model] The network. Its image size is data.image_size, its number of classes comes from the data.
 
-    What is unset is as the named row of the table has it; what the row's family lacks cannot be set.
+    Unset fields take the value of the named model; fields that its family lacks cannot be set.
     """
 
     name: str = knob(
         ...,
-        "a row of the table: B/16, L/32, H/14, Ti/4, R50+B/32, R152x2, Axial-B/16, AxialR50, ...",
+        "a known model: B/16, L/32, H/14, Ti/4, R50+B/32, R152x2, Axial-B/16, AxialR50, ...",
         source="Tables 1, 6; D.6",
     )
     patch_size: int | None = knob(None, "side of a patch", unit="pixels", source="D.2", ge=1)
@@ -67,7 +67,7 @@ class Model(Section):
     )
     position_embedding: Literal["learned", "none", "2d", "relative"] | None = knob(
         None,
-        "learned: 1-D in raster order; 2d: rows and columns apart; relative: inside the attention",
+        "learned: 1-D in raster order; 2d: separate rows and columns; relative: inside the attention",
         source="D.4, Table 8",
     )
     position_at: Literal["stem", "every_layer", "every_layer_shared"] | None = knob(
@@ -106,7 +106,7 @@ class MaskedPatch(Section):
 
 
 def _rate(value: Any) -> Any:
-    """One message for both forms."""
+    """One error message for both forms, number and text."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1
     if not is_number and value != "as_stored":
         raise ValueError(f"{value!r} should be a number from 0 to below 1, or 'as_stored'")
@@ -116,7 +116,7 @@ def _rate(value: Any) -> Any:
 Rate = Annotated[float | Literal["as_stored"], BeforeValidator(_rate)]
 
 
-class Weights(Section):
+class WeightsSource(Section):
     """[weights] Where a job takes its pre-trained weights from."""
 
     source: str = knob("newest", "a run folder, a checkpoint folder, a .safetensors file, or 'newest': the newest finished "
@@ -124,7 +124,7 @@ class Weights(Section):
                                  "or a foreign file, https://, hf:// or gs:// address")  # fmt: skip
     which: str = knob(
         "",
-        "of a run's weights: last, best (by its accuracies), a step, ema (the Polyak average), model (not averaged); '': the "
+        "which weights of a run: last, best (by its accuracies), a step, ema (the Polyak average), model (not averaged); '': the "
         "best of a run with early stopping, else the last, averaged where there is an average",
         source="4.1, 4.3",
         pattern=r"^(|last|best|ema|model|[0-9]+)$",
@@ -132,8 +132,8 @@ class Weights(Section):
     model: str = knob("", "name of the model, for what a foreign file's shapes cannot tell; '': as detected")
 
 
-class StartWeights(Weights):
-    """[weights] of the jobs that measure what pre-training is worth."""
+class StartWeights(WeightsSource):
+    """[weights] of the jobs that measure the effect of pre-training."""
 
     initialise: Literal["pretrained", "random"] = knob(
         "pretrained", "'random' takes only the architecture and starts from scratch: the baseline"
@@ -152,7 +152,7 @@ class Optimizer(Section):
     )
     beta1: float = knob(0.9, "adam: decay of the first moment", source="Section 4.1", ge=0, lt=1)
     beta2: float = knob(0.999, "adam: decay of the second moment", source="Section 4.1", ge=0, lt=1)
-    eps: float = knob(1e-8, "adam: added to the root of the second moment", source="authors' code (flax)", gt=0)
+    eps: float = knob(1e-8, "adam: added to the square root of the second moment", source="authors' code (flax)", gt=0)
     momentum: float = knob(0.9, "sgd: momentum, not Nesterov", source="Section 4.1", ge=0, lt=1)
     clip_norm: float = knob(0.0, "gradients are scaled down to this global norm; 0: off", source="Tables 3, 4", ge=0)
 
@@ -182,9 +182,11 @@ class Schedule(Section):
         source="Table 3", ge=-1,
     )  # fmt: skip
     decay: Literal["linear", "cosine", "steps", "constant"] = knob(
-        "cosine", "from lr down to end_lr (cosine: to 0; steps: to a tenth at each of drops)", source="Tables 3, 4; D.1"
+        "cosine",
+        "from lr down to end_lr (cosine: to 0; steps: divided by ten at each of drops)",
+        source="Tables 3, 4; D.1",
     )
-    drops: Floats = knob((), "steps: shares of the run after which the rate falls to a tenth", source="BiT; D.1")
+    drops: Floats = knob((), "steps: shares of the run after which the rate is divided by ten", source="BiT; D.1")
     end_lr: float = knob(0.0, "linear: the last learning rate", source="authors' code, issue 2", ge=0)
 
     _needs_length: ClassVar[bool] = True
@@ -202,15 +204,15 @@ class Schedule(Section):
     @model_validator(mode="after")
     def _drops_are_of_steps(self) -> "Schedule":
         if (self.decay == "steps") != bool(self.drops):
-            raise ValueError(f"decay = '{self.decay}' with drops = {list(self.drops)}: drops go with decay = 'steps' alone, "
+            raise ValueError(f"decay = '{self.decay}' with drops = {list(self.drops)}: drops need decay = 'steps', "
                              f"e.g. schedule.drops = [0.3, 0.6, 0.9]")  # fmt: skip
         if list(self.drops) != sorted({drop for drop in self.drops if 0 < drop < 1}):
-            raise ValueError(f"drops = {list(self.drops)} should be rising shares between 0 and 1")
+            raise ValueError(f"drops = {list(self.drops)} should be increasing shares between 0 and 1")
         return self
 
 
 class FittedSchedule(Schedule):
-    """[schedule] of `finetune`, which may leave batch and length to the number of training images."""
+    """[schedule] of `finetune`, where batch size and length may depend on the number of training images."""
 
     batch_size: int = knob(
         0, "global batch; 0: an eighth of the training images, rounded down to a power of 2, from 8 to 512", unit="images",
@@ -223,7 +225,7 @@ class FittedSchedule(Schedule):
 
 
 class Loss(Section):
-    """[loss] What is minimised, in float32; `pretrain` can also do without labels."""
+    """[loss] The loss, computed in float32; `pretrain` can also do without labels."""
 
     name: Literal["sigmoid", "softmax", "masked_patch"] = knob(
         ...,
@@ -235,8 +237,8 @@ class Loss(Section):
     )
     smoothing: Literal["spread", "per_class"] = knob(
         "spread",
-        "spread: label_smoothing is a share of the target, spread evenly over all classes. per_class, of the sigmoid loss "
-        "alone: each class that is there has 1 - label_smoothing, each other one label_smoothing",
+        "spread: label_smoothing is a share of the target, spread evenly over all classes. per_class, only for the sigmoid "
+        "loss: the target is 1 - label_smoothing for each label, label_smoothing for every other class",
         source="authors' configurations: per_class",
     )
 
@@ -263,15 +265,13 @@ class Averaging(Section):
 
     decay: float = knob(
         0.0,
-        "ema = decay * ema + (1 - decay) * weights after each step; 0: off. It starts from the start weights, which keep "
-        "decay ^ steps of it: 13.5 % after 20,000 steps at 0.9999",
+        "ema = decay * ema + (1 - decay) * weights after each step; 0: off. The initial weights keep a share of "
+        "decay ^ steps: 13.5 % after 20,000 steps at 0.9999",
         source="Section 4.1",
         ge=0,
         lt=1,
     )
-    debias: bool = knob(
-        False, "leave the start weights out of the average, the shares of the others adding up to 1 again"
-    )
+    debias: bool = knob(False, "leave the initial weights out of the average, and rescale the other shares to sum to 1")
 
     @model_validator(mode="after")
     def _no_idle_knob(self) -> "Averaging":
@@ -283,50 +283,51 @@ class Averaging(Section):
 
 
 class Machine(Section):
-    """[machine] How the work is spread; nothing here touches the numbers beyond rounding, of which precision decides most.
+    """[machine] How the work is distributed; nothing here changes the result beyond rounding, where precision matters most.
 
-    One exception: dropout and stochastic depth are drawn for each forward pass of each process, so that with them
-    `processes`, `micro_batch` and `compile` change the draws, and with them the result.
+    One exception: dropout and stochastic depth draw random numbers for each forward pass of each process, so that
+    `processes`, `micro_batch` and `compile` change the draws, and the result.
     """
 
     processes: int = knob(
         1,
-        "processes, one per GPU; vitctl starts them, or srun, torchrun or accelerate launch did; with dropout or drop_path "
-        "their number changes the draws",
+        "processes, one per GPU; started by vitctl, or by srun, torchrun or accelerate launch; with dropout or drop_path "
+        "their number changes the random draws",
         ge=1,
     )
-    workers: int = knob(-1, "data loader workers of each process; -1: as many as the cores allow; 0: none", ge=-1)
+    workers: int = knob(-1, "data loader workers of each process; -1: chosen by the number of cores; 0: none", ge=-1)
     precision: Literal["auto", "bf16", "float32", "float64"] = knob(
-        "auto", "auto: bf16 where the device is good at it, else float32; master weights, loss and norms stay float32"
+        "auto",
+        "auto: bf16 where the device computes it fast, else float32; master weights, loss and norms stay float32",
     )
-    device: Literal["auto", "cpu"] = knob("auto", "auto: CUDA where there is some, else CPU")
+    device: Literal["auto", "cpu"] = knob("auto", "auto: CUDA where available, else CPU")
 
 
 class TrainMachine(Machine):
     """[machine] of the jobs that train."""
 
     attention: Literal["fused", "math", "auto"] = knob(
-        "fused", "kernel of the attention product; auto: the faster by measurement at the start of the run, then kept"
+        "fused", "kernel of the attention product; auto: the faster one, measured at the start of the run and then kept"
     )
     checkpoint_blocks: bool = knob(
-        False, "recompute each layer in the backward pass instead of keeping its inner values"
+        False, "activation checkpointing: recompute each layer in the backward pass instead of storing its activations"
     )
-    compile: bool = knob(False, "torch.compile each layer; with dropout or drop_path this changes the draws")
+    compile: bool = knob(False, "torch.compile each layer; with dropout or drop_path this changes the random draws")
     micro_batch: int = knob(
         0,
-        "most images in one forward pass of a process; 0: its whole share; -1: as many as the device holds, found by trying at "
-        "the start of the run, then kept. With dropout or drop_path this changes the draws, and so the result",
+        "maximum number of images in one forward pass of a process; 0: its whole share; -1: as many as fit into device memory, "
+        "measured at the start of the run and then kept. With dropout or drop_path this changes the random draws and the result",
         unit="images",
         ge=-1,
     )
 
 
 class ShardedMachine(TrainMachine):
-    """[machine] of the jobs that may train what one device cannot hold."""
+    """[machine] of the jobs that may train a model too large for one device."""
 
     sharding: Literal["none", "fsdp"] = knob(
         "none",
-        "fsdp: weights, gradients and optimizer state are cut over the processes (FSDP2); none: each has all (DDP)",
+        "fsdp: weights, gradients and optimizer state are sharded over the processes (FSDP2); none: each process has all (DDP)",
     )
 
 
@@ -336,14 +337,14 @@ class Scoring(Section):
     batch_size: int = knob(256, "images in one forward pass of a process", unit="images", ge=1)
 
 
-class Judging(Scoring):
+class EvaluateScoring(Scoring):
     """[evaluation] of `evaluate`."""
 
     labels: str = knob(
         "",
-        "what counts as right: '': the labels of the data; 'real': also the ReaL labels of ImageNet's validation images, "
+        "which labels count as correct: '': the labels of the data; 'real': also the ReaL labels of ImageNet's validation images, "
         "or the path of their real.json; 'objectnet': any ImageNet class of the object; 'objectnet_restricted': the same "
-        "with the answer chosen among ObjectNet's classes alone",
+        "with predictions restricted to ObjectNet's classes",
         source="4.1; ReaL; ObjectNet",
     )
 
@@ -354,7 +355,7 @@ class Evaluation(Scoring):
     every_steps: int = knob(0, "score every so many steps; 0: only at the end", unit="steps", ge=0)
     early_stopping: bool = knob(
         False,
-        "the best checkpoint by accuracy on data.eval_split stands for the run, not the last (needs checkpoint.keep_best, and "
+        "the best checkpoint by accuracy on data.eval_split represents the run, not the last (needs checkpoint.keep_best, and "
         "a checkpoint at every score)",
         source="4.3",
     )
@@ -365,7 +366,7 @@ class Checkpoint(Section):
 
     every_steps: int = knob(1000, "save every so many steps; 0: only at the end and on a signal", unit="steps", ge=0)
     background: bool = knob(
-        True, "write while training goes on, from a copy in the memory of the machine; false needs no copy, and waits"
+        True, "write while training continues, from a copy in host memory; false: no copy, training waits"
     )
     keep_last: int = knob(2, "newest checkpoints kept", ge=1)
     keep_best: int = knob(
@@ -374,7 +375,7 @@ class Checkpoint(Section):
 
 
 class Log(Section):
-    """[log] What is written down."""
+    """[log] What is logged."""
 
     every_steps: int = knob(50, "a record in log.jsonl, and a line where there is no terminal", unit="steps", ge=1)
     trackers: Names = knob((), "accelerate trackers, e.g. ['tensorboard']")
@@ -382,15 +383,15 @@ class Log(Section):
 
 
 class Export(Section):
-    """[export] A file for other programs, proven equal before it is kept."""
+    """[export] A file for other programs, verified before it is kept."""
 
     to: Names = knob(("onnx", "safetensors"), "formats: onnx, safetensors, google, timm, hf, torchvision")
     file: str = knob("", "also copy the one exported weights file here")
     batch_sizes: Ints = knob((1, 2, 5), "batch sizes at which the exported file must agree", unit="images")
     check_images: int = knob(
         256,
-        "where the other program resizes otherwise than the weights are scored: images of the run's eval_split, at most, on which "
-        "the changed answers are counted; 0: none",
+        "where the other program resizes images differently: maximum number of images of the run's eval_split on which "
+        "changed predictions are counted; 0: none",
         unit="images",
         ge=0,
     )

@@ -1,4 +1,4 @@
-"""A sweep: recipes, and which of their values are varied. Each combination is one cell with a name and overrides."""
+"""A sweep over a grid: recipes, and which of their values are varied. Each combination is one cell, with a name and overrides."""
 
 import itertools
 import re
@@ -18,8 +18,8 @@ Setting = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Cell:
-    """One run of a sweep: the name of its folder, its recipe, what it varies, and all that is laid over the recipe."""
+class SweepCell:
+    """One run of a sweep: the name of its folder, its recipe, what it varies, and all overrides of the recipe."""
 
     name: str
     recipe: str
@@ -29,14 +29,14 @@ class Cell:
 
 @dataclass(frozen=True)
 class Sweep:
-    """What is run: every one of `recipes`, at every one of `cells`, at every combination of `axes`.
+    """A sweep: every recipe with every cell of `cells` and every combination of `axes`.
 
     Args:
-        name: of its folder.
-        note: one line on what it is.
+        name: for the run folder.
+        note: one line that describes it.
         recipes: names or paths.
-        fixed: values that all runs share.
-        cells: combinations that no grid gives; each sets its own keys.
+        fixed: values of all runs.
+        cells: single combinations that are not a grid; each sets its own keys.
         axes: dotted key -> values.
     """
 
@@ -57,7 +57,7 @@ def find_sweep(name: str) -> Sweep:
     """A shipped sweep, a .toml file of a sweep, or a recipe that is varied by --grid alone.
 
     Raises:
-        RecipeError: the file is not a sweep; a name that is neither is left to the recipe's own error.
+        RecipeError: the file is not a sweep; an unknown name is reported when the recipe is loaded.
     """
     path = Path(name)
     if name in sweep_names():
@@ -70,7 +70,7 @@ def find_sweep(name: str) -> Sweep:
 
 
 def parse_axis(text: str) -> tuple[str, tuple[Any, ...]]:
-    """`key=v1,v2` as typed after --grid. Values are TOML where they all read as such, else texts.
+    """`key=v1,v2` as typed after --grid. Values are parsed as TOML if possible, else they are strings.
 
     Raises:
         RecipeError: it is not of that form, or has a value twice.
@@ -87,13 +87,13 @@ def parse_axis(text: str) -> tuple[str, tuple[Any, ...]]:
     return key.strip(), _axis(f"--grid {text}", axis)
 
 
-def spread(sweep: Sweep, axes: Mapping[str, tuple[Any, ...]], sets: Iterable[Override]) -> list[Cell]:
+def expand_sweep(sweep: Sweep, axes: Mapping[str, tuple[Any, ...]], sets: Iterable[Override]) -> list[SweepCell]:
     """All cells of a sweep, in the order in which they are run: the last axis changes fastest.
 
     Args:
         sweep: found by `find_sweep`.
-        axes: of --grid, beside the sweep's own; one of the same key takes its place.
-        sets: of --set, laid over everything.
+        axes: of --grid, in addition to the sweep's own; the same key replaces it.
+        sets: of --set, they override everything.
 
     Raises:
         RecipeError: nothing varies, a key is varied and set, or two cells are the same.
@@ -120,7 +120,7 @@ def spread(sweep: Sweep, axes: Mapping[str, tuple[Any, ...]], sets: Iterable[Ove
         ]
         name = "__".join(parts)[:_MAX_NAME] or "recipe"
         cells.append(
-            Cell(name, recipe, varied, (*fixed, *(Override(k, v, "--grid") for k, v in varied.items()), *sets))
+            SweepCell(name, recipe, varied, (*fixed, *(Override(k, v, "--grid") for k, v in varied.items()), *sets))
         )
     names = [cell.name for cell in cells]
     if twice := [name for name in names if names.count(name) > 1]:
@@ -176,7 +176,7 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> Setting:
 
 
 def _words(keys: Iterable[str]) -> dict[str, str]:
-    """What stands for each key in names: its last part, or all of it where another key ends alike."""
+    """The short form of each key in run names: its last part, or all of it where two keys have the same last part."""
     keys = list(keys)
     ends = [key.rpartition(".")[2] for key in keys]
     return {key: end if ends.count(end) == 1 else key.replace(".", "_") for key, end in zip(keys, ends, strict=True)}

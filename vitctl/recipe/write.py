@@ -58,7 +58,7 @@ def differences(first: Recipe, second: Recipe) -> list[tuple[str, Any, Any]]:
 
 
 def toml_value(value: Any) -> str:
-    """One value as TOML. None, which TOML lacks, gives an empty text."""
+    """One value as TOML; "" for None, which TOML lacks."""
     if value is None:
         return ""
     if isinstance(value, bool):

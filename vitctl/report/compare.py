@@ -1,4 +1,4 @@
-"""Whether two results are about the same thing, and their numbers side by side."""
+"""Whether two results may be compared, and their numbers side by side."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,21 +8,21 @@ from typing import Any, Literal
 from vitctl.errors import CheckpointError
 from vitctl.jobs.record.result import RunResult, read_result
 
-NOT_TOLD = "not told"
+NOT_RECORDED = "not recorded"
 _CLASSIFIER, _FEWSHOT, _VTAB = "classifier", "fewshot", "vtab"
 _ALL = (_CLASSIFIER, _FEWSHOT, _VTAB)
 
 
 @dataclass(frozen=True)
 class Fact:
-    """A key of the provenance that decides a number.
+    """A key of the provenance that a number depends on.
 
     Args:
         key: in the provenance.
-        rule: "agree": two numbers of which it differs must not be compared; "show": they may, and the difference is shown,
-            because it belongs to what is compared, or moves a number only by rounding.
-        reason: for an "agree", what it means when it differs; for a "show", why it may.
-        of: kinds of results that tell it.
+        rule: "agree": numbers must not be compared where it differs; "show": they may, and the difference is shown, because
+            it is part of what is compared, or changes a number only by rounding.
+        reason: for "agree", what a difference means; for "show", why it is allowed.
+        of: kinds of results that record it.
     """
 
     key: str
@@ -37,15 +37,17 @@ FACTS = (
     Fact("protocol", "agree", "another protocol", (_VTAB,)),
     Fact("split", "agree", "another split", (_CLASSIFIER, _FEWSHOT)),
     Fact("num_images", "agree", "another number of images", (_CLASSIFIER, _FEWSHOT)),
-    Fact("data_sha256", "agree", "other images, or the same written anew", (_CLASSIFIER, _FEWSHOT)),
-    Fact("data_digest", "agree", "a digest of before was of index.json alone, not of labels; score it anew"),
-    Fact("data_source", "agree", "its images are from elsewhere, or are a part or a copy", (_CLASSIFIER, _FEWSHOT)),
+    Fact("data_sha256", "agree", "other images, or their shards were written again", (_CLASSIFIER, _FEWSHOT)),
+    Fact("data_digest", "agree", "an earlier digest covered index.json only, not labels; score it again"),
+    Fact(
+        "data_source", "agree", "its images are from another source, or are a part or a copy", (_CLASSIFIER, _FEWSHOT)
+    ),
     Fact("labels", "agree", "other labels", (_CLASSIFIER,)),
     Fact("train_sha256", "agree", "the shots are drawn from other images", (_FEWSHOT,)),
     Fact("choose_l2", "agree", "the regulariser is chosen by another rule", (_FEWSHOT,)),
     Fact("l2", "agree", "another regulariser, or another grid of them", (_FEWSHOT,)),
     Fact("float64", "agree", "solved in another precision: small regularisers give other answers", (_FEWSHOT,)),
-    # How it is measured. Each moves the score of one and the same network by whole images.
+    # How it is measured. Each changes the score of the same network by whole images.
     Fact(
         "precision",
         "agree",
@@ -54,9 +56,9 @@ FACTS = (
     Fact("resample", "agree", "the same network scores differently when images are resized by another rule"),
     Fact("eval_method", "agree", "the same network scores differently when it is shown another part of the image"),
     Fact("eval_share", "agree", "the same network scores differently when it is shown another part of the image"),
-    Fact("exif_orientation", "agree", "the same network scores differently when photographs lie on their side"),
-    # What is compared: the network, how it came about, and where it looks best.
-    Fact("image_size", "show", "belongs to the network: 224 and 384 pixels stand beside each other in the paper"),
+    Fact("exif_orientation", "agree", "the same network scores differently when photographs are not rotated upright"),
+    # What is compared: the network, its training, and its image size.
+    Fact("image_size", "show", "part of the network: the paper compares 224 and 384 pixels"),
     Fact("weights_sha256", "show", "other weights are what is compared", (_CLASSIFIER,)),
     Fact(
         "weights_chosen",
@@ -72,24 +74,24 @@ FACTS = (
     Fact("from_averaged", "show", "as weights_averaged", (_FEWSHOT, _VTAB)),
     Fact("augment", "show", "belongs to the training", (_VTAB,)),
     Fact("seeds", "show", "other draws estimate the same mean", (_FEWSHOT, _VTAB)),
-    # How it is computed, where only the order of sums differs: an image at a tie, no more.
+    # How it is computed, where only the order of sums differs: at most predictions at a tie change.
     Fact("device", "show", "sums in another order, the same precision"),
     Fact("device_name", "show", "as device"),
     Fact("processes", "show", "as device"),
     Fact("versions", "show", "another release may sum in another order; decoders agree to one step of 255"),
     Fact("recipe_sha256", "show", "a digest of everything that was set"),
 )
-# What decides rounding where it is told, but is not told of every device.
+# Keys that affect rounding, and that are recorded for some devices only.
 _SOME_DEVICES = (
     Fact("threads", "show", "as device"),
-    Fact("tf32", "agree", "float32 products of 10 bits on the one, of 23 on the other"),
+    Fact("tf32", "agree", "float32 products have 10 mantissa bits in the one, 23 in the other"),
 )
 # Of a table of tasks, each task's data.
 _TASK_KEYS = ("split", "data_sha256", "data_source", "train_split", "train_sha256")
 _QUIET = {"from", "weights", "tasks", "eval_resize"}
 _INTEGERS = {"correct", "total", "top5_correct", "step"}
 _SHOWN = 12
-_CROP_TOLERANCE = 0.01  # 224 of 256 and 384 of 438 are one rule
+_CROP_TOLERANCE = 0.01  # 224 of 256 and 384 of 438 count as the same crop
 
 
 @dataclass(frozen=True)
@@ -97,20 +99,20 @@ class Comparison:
     """Numbers side by side.
 
     Args:
-        numbers: of every metric that one has: its name and its value in each, None where it is missing.
+        numbers: of every metric: its name and its value in each result, None where it is missing.
         reasons: why the numbers must not be compared; empty when they may be.
         differences: what else differs, provenance key and its value in each.
-        untold: what must agree and no result tells, as of results of earlier versions.
+        unrecorded: keys that must agree and that no result records, as in results of earlier versions.
     """
 
     numbers: list[tuple[str, list[Any]]]
     reasons: list[str]
     differences: list[tuple[str, list[Any]]]
-    untold: list[str]
+    unrecorded: list[str]
 
 
-def compare(folders: Sequence[Path]) -> Comparison:
-    """Put the results of runs side by side, the first being what the others are held against.
+def compare_runs(folders: Sequence[Path]) -> Comparison:
+    """Put the results of runs side by side; the others are compared with the first.
 
     Raises:
         CheckpointError: a folder has no result.
@@ -130,12 +132,12 @@ def compare(folders: Sequence[Path]) -> Comparison:
         if "failed" not in (result.status, results[0].status)
     ]
     reasons += [
-        f"{folder}: its shards are not what their index says ({'; '.join(r.provenance.get('data_damaged', ()))})"
+        f"{folder}: its shards do not match their index ({'; '.join(r.provenance.get('data_damaged', ()))})"
         for folder, r in zip(folders, results, strict=True)
         if r.provenance.get("data_verified") is False
     ]
     reasons += [
-        f"{folder}: went on with something else than it began with ({_in_words(r.provenance['changed_on_purpose'])})"
+        f"{folder}: was resumed with a change ({_in_words(r.provenance['changed_on_purpose'])})"
         for folder, r in zip(folders, results, strict=True)
         if r.provenance.get("changed_on_purpose")
     ]
@@ -144,12 +146,16 @@ def compare(folders: Sequence[Path]) -> Comparison:
         for folder, r in zip(folders, results, strict=True)
         if r.status != "done"
     ]
-    told = [_told(result) for result in results]
+    recorded = [_recorded(result) for result in results]
     return Comparison(
         [(name, [numbers.get(name) for numbers in flat]) for name in names],
         reasons,
-        _differences(results, told),
-        [fact.key for fact in _facts(results[0]) if fact.rule == "agree" and not any(fact.key in one for one in told)],
+        _differences(results, recorded),
+        [
+            fact.key
+            for fact in _facts(results[0])
+            if fact.rule == "agree" and not any(fact.key in one for one in recorded)
+        ],
     )
 
 
@@ -157,19 +163,19 @@ def _in_words(changed: Any) -> str:
     return "; ".join(map(str, changed)) if isinstance(changed, list) else "resume --allow"
 
 
-def _told(result: RunResult) -> dict[str, Any]:
-    """The provenance, with the share of an image's side that is shown, and of a table of tasks what all tasks have."""
-    told = dict(result.provenance)
-    size, resize = told.get("image_size"), told.get("eval_resize")
+def _recorded(result: RunResult) -> dict[str, Any]:
+    """The provenance, with the share of the image side that the crop keeps, and for a table of tasks the keys of all tasks."""
+    recorded = dict(result.provenance)
+    size, resize = recorded.get("image_size"), recorded.get("eval_resize")
     if size and resize is not None:
-        told["eval_share"] = size / (resize or size)
-    if "tasks" in told:
-        told |= {key: told.get(key, "see tasks") for key in ("num_images", *_TASK_KEYS)}
-    return told
+        recorded["eval_share"] = size / (resize or size)
+    if "tasks" in recorded:
+        recorded |= {key: recorded.get(key, "see tasks") for key in ("num_images", *_TASK_KEYS)}
+    return recorded
 
 
 def _facts(result: RunResult) -> list[Fact]:
-    """What a result of this kind is expected to tell."""
+    """The facts that a result of this kind should record."""
     kind = _CLASSIFIER if _is_of_classifier(result) else result.job
     return [fact for fact in FACTS if kind in fact.of]
 
@@ -177,12 +183,12 @@ def _facts(result: RunResult) -> list[Fact]:
 def _reasons(first: RunResult, other: RunResult) -> list[str]:
     kinds = [_kind(result) for result in (first, other)]
     reasons = [] if kinds[0] == kinds[1] else [f"{kinds[1]}, the first {kinds[0]}"]
-    one, two = _told(first), _told(other)
+    one, two = _recorded(first), _recorded(other)
     some = [fact for fact in _SOME_DEVICES if fact.key in one and fact.key in two]
     for fact in (*_facts(first), *some):
-        values = [told.get(fact.key, NOT_TOLD) for told in (two, one)]
+        values = [recorded.get(fact.key, NOT_RECORDED) for recorded in (two, one)]
         if fact.key == "data_source" and one.get("data_sha256") == two.get("data_sha256") is not None:
-            continue  # the same bytes, whatever is said of where they came from
+            continue  # the same bytes, from whichever source
         if fact.rule == "agree" and not _agree(fact.key, *values):
             shown = [_short(value) for value in values]
             reasons.append(f"{fact.key} differs ({shown[0]}, the first {shown[1]}): {fact.reason}")
@@ -193,7 +199,7 @@ def _reasons(first: RunResult, other: RunResult) -> list[str]:
 
 
 def _agree(key: str, one: Any, other: Any) -> bool:
-    if key == "eval_share" and NOT_TOLD not in (one, other):
+    if key == "eval_share" and NOT_RECORDED not in (one, other):
         return bool(abs(one - other) < _CROP_TOLERANCE)
     return bool(one == other)
 
@@ -207,7 +213,7 @@ def _odd_tasks(one: Mapping[str, Any], two: Mapping[str, Any]) -> list[str]:
 
 
 def _is_of_classifier(result: RunResult) -> bool:
-    """Accuracies of a whole classifier are of one kind, however it was trained."""
+    """All accuracies of a classifier are comparable, however it was trained."""
     return result.job in ("evaluate", "finetune", "pretrain")
 
 
@@ -215,24 +221,24 @@ def _kind(result: RunResult) -> str:
     return "scores a classifier" if _is_of_classifier(result) else f"is of the job {result.job}"
 
 
-def _differences(results: Sequence[RunResult], told: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[Any]]]:
-    """Of what every result of its kind should tell, whatever differs or is missing in some; of the rest, what all tell."""
+def _differences(results: Sequence[RunResult], recorded: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[Any]]]:
+    """Facts that differ or that some results lack; and other keys that all results have and that differ."""
     expected = {fact.key: fact.rule for fact in (*_facts(results[0]), *_SOME_DEVICES)}
-    shown = [key for key, rule in expected.items() if rule == "show" and any(key in one for one in told)]
-    others = [key for key in told[0] if all(key in one for one in told) and key not in expected.keys() | _QUIET]
+    shown = [key for key, rule in expected.items() if rule == "show" and any(key in one for one in recorded)]
+    others = [key for key in recorded[0] if all(key in one for one in recorded) and key not in expected.keys() | _QUIET]
     rows: list[tuple[str, list[Any]]] = []
     for key in (*shown, *others):
-        values = [one.get(key, NOT_TOLD) for one in told]
+        values = [one.get(key, NOT_RECORDED) for one in recorded]
         if any(value != values[0] for value in values):
-            rows += _apart(key, values) if key == "versions" else [(key, list(map(_short, values)))]
+            rows += _entry_rows(key, values) if key == "versions" else [(key, list(map(_short, values)))]
     return rows
 
 
-def _apart(key: str, values: Sequence[Any]) -> list[tuple[str, list[Any]]]:
+def _entry_rows(key: str, values: Sequence[Any]) -> list[tuple[str, list[Any]]]:
     """A row for each entry of a table that differs."""
     tables = [value if isinstance(value, Mapping) else {} for value in values]
     names = dict.fromkeys(name for table in tables for name in table)
-    rows = [(f"{key} {name}", [table.get(name, NOT_TOLD) for table in tables]) for name in names]
+    rows = [(f"{key} {name}", [table.get(name, NOT_RECORDED) for table in tables]) for name in names]
     return [(name, entries) for name, entries in rows if any(entry != entries[0] for entry in entries)]
 
 

@@ -1,4 +1,4 @@
-"""What has been run here, to stand beside the paper's results: runs of the shipped recipes as they are, on the whole data."""
+"""Our results, to compare with the paper's: runs of the shipped recipes, unchanged and on all of their data."""
 
 import re
 import statistics
@@ -16,15 +16,15 @@ from vitctl.recipe.paper import RESULTS
 from vitctl.recipe.schema import Evaluate, Fewshot, Pretrain, SeededRecipe
 from vitctl.recipe.write import written_name
 from vitctl.report.paper_cells import FIVE_SHOT, REAL, VTAB
-from vitctl.report.paper_runs import Maker, data_misfit, recipe_misfit, weights_misfit
+from vitctl.report.paper_runs import FinishedRun, data_misfit, recipe_misfit, weights_misfit
 from vitctl.report.sweep_table import TABLE as SWEEP
 
 _IMAGENET = "imagenet"
-_JUDGES = re.compile(r"(finetune|bit)_(imagenet|cifar10|cifar100|pets|flowers102)(_\d+)?|vtab|fewshot|evaluate")
+_EXPERIMENTS = re.compile(r"(finetune|bit)_(imagenet|cifar10|cifar100|pets|flowers102)(_\d+)?|vtab|fewshot|evaluate")
 
 
 class Pretraining(NamedTuple):
-    """What was pre-trained: the recipe, and on how many images of its set (0: all)."""
+    """A pre-training: the recipe, and the number of images of its data set (0: all)."""
 
     recipe: str
     subset_images: int = 0
@@ -32,11 +32,11 @@ class Pretraining(NamedTuple):
 
 @dataclass(frozen=True)
 class Ours:
-    """A cell of ours.
+    """Our result in a table cell.
 
     Args:
         values: accuracies in percent, one for each seed.
-        remark: what must be said of it; empty for most.
+        remark: a note for the user; empty for most.
     """
 
     values: tuple[float, ...]
@@ -53,8 +53,8 @@ class Ours:
         return statistics.pstdev(self.values) if len(self.values) > 1 else None
 
 
-class LeftOut(NamedTuple):
-    """A finished run of a recipe of the tables that fills no cell, and why."""
+class ExcludedRun(NamedTuple):
+    """A finished run of a recipe of the tables that is not used for a cell, and why."""
 
     run: str
     recipe: str
@@ -63,41 +63,43 @@ class LeftOut(NamedTuple):
 
 @dataclass(frozen=True)
 class OurResults:
-    """Accuracies in percent by pre-training and experiment (see `paper_cells.judges`), and the runs that do not count."""
+    """Accuracies in percent by pre-training and experiment (see `paper_cells.experiments_for`), and the runs that do not count."""
 
     accuracies: dict[tuple[Pretraining, str], tuple[float, ...]]
-    left_out: tuple[LeftOut, ...] = ()
+    left_out: tuple[ExcludedRun, ...] = ()
 
-    def best(self, pretraining: Pretraining, judges: Sequence[str]) -> Ours | None:
-        """The best of the experiments that a cell may be filled from; None when none has been run."""
+    def best(self, pretraining: Pretraining, experiments: Sequence[str]) -> Ours | None:
+        """The best of the experiments that a cell may show; None when none has been run."""
         found = {
-            judge: Ours(self.accuracies[pretraining, judge])
-            for judge in judges
-            if (pretraining, judge) in self.accuracies
+            experiment: Ours(self.accuracies[pretraining, experiment])
+            for experiment in experiments
+            if (pretraining, experiment) in self.accuracies
         }
         if not found:
             return None
-        name = max(found, key=lambda judge: found[judge].mean)
-        missing = [judge for judge in judges if judge not in found]
-        remark = f"{missing[0]} has not been run" if missing else f"{name} is the better" if len(judges) > 1 else ""
+        name = max(found, key=lambda experiment: found[experiment].mean)
+        missing = [experiment for experiment in experiments if experiment not in found]
+        remark = (
+            f"{missing[0]} has not been run" if missing else f"{name} is the better" if len(experiments) > 1 else ""
+        )
         return Ours(found[name].values, remark)
 
 
 def our_results(runs: Path) -> OurResults:
-    """All results under a folder of runs that belong into the paper's tables.
+    """All results under a folder of runs that belong in the paper's tables.
 
-    A fine-tuning, VTAB or few-shot run is joined to the pre-training run whose weights it started from, by their digest; a score
-    under the ReaL labels to the fine-tuning run whose weights it scored.
+    The digest of the weights links a fine-tuning, VTAB or few-shot run to the pre-training run that it started from, and a
+    score under the ReaL labels to the fine-tuning run that it scored.
 
     Args:
-        runs: holds run folders, and folders of sweeps; those that cannot be read are passed over.
+        runs: holds run folders, and folders of sweeps; those that cannot be read are skipped.
     """
-    left: list[LeftOut] = []
-    found: list[Maker] = []
+    left: list[ExcludedRun] = []
+    found: list[FinishedRun] = []
     for run in _finished(runs):
         reason = recipe_misfit(run) or data_misfit(run)
         if reason:
-            left.append(LeftOut(run.where, run.name, reason))
+            left.append(ExcludedRun(run.where, run.name, reason))
         else:
             found.append(run)
     seen: dict[tuple[Any, ...], str] = {}
@@ -107,41 +109,43 @@ def our_results(runs: Path) -> OurResults:
             continue
         chain, reason = _chain(run, found)
         if chain is None:
-            left.append(LeftOut(run.where, run.name, reason))
+            left.append(ExcludedRun(run.where, run.name, reason))
             continue
-        pretraining, judged, seed = chain
-        for judge, values in _judged(run, judged).items():
-            key = (pretraining.digest, judge, seed)
+        pretraining, scored_recipe, seed = chain
+        for experiment, values in _accuracies(run, scored_recipe).items():
+            key = (pretraining.digest, experiment, seed)
             if key in seen:
-                left.append(LeftOut(run.where, run.name, f"the same weights and seed as {seen[key]}"))
+                left.append(ExcludedRun(run.where, run.name, f"the same weights and seed as {seen[key]}"))
                 break
             seen[key] = run.where
             row = Pretraining(pretraining.name, _subset(pretraining))
-            accuracies[row, judge] = (*accuracies.get((row, judge), ()), *(100 * value for value in values))
+            accuracies[row, experiment] = (*accuracies.get((row, experiment), ()), *(100 * value for value in values))
     return OurResults(accuracies, tuple(left))
 
 
-def _chain(run: Maker, found: Sequence[Maker]) -> tuple[tuple[Maker, str, int], str] | tuple[None, str]:
-    """The pre-training behind a score, the recipe that made the scored network, and its seed; or why there is none."""
-    made = [
+def _chain(
+    run: FinishedRun, found: Sequence[FinishedRun]
+) -> tuple[tuple[FinishedRun, str, int], str] | tuple[None, str]:
+    """The pre-training behind a score, the recipe of the scored network, and its seed; or why there is none."""
+    candidates = [
         other for other in found if other.result.job == ("finetune" if run.result.job == "evaluate" else "pretrain")
     ]
-    maker, reason = weights_misfit(run, made)
-    if maker is None:
+    source, reason = weights_misfit(run, candidates)
+    if source is None:
         return None, reason
     if run.result.job == "evaluate":
-        inner, reason = _chain(maker, found)
-        return (None, f"{maker.where}: {reason}") if inner is None else ((inner[0], maker.name, inner[2]), "")
+        inner, reason = _chain(source, found)
+        return (None, f"{source.where}: {reason}") if inner is None else ((inner[0], source.name, inner[2]), "")
     assert isinstance(run.recipe, SeededRecipe)
-    return (maker, run.name, run.recipe.seed), ""
+    return (source, run.name, run.recipe.seed), ""
 
 
-def _subset(pretraining: Maker) -> int:
+def _subset(pretraining: FinishedRun) -> int:
     assert isinstance(pretraining.recipe, Pretrain)
     return pretraining.recipe.data.subset_images
 
 
-def _judged(run: Maker, by: str) -> dict[str, Sequence[float]]:
+def _accuracies(run: FinishedRun, by: str) -> dict[str, Sequence[float]]:
     """Experiment -> shares 0..1, one for each seed."""
     metrics = run.result.metrics
     if run.result.job == "finetune":
@@ -163,7 +167,7 @@ def _mean_by_seed(rows: Sequence[Sequence[float]]) -> list[float]:
     return [statistics.fmean(values) for values in zip(*rows, strict=True)]
 
 
-def _finished(runs: Path) -> Iterator[Maker]:
+def _finished(runs: Path) -> Iterator[FinishedRun]:
     """Every finished run of a recipe that the tables are about, in the order of their folders."""
     shipped = set(recipe_names())
     rows = {name for table in RESULTS.values() for name in table.rows}
@@ -179,12 +183,12 @@ def _finished(runs: Path) -> Iterator[Maker]:
             continue
         if result is None or result.status != "done" or name not in shipped:
             continue
-        if (name in rows or _JUDGES.fullmatch(name)) and not _is_of_something_else(recipe):
-            yield Maker(folder, str(folder.relative_to(runs)), name, recipe, result)
+        if (name in rows or _EXPERIMENTS.fullmatch(name)) and not _is_outside_tables(recipe):
+            yield FinishedRun(folder, str(folder.relative_to(runs)), name, recipe, result)
 
 
-def _is_of_something_else(recipe: Any) -> bool:
-    """Few-shot and scoring runs are made for every data set; those of the tables are on ImageNet, under the ReaL labels."""
+def _is_outside_tables(recipe: Any) -> bool:
+    """Few-shot and evaluation runs exist for every data set; the tables use ImageNet, and the ReaL labels."""
     if isinstance(recipe, Evaluate):
         return recipe.data.dataset != _IMAGENET or recipe.evaluation.labels != "real"
     return isinstance(recipe, Fewshot) and (recipe.data.dataset != _IMAGENET or bool(recipe.data.datasets))

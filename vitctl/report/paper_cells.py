@@ -1,4 +1,4 @@
-"""Which experiments a cell of the paper's tables may be filled from."""
+"""Which experiments a cell of the paper's tables may show."""
 
 from vitctl.jobs.inputs.network import model_config
 from vitctl.models.configs import ResNetConfig
@@ -23,7 +23,7 @@ _TABLE_2_IMAGENET = {
 _BIT_L_AT_480 = ("imagenet", "pets", "flowers102")  # BiT 3.3; CIFAR's small images go to 128 as for every network
 
 
-def judges(number: str, recipe: str, column: str) -> tuple[str, ...]:
+def experiments_for(number: str, recipe: str, column: str) -> tuple[str, ...]:
     """The experiments of a cell; with two, the better one counts.
 
     Args:
@@ -38,7 +38,7 @@ def judges(number: str, recipe: str, column: str) -> tuple[str, ...]:
     Paper: Section 4.1, Appendix B.1.1: ResNets are also fine-tuned by BiT's rule, and the best result is taken
     """
     if column == "ReaL":
-        return tuple(REAL + judge for judge in judges(number, recipe, "ImageNet"))
+        return tuple(REAL + experiment for experiment in experiments_for(number, recipe, "ImageNet"))
     if column == "VTAB":
         return () if recipe == BIT_L else (VTAB,)  # BiT-L's was scored by BiT's rule for 1,000 images
     if column not in _DATA_SETS:
@@ -52,6 +52,6 @@ def judges(number: str, recipe: str, column: str) -> tuple[str, ...]:
 
 
 def is_resnet(name: str) -> bool:
-    """Whether a pre-training recipe trains a ResNet, which takes the better of two protocols."""
+    """Whether a pre-training recipe trains a ResNet, for which the better of two protocols counts."""
     recipe = load_recipe(name).recipe
     return isinstance(recipe, Pretrain) and isinstance(model_config(recipe, 1000), ResNetConfig)

@@ -10,13 +10,13 @@ from vitctl.recipe.load import load_recipe
 from vitctl.recipe.paper import RESULTS
 from vitctl.report.our_results import OurResults
 from vitctl.report.paper_cells import is_resnet
-from vitctl.report.paper_table import TABLE_9_RECIPES, Accuracy, Machine, result_rows, task_rows
-from vitctl.report.sweep_plot import GREY, INK, SERIES, can_plot, new_figure, plain, save
+from vitctl.report.paper_table import TABLE_9_RECIPES, Accuracy, Gpu, result_rows, task_rows
+from vitctl.report.sweep_plot import GREY, INK, SERIES, can_plot, new_figure, plain_axes, save_figure
 
 __all__ = ["PLOTS", "can_plot", "draw_figure_2", "draw_figure_5"]
 _FIGURE_5 = "fig5"
 _FAMILIES = {"ViT": ("o", SERIES[0]), "ResNet": ("s", SERIES[1]), "hybrid": ("^", SERIES[2])}
-_ANY_GPU = Machine("H100", 0.4)  # whose days are not shown
+_ANY_GPU = Gpu("H100", 0.4)  # GPU-days are not shown
 _BAR = 0.36
 
 
@@ -40,9 +40,9 @@ def draw_figure_2(ours: OurResults, path: Path) -> Path:
         panel.set_title(row.name.capitalize(), fontsize=9, color=INK)
         if not number:
             panel.set_ylabel("top-1, %", fontsize=8)
-        plain(panel)
+        plain_axes(panel)
     figure.suptitle("Fig. 2: VTAB-1k; filled: the paper, hollow: ours", x=0.01, ha="left", fontsize=9, color=INK)
-    return save(figure, path)
+    return save_figure(figure, path)
 
 
 def _bars(panel: Any, place: int, one: Accuracy, colour: str) -> None:
@@ -88,11 +88,11 @@ def draw_figure_5(ours: OurResults, path: Path) -> Path:
         if not number:
             panel.set_ylabel("top-1, %", fontsize=8)
             panel.legend(fontsize=8, frameon=False)
-        plain(panel)
+        plain_axes(panel)
     figure.suptitle(
         "Fig. 5: transfer and cost; filled: the paper, hollow: ours", x=0.01, ha="left", fontsize=9, color=INK
     )
-    return save(figure, path)
+    return save_figure(figure, path)
 
 
 def family_of(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Whether a finished run is the experiment that its recipe describes: its values, its images, and the weights it began with."""
+"""Whether a finished run is the experiment of its recipe: its values, its images, and its start weights."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Any
 
 from vitctl.data.datasets.catalog import known_size
 from vitctl.data.datasets.vtab import VTAB
-from vitctl.engine.journal import LOG, read_lines
+from vitctl.engine.journal import LOG, read_records
 from vitctl.engine.run_files import AVERAGE, CHECKPOINTS, MODEL, step_of
 from vitctl.errors import VitctlError
 from vitctl.jobs.inputs.fewshot_sets import SPLITS
@@ -19,13 +19,13 @@ from vitctl.recipe.paper import FIGURE_4_SIZES
 from vitctl.recipe.schema import Evaluate, Fewshot, Finetune, Pretrain, Recipe, TrainRecipe, Vtab
 from vitctl.recipe.write import differences
 
-# What may differ in a run that still counts as one of its recipe, beside what changes no number. Another data.path does not:
-# nothing holds what is there against the data set that the recipe names.
+# What may differ in a run that still counts as one of its recipe, beside keys that change no number. data.path may not: its
+# images cannot be checked against the data set that the recipe names.
 _FREE = (
     *(*result_neutral(), "machine.precision", "evaluation.every_steps", "fewshot_probe."),
     *("seed", "finetune.seeds", "weights.source"),
 )
-# What a command line sets where a recipe cannot: the data set of the recipes that are for any.
+# Values set on the command line for recipes that are for any data set.
 _NAMED = {
     "fewshot": {"data.dataset": "imagenet"},
     "evaluate": {"data.dataset": "imagenet", "data.eval_split": "validation", "evaluation.labels": "real"},
@@ -34,15 +34,15 @@ _ROUND = 1_000_000  # the paper prints the size of JFT-300M in millions
 
 
 @dataclass(frozen=True)
-class Maker:
+class FinishedRun:
     """A finished run of a shipped recipe.
 
     Args:
         folder: of the run.
-        where: the folder as it is told.
+        where: the folder, as shown to the user.
         name: of the recipe.
         recipe: with the values that it was run with.
-        result: that it left.
+        result: its result.
     """
 
     folder: Path
@@ -53,12 +53,12 @@ class Maker:
 
     @property
     def digest(self) -> str:
-        """Of its last weights."""
+        """Digest of its last weights."""
         return str(self.result.provenance.get("weights_sha256", ""))
 
 
-def recipe_misfit(run: Maker) -> str:
-    """The first value in which a run is not its shipped recipe, in words; empty when it is."""
+def recipe_misfit(run: FinishedRun) -> str:
+    """The first value in which a run differs from its shipped recipe, as text; "" when there is none."""
     named = _NAMED.get(run.name, {})
     shipped = load_recipe(run.name).recipe
     for key, wanted, found in differences(shipped, run.recipe):
@@ -67,8 +67,8 @@ def recipe_misfit(run: Maker) -> str:
         if key == "data.subset_images" and run.name.startswith("fig4_") and found in FIGURE_4_SIZES.values():
             continue
         if key == "data.path":
-            return "data.path is set: nothing holds those images against the data set of the recipe"
-        return f"{key} is {found}, of the recipe {wanted}"
+            return "data.path is set: its images cannot be checked against the data set of the recipe"
+        return f"{key} is {found}, in the recipe {wanted}"
     missing = [key for key in named if key not in {k for k, _, _ in differences(shipped, run.recipe)}]
     wrong = [key for key in missing if _value(run.recipe, key) != named[key]]
     return f"{wrong[0]} is {_value(run.recipe, wrong[0])}, should be {named[wrong[0]]}" if wrong else ""
@@ -80,14 +80,14 @@ def _value(recipe: Any, key: str) -> Any:
     return recipe
 
 
-def data_misfit(run: Maker) -> str:
-    """Why the images of a run are not all of those that its recipe names, by number and source; empty when they are."""
+def data_misfit(run: FinishedRun) -> str:
+    """Why the images of a run are not those of its recipe, by number and source; "" when they are."""
     used = run.result.provenance
     if isinstance(run.recipe, Vtab):
         return _vtab_misfit(run)
     for key in ("data_source", "train_source"):
-        if "partial" in (told := used.get(key, "")) or "copy" in told:
-            return f"its images are {told}"
+        if "partial" in (described := used.get(key, "")) or "copy" in described:
+            return f"its images are {described}"
     wanted = _wanted(run.recipe)
     for key, (dataset, split, limit) in wanted.items():
         known = known_size(dataset, split)
@@ -115,7 +115,7 @@ def _wanted(recipe: Recipe) -> dict[str, tuple[str, str, int]]:
     return {"num_train": (recipe.data.dataset, train_split, 0), "num_images": (recipe.data.dataset, eval_split, 0)}
 
 
-def _vtab_misfit(run: Maker) -> str:
+def _vtab_misfit(run: FinishedRun) -> str:
     metrics = run.result.metrics
     if metrics.get("partial", True) or set(metrics["tasks"]) != {task.name for task in VTAB}:
         return f"{len(metrics.get('tasks', {}))} of {len(VTAB)} tasks"
@@ -128,50 +128,50 @@ def _vtab_misfit(run: Maker) -> str:
     return ""
 
 
-def weights_misfit(run: Maker, makers: Sequence[Maker]) -> tuple[Maker | None, str]:
-    """The run whose weights another started from or scored, or why none of them counts.
+def weights_misfit(run: FinishedRun, candidates: Sequence[FinishedRun]) -> tuple[FinishedRun | None, str]:
+    """The run whose weights another run started from or scored, or why there is none.
 
-    They must be those that stand for the run: the best checkpoint where the recipe stops early, the last of all others; the
-    average where the recipe averages.
+    They must be the weights that represent the run: the best checkpoint with early stopping, else the last; the average
+    where the recipe averages.
 
     Args:
         run: that started from, or scored, stored weights.
-        makers: that may have made them.
+        candidates: runs that may have saved them.
     """
     if run.result.provenance.get("initialise") == "random":
         return None, "it started from random weights"
     digest, path = _origin(run)
-    for maker in makers:
-        stored = _stored(path, maker)
-        if not digest or (maker.digest != digest and (stored is None or _digest(stored) != digest)):
+    for source in candidates:
+        stored = _stored(path, source)
+        if not digest or (source.digest != digest and (stored is None or _digest(stored) != digest)):
             continue
-        last, wanted = _last(maker), _stands_for(maker)
+        last, wanted = _last(source), _stands_for(source)
         taken = ((step_of(stored.parent) or 0), stored.stem) if stored is not None else (last, MODEL)
         if taken != wanted:
-            return None, f"of {maker.where} it takes {_told(*taken)}, should be {_told(*wanted)}"
-        return maker, ""
-    return None, "its weights are of no run here that counts"
+            return None, f"of {source.where} it takes {_checkpoint_name(*taken)}, should be {_checkpoint_name(*wanted)}"
+        return source, ""
+    return None, "its weights are of no run here that can be used"
 
 
-def _told(step: int, name: str) -> str:
+def _checkpoint_name(step: int, name: str) -> str:
     return f"{'the average of ' if name == AVERAGE else ''}step {step:,}"
 
 
-def _origin(run: Maker) -> tuple[str, Path]:
+def _origin(run: FinishedRun) -> tuple[str, Path]:
     """Digest and path of the weights that a run started from, or scored."""
     used = run.result.provenance
     keys = ("weights_sha256", "weights") if run.result.job == "evaluate" else ("from_sha256", "from")
     return str(used.get(keys[0], "")), Path(str(used.get(keys[1], "")))
 
 
-def _stored(path: Path, maker: Maker) -> Path | None:
-    """The same file in the folder of a run that may have been moved since; None when it is of another run."""
+def _stored(path: Path, source: FinishedRun) -> Path | None:
+    """The same file in the folder of a run that may have been moved since; None when it belongs to another run."""
     parts = path.parts
     if CHECKPOINTS not in parts:
         return None
     at = parts.index(CHECKPOINTS)
-    same = at > 0 and parts[at - 1] == maker.folder.name
-    return maker.folder.joinpath(*parts[at:]) if same else None
+    same = at > 0 and parts[at - 1] == source.folder.name
+    return source.folder.joinpath(*parts[at:]) if same else None
 
 
 def _digest(path: Path) -> str:
@@ -181,18 +181,18 @@ def _digest(path: Path) -> str:
         return ""
 
 
-def _stands_for(maker: Maker) -> tuple[int, str]:
-    """Step and file name of the weights that stand for a training run."""
-    assert isinstance(maker.recipe, TrainRecipe)
-    name = AVERAGE if maker.recipe.averaging.decay else MODEL
+def _stands_for(source: FinishedRun) -> tuple[int, str]:
+    """Step and file name of the weights that represent a training run."""
+    assert isinstance(source.recipe, TrainRecipe)
+    name = AVERAGE if source.recipe.averaging.decay else MODEL
     scores = [
         (record["accuracy"], record["step"])
-        for record in read_lines(maker.folder / LOG)
+        for record in read_records(source.folder / LOG)
         if record.get("kind") == "evaluate" and {"accuracy", "step"} <= record.keys()
     ]
-    return (max(scores)[1] if maker.recipe.evaluation.early_stopping and scores else _last(maker)), name
+    return (max(scores)[1] if source.recipe.evaluation.early_stopping and scores else _last(source)), name
 
 
-def _last(maker: Maker) -> int:
+def _last(source: FinishedRun) -> int:
     """The step of its last checkpoint."""
-    return step_of(Path(maker.result.files.get(MODEL, "")).parent) or 0
+    return step_of(Path(source.result.files.get(MODEL, "")).parent) or 0

@@ -6,7 +6,7 @@ from vitctl.data.datasets.vtab import GROUPS
 from vitctl.data.datasets.vtab import VTAB as TASKS
 from vitctl.errors import RecipeError
 from vitctl.jobs.inputs.network import model_config
-from vitctl.jobs.plan import make_plan
+from vitctl.jobs.plan import plan_training
 from vitctl.models.configs import ViTConfig
 from vitctl.models.flops import count_parameters
 from vitctl.models.hardware import PEAK_TFLOPS
@@ -16,26 +16,26 @@ from vitctl.recipe.paper import AVERAGE, FIGURE_4_SIZES, FIVE, RESULTS, TABLE_1,
 from vitctl.recipe.paper_vtab import COLUMNS, TABLE_9
 from vitctl.recipe.schema import Finetune, Pretrain, Vtab
 from vitctl.report.our_results import OurResults, Ours, Pretraining
-from vitctl.report.paper_cells import VTAB, judges
+from vitctl.report.paper_cells import VTAB, experiments_for
 
 SECONDS_PER_DAY = 86_400
 
 
 @dataclass(frozen=True)
-class Machine:
+class Gpu:
     """A kind of GPU, and the share of its bf16 peak that training reaches (MFU)."""
 
     device: str
     mfu: float
 
     def days(self, flops: float) -> float:
-        """Days of one such GPU for so many FLOPs."""
+        """Days of one such GPU for this many FLOPs."""
         return flops / (self.mfu * PEAK_TFLOPS[self.device] * 1e12 * SECONDS_PER_DAY)
 
 
 @dataclass(frozen=True)
-class Cost:
-    """What a pre-training takes: updates, 10^18 floating-point operations, days of one GPU."""
+class TrainingCost:
+    """The cost of a pre-training: updates, 10^18 floating-point operations, days of one GPU."""
 
     steps: int
     exaflops: float
@@ -53,11 +53,11 @@ class Accuracy:
 
 @dataclass(frozen=True)
 class ResultRow:
-    """A pre-training recipe: its accuracy in each asked column, and its cost."""
+    """A pre-training recipe: its accuracy in each requested column, and its cost."""
 
     recipe: str
     accuracies: tuple[Accuracy, ...]
-    cost: Cost
+    cost: TrainingCost
     paper_exaflops: float | None
     paper_core_days: float | None
 
@@ -68,7 +68,7 @@ class SettingRow:
 
     recipe: str
     values: tuple[str, ...]
-    cost: Cost | None
+    cost: TrainingCost | None
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ SETTINGS = {
 }
 
 
-def machine(device: str, mfu: float) -> Machine:
+def find_gpu(device: str, mfu: float) -> Gpu:
     """A GPU that is known by name.
 
     Raises:
@@ -100,17 +100,17 @@ def machine(device: str, mfu: float) -> Machine:
         raise RecipeError(f"--device {device}: unknown; known are {', '.join(PEAK_TFLOPS)}")
     if not 0 < mfu <= 1:
         raise RecipeError(f"--mfu {mfu:g}: a share of the peak, above 0 and at most 1, e.g. 0.4")
-    return Machine(known[device.lower()], mfu)
+    return Gpu(known[device.lower()], mfu)
 
 
-def result_rows(number: str, targets: tuple[str, ...], ours: OurResults, gpu: Machine) -> list[ResultRow]:
+def result_rows(number: str, targets: tuple[str, ...], ours: OurResults, gpu: Gpu) -> list[ResultRow]:
     """The rows of a table of results.
 
     Args:
         number: of `RESULTS`.
         targets: of its columns.
         ours: results of our runs.
-        gpu: that costs are given for.
+        gpu: for the costs.
     """
     table = RESULTS[number]
     return [
@@ -135,7 +135,7 @@ def _ours(number: str, recipe: str, column: str, ours: OurResults) -> Ours | Non
         means = [part.mean for part in parts if part is not None]
         return Ours((sum(means) / len(means),)) if len(means) == len(FIVE) else None
     pretraining = Pretraining(recipe, FIGURE_4_SIZES[column] if number == "fig4" else 0)
-    return ours.best(pretraining, judges(number, recipe, column))
+    return ours.best(pretraining, experiments_for(number, recipe, column))
 
 
 def task_rows(number: str, ours: OurResults) -> list[TaskRow]:
@@ -163,17 +163,17 @@ def task_rows(number: str, ours: OurResults) -> list[TaskRow]:
     ]
 
 
-def setting_rows(number: str, gpu: Machine) -> list[SettingRow]:
+def setting_rows(number: str, gpu: Gpu) -> list[SettingRow]:
     """The rows of Table 1, 3 or 4, as the models and the recipes have them."""
     if number == "1":
         return [_table_1(name, size) for size, (_, names) in TABLE_1.items() for name in names]
     return [_table_3(name, gpu) for name in TABLE_3] if number == "3" else [_table_4(name) for name in TABLE_4]
 
 
-def cost_of(name: str, gpu: Machine) -> Cost:
+def cost_of(name: str, gpu: Gpu) -> TrainingCost:
     """The cost of a pre-training recipe."""
-    plan = make_plan(_pretrain(name))
-    return Cost(plan.steps, plan.training_flops / 1e18, gpu.days(plan.training_flops))
+    plan = plan_training(_pretrain(name))
+    return TrainingCost(plan.steps, plan.training_flops / 1e18, gpu.days(plan.training_flops))
 
 
 def _table_1(name: str, size: str) -> SettingRow:
@@ -184,7 +184,7 @@ def _table_1(name: str, size: str) -> SettingRow:
     return SettingRow(name, values, None)
 
 
-def _table_3(name: str, gpu: Machine) -> SettingRow:
+def _table_3(name: str, gpu: Gpu) -> SettingRow:
     r = _pretrain(name)
     config = model_config(r, 1000)
     dropout = f"{config.dropout:g}" if isinstance(config, ViTConfig) else "none"
@@ -199,7 +199,7 @@ def _table_4(name: str) -> SettingRow:
     s = r.schedule
     if isinstance(r, Finetune):
         steps, rates = f"{s.total_steps:,}", ", ".join(f"{lr:g}" for lr in r.sweep.lrs or (r.optimizer.lr,))
-    else:  # B.1.1 has two rates and two schedules, of which Table 4 prints one: the recipe's own
+    else:  # B.1.1 has two rates and two schedules, of which Table 4 prints one, which the recipe uses
         steps = ", ".join(f"{n:,}" + " (ours)" * (n != s.total_steps) for n in r.vtab.sweep_steps or (s.total_steps,))
         tried = r.vtab.sweep_lrs or (r.optimizer.lr,)
         rates = ", ".join(f"{lr:g}" + " (ours)" * (lr != r.optimizer.lr) for lr in tried)

@@ -1,4 +1,4 @@
-"""The plot of a sweep: lines over the one number that varies, or a row of dots where names vary. Needs matplotlib."""
+"""The plot of a sweep: lines over the number that varies, or one dot per run otherwise. Needs matplotlib."""
 
 import importlib.util
 import textwrap
@@ -13,7 +13,7 @@ PLOT = "sweep.png"
 INK, BLUE, GREY = "#222222", "#2a6fbb", "#d9d9d9"
 SERIES = (BLUE, "#c8553d", "#3d8b5f", "#8a5fb0", "#b58a2b", "#5c6b73")
 _TITLE_LETTERS = 95
-_LOG_RATIO = 8  # a range wider than this is shown in equal ratios
+_LOG_RATIO = 8  # a range wider than this gets a logarithmic axis
 
 
 def can_plot() -> bool:
@@ -21,7 +21,7 @@ def can_plot() -> bool:
     return importlib.util.find_spec("matplotlib") is not None
 
 
-def draw(groups: Sequence[Group], metric: str, title: str, out: Path) -> Path:
+def draw_sweep(groups: Sequence[Group], metric: str, title: str, out: Path) -> Path:
     """Write OUT/sweep.png: accuracy in percent, other numbers as they are; bars are one standard deviation over seeds.
 
     Args:
@@ -42,12 +42,12 @@ def draw(groups: Sequence[Group], metric: str, title: str, out: Path) -> Path:
     label = f"{metric}, %" if scale == 100 else metric
     (_lines if axis else _rows)(axes, groups, axis, scale, label)
     figure.suptitle(heading, x=0.01, ha="left", fontsize=9, color=INK)
-    plain(axes)
-    return save(figure, out / PLOT)
+    plain_axes(axes)
+    return save_figure(figure, out / PLOT)
 
 
 def new_figure(width: float, height: float) -> Any:
-    """An empty figure of so many inches, drawn without a screen."""
+    """An empty figure, size in inches, that needs no screen."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -56,14 +56,14 @@ def new_figure(width: float, height: float) -> Any:
     return figure
 
 
-def plain(axes: Any) -> None:
+def plain_axes(axes: Any) -> None:
     """Small labels, and no frame above and to the right."""
     axes.tick_params(labelsize=8, colors=INK)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
 
 
-def save(figure: Any, path: Path) -> Path:
+def save_figure(figure: Any, path: Path) -> Path:
     """Write a figure as PNG, whole or not at all."""
     with atomic_write(path) as aside:
         figure.savefig(aside, format="png", metadata={"Software": None})
@@ -71,7 +71,7 @@ def save(figure: Any, path: Path) -> Path:
 
 
 def numeric_axis(groups: Sequence[Group]) -> str:
-    """The one key with several numbers among what varies, when only recipes vary beside it; '' otherwise."""
+    """The only varied key, if its values are numbers; '' otherwise. Recipes may vary too."""
     keys = {key for group in groups for key in group.varied}
     if len(keys) != 1:
         return ""

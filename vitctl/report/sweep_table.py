@@ -1,4 +1,4 @@
-"""The table of a sweep: what each run varied, and what it gave."""
+"""The table of a sweep: what each run varied, and its result."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vitctl.engine.journal import LOG, Record, read_lines, write_json
+from vitctl.engine.journal import LOG, Record, read_records, write_run_json
 from vitctl.jobs.record.result import read_result
 from vitctl.system.tables import write_csv
 
@@ -23,7 +23,7 @@ class Outcome:
         recipe: that it varies.
         varied: dotted key -> value.
         status: "done", "stopped", "failed" or "waiting".
-        value: of the compared number; None while there is none.
+        value: of the compared metric; None while there is none.
         numbers: of its result, by dotted name.
         loss: last that was logged.
         seconds: spent in training.
@@ -43,7 +43,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that differ in their seed alone: mean and standard deviation of the compared number."""
+    """Runs that differ only in their seed: mean and standard deviation of the compared metric."""
 
     name: str
     recipe: str
@@ -62,16 +62,16 @@ class Group:
 
 
 def outcome(folder: Path, recipe: str, varied: Mapping[str, Any], metric: str, error: str) -> Outcome:
-    """What a run folder says of itself.
+    """The outcome of a run, read from its folder.
 
     Args:
         folder: of the run.
         recipe, varied: of its cell.
-        metric: dotted name of the compared number.
-        error: with which it failed just now.
+        metric: dotted name of the compared metric.
+        error: of the run that just failed; else "".
     """
     result = read_result(folder)
-    records = read_lines(folder / LOG)
+    records = read_records(folder / LOG)
     steps = [record for record in records if record.get("kind") == "train"]
     numbers = _logged(records) | _numbers(result.metrics) if result is not None and result.status == "done" else {}
     status = "failed" if error else result.status if result is not None else "stopped" if steps else "waiting"
@@ -103,7 +103,7 @@ def groups(outcomes: Sequence[Outcome]) -> list[Group]:
     return list(found.values())
 
 
-def write_table(out: Path, outcomes: Sequence[Outcome]) -> None:
+def write_sweep_table(out: Path, outcomes: Sequence[Outcome]) -> None:
     """OUT/sweep.json and OUT/sweep.csv, each whole or not at all. Accuracies are shares 0..1."""
     rows = [
         {
@@ -119,7 +119,7 @@ def write_table(out: Path, outcomes: Sequence[Outcome]) -> None:
         }
         for one in outcomes
     ]
-    write_json(out / f"{TABLE}.json", {"runs": rows})
+    write_run_json(out / f"{TABLE}.json", {"runs": rows})
     keys = list(dict.fromkeys(key for one in outcomes for key in one.varied))
     numbers = list(dict.fromkeys(name for one in outcomes for name in one.numbers))
     lines: list[list[object]] = [["run", "recipe", *keys, "status", *numbers, "loss", "seconds"]]
@@ -131,9 +131,9 @@ def write_table(out: Path, outcomes: Sequence[Outcome]) -> None:
 
 
 def _logged(records: Sequence[Record]) -> dict[str, float]:
-    """Numbers of a log that its result may lack: the best of all evaluations, and the last few-shot accuracies.
+    """Numbers from the log that the result may lack: the best of all evaluations, and the last few-shot accuracies.
 
-    A result's own few-shot accuracies go before: those of the checkpoint that stands for the run.
+    Few-shot accuracies in the result override them: they are those of the checkpoint that represents the run.
     """
     scores = [record["accuracy"] for record in records if record.get("kind") == "evaluate" and "accuracy" in record]
     best = {"best_accuracy": max(scores)} if scores else {}
@@ -142,7 +142,7 @@ def _logged(records: Sequence[Record]) -> dict[str, float]:
 
 
 def _seconds(steps: Sequence[Record]) -> float | None:
-    """Spent between the logged steps, evaluations and savings left out."""
+    """Training time between the logged steps, without evaluations and saves."""
     if not steps:
         return None
     samples = [0, *(record["samples"] for record in steps)]
@@ -164,7 +164,7 @@ def _numbers(metrics: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
 
 
 def shared_words(names: Sequence[str]) -> list[str]:
-    """Names of runs as a person reads them: parts that all share are left out."""
+    """Short names of runs: parts that all of them share are left out."""
     split = [name.split("__") for name in names]
     shared = set(split[0]).intersection(*split[1:]) if len(split) > 1 else set()
     return [

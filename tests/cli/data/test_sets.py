@@ -104,4 +104,4 @@ def test_export_vtab1k__nothing_to_export(vitctl: Vitctl) -> None:
         "vitctl: data: holds none of VTAB's data sets; make them with `vitctl data prepare NAME --root data`\n",
     )
     said = vitctl("data", "export-vtab1k", "out", "--task", "mnist")
-    assert said.err.startswith("vitctl: --task mnist: no task of VTAB; known: caltech101, ")
+    assert said.err.startswith("vitctl: --task mnist: not a task of VTAB; known: caltech101, ")

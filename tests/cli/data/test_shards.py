@@ -53,7 +53,7 @@ def test_shards_check_index(vitctl: Vitctl, tmp_path: Path) -> None:
     said = vitctl("data", "check", "out [x]")
     assert (said.code, said.err) == (0, "")
     assert "cat [b16]" in said.out
-    assert "nothing is damaged or missing; 1 thing(s) to look at, above" in said.out  # train and test share images
+    assert "nothing is damaged or missing; 1 note(s), see above" in said.out  # train and test share images
 
     [shard] = (tmp_path / "out [x]" / "train").glob("*.tar")
     content = bytearray(shard.read_bytes())
@@ -94,7 +94,7 @@ def test_check__decodes_every_image_and_quick_says_that_it_does_not(vitctl: Vitc
     assert (found.code, "k7" in found.out) == (2, True)
     said = vitctl("data", "check", "out", "--quick")
     assert said.code == 0
-    assert "nothing wrong was seen in 1,200 of 1,200 images; without --quick every byte is read" in said.out
+    assert "no problem found in 1,200 of 1,200 images; without --quick every byte is read" in said.out
     assert "all is well" not in said.out
     content = bytearray((tmp_path / "out/train/shard-000000.tar").read_bytes())
     content[-600] ^= 1  # behind the last sample, where only the digest sees it
@@ -237,9 +237,9 @@ def test_check__tells_of_images_that_are_there_twice(vitctl: Vitctl, tmp_path: P
     assert vitctl("data", "shards", "photos", "out").code == 0
     said = vitctl("data", "check", "out")
     assert said.code == 0
-    assert "train: 1 image(s) whose bytes stand there already, first " in said.out
+    assert "train: 1 duplicate image(s), first " in said.out
     assert "train and test: share 6 image(s), first " in said.out
-    assert "nothing is damaged or missing; 2 thing(s) to look at, above" in said.out
+    assert "nothing is damaged or missing; 2 note(s), see above" in said.out
 
 
 def test_stats__table_and_json(vitctl: Vitctl, tmp_path: Path) -> None:
@@ -247,7 +247,7 @@ def test_stats__table_and_json(vitctl: Vitctl, tmp_path: Path) -> None:
     vitctl("data", "shards", "photos", "out")
     said = vitctl("data", "stats", "out")
     assert (said.code, said.err) == (0, "")
-    assert "images of a class: least, median, most" in said.out and "png 100 %" in said.out
+    assert "images per class: min, median, max" in said.out and "png 100 %" in said.out
     found = json.loads(vitctl("data", "stats", "out", "--json").out)
     assert set(found) == {"train", "test"}
     assert found["train"]["images_per_class"] == [3, 3]
@@ -278,11 +278,11 @@ def test_dedup__shows_then_leaves_out(vitctl: Vitctl, tmp_path: Path) -> None:
     said = vitctl(*line)
     assert (said.code, said.err) == (0, "")
     assert "5 of 6 images of out/train are in a test set; report: report" in said.out
-    assert "nothing was left out; look at the pairs" in said.out
+    assert "nothing was left out; check the pairs" in said.out
     assert (tmp_path / "report/matches.csv").exists() and (tmp_path / "report/pairs_000.png").exists()
     assert len(open_shards(tmp_path / "out/train")) == 6
     said = vitctl(*line, "--apply")
-    assert "5 images are left out from now on; remove out/train/excluded.json to have them back" in said.out
+    assert "5 images are left out from now on; remove out/train/excluded.json to include them again" in said.out
     assert "report: report-2" in said.out and (tmp_path / "report-2/matches.csv").exists()
     source = open_shards(tmp_path / "out/train")
     assert [source.key(n) for n in range(len(source))] == ["dog/1.png"]

@@ -119,7 +119,7 @@ def test_shards__all_bad_images_are_named_and_skipped_on_request(vitctl: Vitctl,
     said = vitctl("data", "shards", "photos", "out")
     assert said.code == 2
     assert said.err == (
-        "vitctl: photos: 6 image(s) cannot be used, listed above; mend or remove them, or type the same line with --bad skip\n"
+        "vitctl: photos: 6 image(s) cannot be used, listed above; fix or remove them, or run the same command with --bad skip\n"
     )
     assert [f"{name}: {reason}" for name, reason in wrong.items() if f"  {name}: {reason}" not in said.out] == []
     assert find_splits(tmp_path / "out") == {}

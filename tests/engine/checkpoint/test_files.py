@@ -64,7 +64,7 @@ def test_save__the_rights_are_those_of_the_umask(tmp_path: Path) -> None:
 
 def test_save__a_whole_checkpoint_is_never_replaced_a_torn_one_is(tmp_path: Path) -> None:
     save(tmp_path, 3, mark="old")
-    with pytest.raises(CheckpointError, match="step_00000003: is there already, whole, and is not replaced"):
+    with pytest.raises(CheckpointError, match="step_00000003: is already there and complete, and is not replaced"):
         save(tmp_path, 3, mark="new")
     assert read_checkpoint(tmp_path / "step_00000003").state["mark"] == "old"
     (tmp_path / "step_00000003" / "optimizer.safetensors").write_bytes(b"torn")
@@ -79,7 +79,7 @@ def test_save__a_crash_while_writing_leaves_the_older_one(tmp_path: Path, monkey
     def crash(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(files, "write_json", crash)
+    monkeypatch.setattr(files, "write_run_json", crash)
     with pytest.raises(KeyboardInterrupt):
         save(tmp_path, 2)
     saved, problems = newest_checkpoint(tmp_path)
@@ -192,7 +192,7 @@ def test_newest__what_may_not_be_read_is_an_error(
             return real(path, *given, **named)
 
         monkeypatch.setattr(owner, name, forbidden)
-    with pytest.raises(CheckpointError, match=r"may not be read; mend its rights") as caught:
+    with pytest.raises(CheckpointError, match=r"permission denied; fix its permissions") as caught:
         newest_checkpoint(tmp_path)
     assert str(caught.value).startswith(str(tmp_path / refused))
 

@@ -45,7 +45,7 @@ def test_join__the_other_never_comes() -> None:
     port, began = free_port(), time.monotonic()
     said = start(0, port, "alone").communicate(timeout=60)[0]
     assert f"the 2 processes did not all meet at 127.0.0.1:{port} within 3 s (" in said
-    assert said.strip().endswith("see that all were started and that every node reaches that address")
+    assert said.strip().endswith("check that all were started and that every node can reach that address")
     assert said.count("\n") == 1
     assert time.monotonic() - began < 50
 

@@ -72,7 +72,7 @@ def test_find_weights__refuses(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="nowhere: no such weights; give a run folder, a checkpoint folder or a"):
         find_weights(str(tmp_path / "nowhere"))
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
-    with pytest.raises(CheckpointError, match="run: holds no whole checkpoint"):
+    with pytest.raises(CheckpointError, match="run: holds no complete checkpoint"):
         find_weights(str(tmp_path / "run"))
 
 

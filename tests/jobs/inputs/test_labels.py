@@ -17,7 +17,7 @@ from vitctl.data.writer.items import Item
 from vitctl.data.writer.write import write_split
 from vitctl.errors import CheckpointError, DataError, RecipeError
 from vitctl.launch.launcher import launch
-from vitctl.launch.prepare import prepare
+from vitctl.launch.prepare import prepare_run
 from vitctl.recipe.load import Override, load_recipe
 
 WNIDS = class_list("imagenet")
@@ -179,7 +179,7 @@ def test_processes__give_the_same_integers(
         "machine.processes": processes,
     }
     many = tmp_path / "many"
-    prepare(load_recipe("evaluate", [Override(key, value) for key, value in values.items()]), many)
+    prepare_run(load_recipe("evaluate", [Override(key, value) for key, value in values.items()]), many)
     result = launch(many, lambda _: None)
     assert result["metrics"] == one["metrics"]
     for name in ("per_class", "confusion"):

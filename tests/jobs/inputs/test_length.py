@@ -9,7 +9,7 @@ import pytest
 from tests.conftest import TINY
 from tests.jobs.conftest import CPU, Job
 from vitctl.errors import RecipeError
-from vitctl.jobs.inputs.length import fit, fitted
+from vitctl.jobs.inputs.length import fit_schedule, fitted_recipe
 from vitctl.recipe.load import Loaded, Override, load_recipe
 from vitctl.recipe.schema import Finetune
 
@@ -33,18 +33,18 @@ def finetune(**values: Any) -> Finetune:
     ],
 )
 def test_fitted__to_the_number_of_images(num_images: int, batch: int, steps: int, warmup: int) -> None:
-    s = fitted(finetune(), num_images).schedule
+    s = fitted_recipe(finetune(), num_images).schedule
     assert (s.batch_size, s.total_steps, s.total_epochs, s.warmup_steps) == (batch, steps, 0, warmup)
 
 
 def test_fitted__what_is_given_stays() -> None:
-    s = fitted(finetune(**{"schedule.batch_size": 100}), 1_000).schedule
+    s = fitted_recipe(finetune(**{"schedule.batch_size": 100}), 1_000).schedule
     assert (s.batch_size, s.total_steps, s.warmup_steps) == (100, 200, 20)
-    s = fitted(finetune(**{"schedule.total_epochs": 3.0}), 1_000).schedule
+    s = fitted_recipe(finetune(**{"schedule.total_epochs": 3.0}), 1_000).schedule
     assert (s.batch_size, s.total_steps, s.total_epochs, s.warmup_steps) == (64, 0, 3.0, 4)  # of 46 steps
     whole = load_recipe("finetune_pets").recipe
     assert isinstance(whole, Finetune)
-    assert fitted(whole, 7) is whole
+    assert fitted_recipe(whole, 7) is whole
 
 
 def loaded(name: str | Path, *overrides: Override) -> Loaded:
@@ -52,9 +52,9 @@ def loaded(name: str | Path, *overrides: Override) -> Loaded:
 
 
 def test_fit__says_where_the_values_come_from() -> None:
-    found = fit(loaded("finetune"), 275)
+    found = fit_schedule(loaded("finetune"), 275)
     for name in ("batch_size", "total_steps", "warmup_steps"):
-        assert found.origin(f"schedule.{name}") == "fitted to 275 images"
+        assert found.origin(f"schedule.{name}") == "chosen for 275 images"
     assert found.origin("schedule.decay").startswith("finetune.toml:")
 
 
@@ -65,13 +65,13 @@ def test_fit__a_warmup_that_a_flag_opened_is_in_proportion_to_the_recipes() -> N
         Override("schedule.total_steps", 50, "--steps"),
         Override("schedule.warmup_steps", -1, "--steps, in proportion"),
     )
-    assert fit(shorter, 3_680).recipe.schedule.warmup_steps == 10  # type: ignore[attr-defined]
+    assert fit_schedule(shorter, 3_680).recipe.schedule.warmup_steps == 10  # type: ignore[attr-defined]
     longer = loaded(
         "finetune_pets",
         Override("schedule.total_steps", 5_000, "--steps"),
         Override("schedule.warmup_steps", -1, "--steps, in proportion"),
     )
-    assert fit(longer, 3_680).recipe.schedule.warmup_steps == 100  # type: ignore[attr-defined]
+    assert fit_schedule(longer, 3_680).recipe.schedule.warmup_steps == 100  # type: ignore[attr-defined]
 
 
 def test_finetune__the_run_folder_holds_what_was_fitted(job: Job, tmp_path: Path, tiny_data: Path) -> None:
@@ -83,7 +83,7 @@ def test_finetune__the_run_folder_holds_what_was_fitted(job: Job, tmp_path: Path
     text = (tmp_path / "own" / "recipe.toml").read_text()
     values = tomllib.loads(text)["schedule"]
     assert (values["batch_size"], values["total_steps"], values["warmup_steps"]) == (8, 200, 20)
-    assert text.count("# fitted to 70 images") == 3
+    assert text.count("# chosen for 70 images") == 3
     do("finetune", tmp_path / "own", **CPU, **{"data.path": str(tiny_data), "weights.source": pretrained})
 
 

@@ -16,10 +16,10 @@ from vitctl.data.source.mixture import MixtureOrder
 from vitctl.data.source.order import Order, WindowedOrder
 from vitctl.data.writer.items import Item
 from vitctl.data.writer.write import write_split
-from vitctl.engine.journal import read_lines
+from vitctl.engine.journal import read_records
 from vitctl.errors import DataError, RecipeError
 from vitctl.jobs.inputs.sampling import label_entropy, num_shards, open_train, sampling_notes, training_order
-from vitctl.jobs.plan import check, make_plan
+from vitctl.jobs.plan import check_recipe, plan_training
 from vitctl.recipe.load import Override, load_recipe
 from vitctl.recipe.write import to_toml
 
@@ -65,18 +65,18 @@ def test_open_train__subsets_nest_and_move_the_digest(tmp_path: Path) -> None:
 
 def test_open_train__classes_set_the_head(tmp_path: Path) -> None:
     folder = split(tmp_path / "d", 90)
-    plan = make_plan(recipe(folder, classes=["c", "a"], subset_fraction=0.5))
+    plan = plan_training(recipe(folder, classes=["c", "a"], subset_fraction=0.5))
     assert (plan.num_images, plan.num_classes, plan.config.num_classes) == (30, 2, 2)
-    check(recipe(folder, classes=["c", "a"]), tmp_path)
+    check_recipe(recipe(folder, classes=["c", "a"]), tmp_path)
     with pytest.raises(DataError, match="there is no class 'd'"):
-        check(recipe(folder, classes=["a", "d"]), tmp_path)
+        check_recipe(recipe(folder, classes=["a", "d"]), tmp_path)
 
 
 def test_plan__of_a_subset_of_a_known_set_needs_no_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for values, size in (({"data.subset_images": 9_000_000}, 9_000_000), ({"data.subset_fraction": 0.1}, 30_300_000)):
         overrides = [Override(key, value) for key, value in values.items()]
-        assert make_plan(load_recipe("jft_b16", overrides).recipe).num_images == size  # type: ignore[arg-type]
+        assert plan_training(load_recipe("jft_b16", overrides).recipe).num_images == size  # type: ignore[arg-type]
 
 
 def test_training_order__follows_the_recipe(tmp_path: Path) -> None:
@@ -105,14 +105,14 @@ def test_mixture__by_recipe(tmp_path: Path) -> None:
     assert order.orders == (Order(60, 0), Order(20, 1))
     first = sampling_notes(data, source)[0]
     assert first.startswith("mixture: 75.00% of the images from ") and "(60 images, 1 times as often" in first
-    assert "mixture: 25.00%" in " ".join(make_plan(recipe(**values)).notes)
+    assert "mixture: 25.00%" in " ".join(plan_training(recipe(**values)).notes)
 
 
 def test_mixture__needs_the_same_classes(tmp_path: Path) -> None:
     one, other = split(tmp_path / "one", 60), split(tmp_path / "other", 20, ("a", "x"))
     values: dict[str, Any] = {"mixture": [{"path": str(path), "weight": 1} for path in (one, other)]}
     with pytest.raises(DataError, match=r"3 classes \(a, b, c\) and 2 classes \(a, x\)"):
-        check(recipe(**values), tmp_path)
+        check_recipe(recipe(**values), tmp_path)
 
 
 def test_mixture__trains_and_says_its_shares(tmp_path: Path) -> None:
@@ -122,17 +122,17 @@ def test_mixture__trains_and_says_its_shares(tmp_path: Path) -> None:
     )
     assert result["status"] == "done"
     assert result["provenance"]["num_train"] == 80
-    texts = [record["text"] for record in read_lines(tmp_path / "run" / "log.jsonl") if record["kind"] == "data"]
+    texts = [record["text"] for record in read_records(tmp_path / "run" / "log.jsonl") if record["kind"] == "data"]
     assert [text[:15] for text in texts] == ["mixture: 75.00%", "mixture: 25.00%"]
 
 
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"subset_images": 5, "subset_fraction": 0.5}, "set data.subset_fraction alone"),
+        ({"subset_images": 5, "subset_fraction": 0.5}, "set data.subset_fraction only"),
         ({"order_window_shards": 3}, "does nothing for order = 'exact'"),
         ({"mixture": [{"path": "a", "weight": 0}]}, "mixture"),
-        ({"mixture": [{"path": "a", "weight": 1}], "synthetic": 8}, "none are mixed"),
+        ({"mixture": [{"path": "a", "weight": 1}], "synthetic": 8}, "synthetic images cannot be mixed"),
         ({"mixture": [{"path": "a", "wait": 1}]}, "mixture"),
     ],
 )
@@ -146,16 +146,16 @@ def test_check__too_few_shards_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(
         RecipeError, match=r"9 shards are too few for windows of data.order_window_shards = 5.*10"
     ) as caught:
-        check(recipe(folder, order="windowed", order_window_shards=5), tmp_path)
+        check_recipe(recipe(folder, order="windowed", order_window_shards=5), tmp_path)
     assert "\n" not in str(caught.value)
-    check(recipe(folder, order="windowed", order_window_shards=2), tmp_path)
+    check_recipe(recipe(folder, order="windowed", order_window_shards=2), tmp_path)
 
 
 @pytest.mark.parametrize("shards", [2, 4])
 def test_check__shards_sorted_by_class_are_one_line(tmp_path: Path, shards: int) -> None:
     folder = split(tmp_path / "d", 600, tuple("abcdefghij")) / "train"
     values = {"eval_split": "", "order": "windowed", "order_window_shards": shards}
-    check(recipe(folder, **values), tmp_path)
+    check_recipe(recipe(folder, **values), tmp_path)
     rows = np.load(folder / "samples.npy")
     rows["label"].sort()
     np.save(folder / "samples.npy", rows)
@@ -164,9 +164,9 @@ def test_check__shards_sorted_by_class_are_one_line(tmp_path: Path, shards: int)
         r"entropy of [012]\.\d\d bits, those of random ones [23]\.\d\d: the shards are sorted by class; write them"
     )
     with pytest.raises(RecipeError, match=expected) as caught:
-        check(recipe(folder, **values), tmp_path)
+        check_recipe(recipe(folder, **values), tmp_path)
     assert "\n" not in str(caught.value)
-    check(recipe(folder, eval_split=""), tmp_path)  # the exact order mixes them
+    check_recipe(recipe(folder, eval_split=""), tmp_path)  # the exact order mixes them
 
 
 def test_label_entropy__is_that_of_the_shares() -> None:
@@ -187,11 +187,11 @@ def test_check__remote_shards_and_the_cache(tmp_path: Path, monkeypatch: pytest.
             ({"cache_gib": 3 * size / 2**30}, r"too small: all shards, .* set data.order = 'windowed'"),
         ):
             with pytest.raises(RecipeError, match=message) as caught:
-                check(recipe(url, **values), tmp_path)
+                check_recipe(recipe(url, **values), tmp_path)
             assert "\n" not in str(caught.value)
         for values in ({"cache_gib": 0.0}, windowed, {}):
-            check(recipe(url, **values), tmp_path)
-        assert "one request for each" in make_plan(recipe(url, cache_gib=0.0)).notes[0]
+            check_recipe(recipe(url, **values), tmp_path)
+        assert "one request for each" in plan_training(recipe(url, cache_gib=0.0)).notes[0]
         values = {**CPU, **SMALL, "data.order": "windowed", "data.order_window_shards": 2}
         far = do(TINY, tmp_path / "far", **values, **{"data.path": url})
         assert "through the cache" in (tmp_path / "far" / "log.jsonl").read_text()

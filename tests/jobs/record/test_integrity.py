@@ -7,7 +7,7 @@ import pytest
 
 from tests.data.conftest import damage
 from tests.jobs.conftest import CPU, SMALL, Job, do
-from vitctl.engine.journal import LOG, read_lines
+from vitctl.engine.journal import LOG, read_records
 from vitctl.errors import DataError
 
 
@@ -36,7 +36,7 @@ def test_training__on_a_damaged_shard_is_marked_and_warned(job: Job, damaged: Pa
     assert result["status"] == "done"
     assert result["provenance"]["data_verified"] is False
     assert [Path(text.split(": ")[0]).parent.name for text in result["provenance"]["data_damaged"]] == ["train", "test"]
-    warnings = [r["text"] for r in read_lines(tmp_path / "run" / LOG) if r["kind"] == "warning"]
+    warnings = [r["text"] for r in read_records(tmp_path / "run" / LOG) if r["kind"] == "warning"]
     assert any("shard-000000.tar: sha256 is" in text and "(and 1 more)" in text for text in warnings)
 
 
@@ -44,7 +44,7 @@ def test_training__on_a_damaged_shard_is_marked_and_warned(job: Job, damaged: Pa
 def test_score__of_a_damaged_shard_is_refused(job: Job, damaged: Path, name: str) -> None:
     values = {"evaluate": {"data.eval_split": "test"}, "fewshot": {"fewshot.shots": [1]}}[name]
     with pytest.raises(
-        DataError, match=r"shard-000000.tar: sha256 is .* a score must be of the images that its digest names"
+        DataError, match=r"shard-000000.tar: sha256 is .* a score must be of exactly the images of its digest"
     ):
         job(name, "run", **{"data.path": str(damaged), **values})
 

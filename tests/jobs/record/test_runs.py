@@ -59,7 +59,7 @@ def test_last__stands_for_any_other_run_and_says_that_a_better_one_is_kept(falli
     assert (p["weights_chosen"], p["weights_step"]) == ("last", 8)
     path, chosen = choose_weights(folder)
     assert (path.parent.name, path.name, chosen.better) == ("step_00000008", "ema.safetensors", (4, 12 / 23))
-    assert "a better one is kept: step 4, accuracy 52.17%: --weights best takes it" in chosen.text
+    assert "a better checkpoint is kept: step 4, accuracy 52.17%: --weights best uses it" in chosen.text
     assert choose_weights(folder, "best")[0] == choose_weights(folder, "4")[0]
     assert choose_weights(folder, "best")[1].used() == {
         "weights_chosen": "best",
@@ -153,7 +153,7 @@ def test_newest__of_any_training_to_score_and_of_pretraining_to_start_from(tmp_p
     assert {newest_run(job, tmp_path).folder for job in ("finetune", "fewshot", "vtab")} == {old}
     said = newest_run("evaluate", tmp_path).text
     assert said.startswith(
-        f"no --from: taking the newest finished training run, {tuned} (finetune, recipe smoke, finished 2001-"
+        f"no --from: using the newest finished training run, {tuned} (finetune, recipe smoke, finished 2001-"
     )
     assert said.endswith("accuracy 43.10%)")
     assert "not scored" in newest_run("vtab", tmp_path).text
@@ -166,4 +166,4 @@ def test_newest__names_newer_runs_that_it_passed_over(tmp_path: Path) -> None:
     deeper = finished(tmp_path / "sweep", "cell", 7)
     found = newest_run("fewshot", tmp_path)
     assert found.folder == new
-    assert found.text.endswith(f"; newer, but not taken: {stopped} (stopped), {deeper} (deeper than {tmp_path}/NAME)")
+    assert found.text.endswith(f"; newer, but not used: {stopped} (stopped), {deeper} (deeper than {tmp_path}/NAME)")

@@ -1,4 +1,4 @@
-"""`vitctl data check`: whether all that was written is there, and as it was written."""
+"""`vitctl data check`: whether all shards are there, and unchanged since they were written."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -20,14 +20,14 @@ def check(
         str, typer.Argument(help="Folder of shards, or of splits, or its address; or a known data set, or vtab.")
     ],
     quick: Annotated[
-        bool, typer.Option("--quick", help="Decode 1,000 images of each split, and read no shard whole.")
+        bool, typer.Option("--quick", help="Decode 1,000 images of each split instead of reading every shard.")
     ] = False,
     root: Annotated[Path, typer.Option("--root", help="Folder of known data sets, for a name.")] = Path("data"),
     workers: Annotated[
         int, typer.Option("--workers", help="Processes; 0: this one; default: one per core.", min=-1)
     ] = -1,
 ) -> None:
-    """Check shards: every byte, every member, every image decoded; what is missing or left over; the same image twice."""
+    """Check shards: every byte, every member, every image decoded; missing or extra files; duplicate images."""
     from vitctl.cli.data.sets import check_known
     from vitctl.cli.show.render import CONSOLE
     from vitctl.data.inspect.completeness import missing_images, unused_files
@@ -79,11 +79,11 @@ def check(
 
 def _verdict(reports: "Mapping[str, tuple[Report, Index]]", quick: bool, num_notes: int) -> str:
     if not quick:
-        return f"nothing is damaged or missing; {num_notes} thing(s) to look at, above" if num_notes else "all is well"
+        return f"nothing is damaged or missing; {num_notes} note(s), see above" if num_notes else "all is well"
     decoded, whole = (
         sum(getattr(report, name) for report, _ in reports.values()) for name in ("num_decoded", "num_samples")
     )
-    return f"nothing wrong was seen in {decoded:,} of {whole:,} images; without --quick every byte is read and every image decoded"
+    return f"no problem found in {decoded:,} of {whole:,} images; without --quick every byte is read and every image decoded"
 
 
 def _show_split(split: str, report: "Report", index: "Index") -> None:
@@ -102,7 +102,7 @@ def _show_split(split: str, report: "Report", index: "Index") -> None:
 
 
 def _same_images(reports: "Mapping[str, tuple[Report, Index]]") -> Iterator[str]:
-    """A line for each split that has an image twice, and for each two splits that share one. That is no damage."""
+    """A line for each split with duplicate images, and for each two splits that share images. Neither is damage."""
     from itertools import combinations
 
     from vitctl.data.inspect.hamming import shared
@@ -113,7 +113,7 @@ def _same_images(reports: "Mapping[str, tuple[Report, Index]]") -> Iterator[str]
         if report.repeated:
             first, later = report.repeated[0]
             keys = f"{sources[split].key(first)} and {sources[split].key(later)}"
-            yield f"{split}: {len(report.repeated):,} image(s) whose bytes stand there already, first {keys}"
+            yield f"{split}: {len(report.repeated):,} duplicate image(s), first {keys}"
     for one, other in combinations(reports, 2):
         if both := shared(reports[one][0].digests, reports[other][0].digests):
             keys = f"{sources[one].key(both[0][0])} and {sources[other].key(both[0][1])}"

@@ -1,4 +1,4 @@
-"""`vitctl data stats | show | dedup`: looking at what is in shards."""
+"""`vitctl data stats | show | dedup`: what is in shards."""
 
 import re
 from collections.abc import Callable
@@ -30,7 +30,7 @@ def stats(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     workers: Workers = -1,
 ) -> None:
-    """Images per class, sizes, formats, bytes, mean and deviation of the colours. For example: vitctl data stats shards/"""
+    """Print images per class, sizes, formats, bytes, mean and standard deviation of the colours. For example: vitctl data stats shards/"""
     from vitctl.data.inspect.stats import measure
     from vitctl.data.source.locate import locate_all_splits
     from vitctl.engine.journal import json_text
@@ -66,19 +66,19 @@ def _column(one: "Stats") -> list[tuple[str, str]]:
     return [
         ("images", f"{one.num_images:,}"),
         ("classes", f"{one.num_classes:,}"),
-        ("images of a class: least, median, most", f"{counts[0]:,}  {counts[len(counts) // 2]:,}  {counts[-1]:,}"),
+        ("images per class: min, median, max", f"{counts[0]:,}  {counts[len(counts) // 2]:,}  {counts[-1]:,}"),
         ("classes without images", f"{counts.count(0):,}"),
         ("images without a label", f"{one.num_unlabelled:,}"),
         ("measured", f"{one.num_sampled:,}"),
         ("  unreadable", f"{one.num_unreadable:,}"),
-        ("  turned by their EXIF orientation", f"{one.num_turned:,}"),
+        ("  rotated by their EXIF orientation", f"{one.num_turned:,}"),
         ("  formats", ", ".join(f"{name} {count * share:.0f} %" for name, count in one.formats.items())),
         ("  bytes, mean", bytes_text(one.mean_bytes)),
-        ("  width: least, quartiles, most", "  ".join(f"{value:.0f}" for value in one.widths)),
-        ("  height: least, quartiles, most", "  ".join(f"{value:.0f}" for value in one.heights)),
+        ("  width: min, quartiles, max", "  ".join(f"{value:.0f}" for value in one.widths)),
+        ("  height: min, quartiles, max", "  ".join(f"{value:.0f}" for value in one.heights)),
         ("  width / height", "  ".join(f"{value:.2f}" for value in one.aspects)),
         ("  mean of red, green, blue, 0 to 1", "  ".join(f"{value:.3f}" for value in one.mean)),
-        ("  their deviation", "  ".join(f"{value:.3f}" for value in one.std)),
+        ("  their standard deviation", "  ".join(f"{value:.3f}" for value in one.std)),
     ]
 
 
@@ -89,13 +89,13 @@ def show(
     num_images: Annotated[
         int, typer.Option("--num-images", help="How many; 0: 40, or 6 rows with --augmented.", min=0, max=1000)
     ] = 0,
-    seed: Annotated[int, typer.Option("--seed", help="Of the choice, and of --augmented.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", help="Random seed of the choice, and of --augmented.")] = 0,
     augmented: Annotated[
-        bool, typer.Option("--augmented", help="Beside each image what training sees of it: crops and flips.")
+        bool, typer.Option("--augmented", help="Show beside each image its random crops and flips, as in training.")
     ] = False,
     res: Annotated[int, typer.Option("--res", help="--augmented: image size in pixels.", min=1)] = 224,
 ) -> None:
-    """Draw some images with their classes on one page. For example: vitctl data show shards/ sheet.png"""
+    """Draw a sample of images with their classes on one page. For example: vitctl data show shards/ sheet.png"""
     from vitctl.cli.show.render import CONSOLE
     from vitctl.data.images.transforms import TrainTransform
     from vitctl.data.inspect.contact_sheet import choose, save, show_augmented, show_images
@@ -131,18 +131,26 @@ def dedup(
     split: Annotated[str, typer.Option("--split", help="Which split of FOLDER loses images.")] = "train",
     bits: Annotated[
         int,
-        typer.Option("--bits", help="Looks may differ in this many of 64 bits; -1: same bytes only.", min=-1, max=15),
+        typer.Option(
+            "--bits",
+            help="Near-duplicates: perceptual hashes differ in at most this many of 64 bits; -1: identical files only.",
+            min=-1,
+            max=15,
+        ),
     ] = 6,
     report: Annotated[
         Path | None,
         typer.Option("--report", help="New folder for matches.csv and the pairs; default: beside the split."),
     ] = None,
     apply: Annotated[
-        bool, typer.Option("--apply", help="Leave the found images out from now on, by excluded.json beside the index.")
+        bool, typer.Option("--apply", help="Exclude the images found from now on, by excluded.json beside the index.")
     ] = False,
     workers: Workers = -1,
 ) -> None:
-    """Find the images of test sets in training data. For example: vitctl data dedup shards/ --against pets/test --apply"""
+    """Find images of test sets, and near-duplicates, in training data.
+
+    For example: vitctl data dedup shards/ --against pets/test --apply
+    """
     from vitctl.cli.show.render import CONSOLE, show_table
     from vitctl.data.inspect.dedup import compare, free_folder, write_report
     from vitctl.data.shards.index import read_index
@@ -167,7 +175,7 @@ def dedup(
         (one.name, f"{len(one.source):,}", f"{one.num_exact:,}", f"{len(one.matches) - one.num_exact:,}")
         for one in matches
     ]
-    show_table(("test set", "images", "same bytes", "same looks"), rows)
+    show_table(("test set", "images", "identical", "near-duplicate"), rows)
     folder = free_folder(report or place.parent / f"{place.resolve().name}-dedup")
     with writing(folder):
         files = write_report(source, matches, folder)
@@ -176,10 +184,10 @@ def dedup(
     say(f"{len(samples):,} of {len(source):,} images of {place} are in a test set; report: {files[0].parent}")
     if apply and samples:
         with writing(place):
-            number = write_exclusion(source.index, samples, reason=f"in {', '.join(tests)}; looks within {bits} bits")
-        say(f"{number:,} images are left out from now on; remove {place / FILE} to have them back")
+            number = write_exclusion(source.index, samples, reason=f"in {', '.join(tests)}; hashes within {bits} bits")
+        say(f"{number:,} images are left out from now on; remove {place / FILE} to include them again")
     elif samples:
-        say("nothing was left out; look at the pairs, then type the same line with --apply")
+        say("nothing was left out; check the pairs, then run the same command with --apply")
 
 
 def _test_sets(against: list[Path], place: Path) -> dict[str, Path]:
@@ -203,9 +211,7 @@ def _splits(folder: Path) -> dict[str, Path]:
     from vitctl.errors import DataError
 
     if _SCHEME.match(str(folder)):
-        raise DataError(
-            f"{folder}: is an address, of which two slashes became one; this command reads folders of this machine"
-        )
+        raise DataError(f"{folder}: is an address; this command reads local folders only")
     splits = find_splits(folder)
     if not splits:
         raise DataError(no_index_message(str(folder)))
@@ -213,7 +219,7 @@ def _splits(folder: Path) -> dict[str, Path]:
 
 
 def _adding(progress: Callable[[int, int], None] | None, total: int) -> Callable[[int], None]:
-    """Turn "so many more" into "so many of all"."""
+    """Turn a callback (done, total) into one that counts increments."""
     done = 0
 
     def add(more: int) -> None:

@@ -24,7 +24,7 @@ def list_sets(
     root: Root = DATA,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON list instead of a table.")] = False,
 ) -> None:
-    """Every known data set: use, classes, sizes, and what of it is there. For example: vitctl data list --root data"""
+    """List every known data set: use, classes, sizes, and whether it is here. For example: vitctl data list --root data"""
     import json
     from dataclasses import asdict
 
@@ -53,7 +53,7 @@ def prepare(
     name: Annotated[
         str,
         typer.Argument(
-            help="A known data set; vtab: all of its sets that are here; imagenet_real.",
+            help="A known data set; vtab: all of its data sets whose files are here; imagenet_real.",
             autocompletion=completion.data_sets,
         ),
     ],
@@ -62,18 +62,18 @@ def prepare(
         Path | None,
         typer.Option("--from", help="Original files, a community VTAB-1k folder, or Hugging Face's parquet files."),
     ] = None,
-    no_download: Annotated[bool, typer.Option("--no-download", help="Fetch nothing.")] = False,
+    no_download: Annotated[bool, typer.Option("--no-download", help="Download nothing.")] = False,
     workers: Annotated[
         int, typer.Option("--workers", help="Processes that write; 0: this one; default: one per core.", min=-1)
     ] = -1,
     allow_partial: Annotated[
-        bool, typer.Option("--allow-partial", help="Take splits that lack images; every result then says so.")
+        bool, typer.Option("--allow-partial", help="Accept splits that lack images; every result then says so.")
     ] = False,
 ) -> None:
-    """Fetch a known data set where that is allowed, and write its shards. For example: vitctl data prepare pets"""
+    """Download a known data set where that is allowed, and write its shards. For example: vitctl data prepare pets"""
     from vitctl.cli.show.render import CONSOLE
     from vitctl.errors import writing
-    from vitctl.jobs.prepare import prepare as make
+    from vitctl.jobs.prepare import prepare_data_set as make
     from vitctl.jobs.prepare import prepare_real
     from vitctl.system.pool import default_workers
 
@@ -91,23 +91,25 @@ def prepare(
 
 
 def _prepare_vtab(root: Path, source: Path | None, workers: int, progress: Callable[[str, int, int], None]) -> None:
-    """All tasks whose files are there; one line for each of the others."""
+    """Prepare all tasks whose files are there; print the names of the others."""
     from vitctl.cli.show.render import CONSOLE
     from vitctl.data.datasets.vtab import VTAB as TASKS
     from vitctl.errors import DataError
-    from vitctl.jobs.prepare import is_present, prepare
+    from vitctl.jobs.prepare import is_present, prepare_data_set
 
     missing = []
     for task in TASKS:
         if is_present(task, root, source):
-            sizes = prepare(task.data_set, root, source=source, download=False, workers=workers, progress=progress)
+            sizes = prepare_data_set(
+                task.data_set, root, source=source, download=False, workers=workers, progress=progress
+            )
             _say_ready(task.name, sizes)
         else:
             missing.append(task.name)
     if missing:
         place = source or root / "originals"
-        told = f"{len(missing)} of {len(TASKS)} tasks are not in {place}: {', '.join(missing)}"
-        CONSOLE.print(f"{told}; each: vitctl data prepare NAME", markup=False, soft_wrap=True)
+        summary = f"{len(missing)} of {len(TASKS)} tasks are not in {place}: {', '.join(missing)}"
+        CONSOLE.print(f"{summary}; each: vitctl data prepare NAME", markup=False, soft_wrap=True)
     if len(missing) == len(TASKS):
         raise DataError(f"nothing of VTAB is in {source or root / 'originals'}; see `vitctl data list`")
 
@@ -115,12 +117,14 @@ def _prepare_vtab(root: Path, source: Path | None, workers: int, progress: Calla
 def _say_ready(name: str, sizes: dict[str, int]) -> None:
     from vitctl.cli.show.render import CONSOLE
 
-    told = ", ".join(f"{size:,} {split}" for split, size in sizes.items())
-    CONSOLE.print(f"ready: {name}, {told}", markup=False, soft_wrap=True)
+    summary = ", ".join(f"{size:,} {split}" for split, size in sizes.items())
+    CONSOLE.print(f"ready: {name}, {summary}", markup=False, soft_wrap=True)
 
 
 def export_vtab1k(
-    out: Annotated[Path, typer.Argument(help="Gets a folder for each task whose data set is here.")],
+    out: Annotated[
+        Path, typer.Argument(help="Folder for the output: one folder for each task whose data set is here.")
+    ],
     root: Root = DATA,
     form: Annotated[
         Literal["files", "shards"],
@@ -130,7 +134,7 @@ def export_vtab1k(
         list[str] | None, typer.Option("--task", help="Only this task. Repeatable.", autocompletion=completion.tasks)
     ] = None,
 ) -> None:
-    """Copy VTAB-1k without loss, as others keep it. For example: vitctl data export-vtab1k vtab-1k"""
+    """Copy VTAB-1k, lossless, in the layout that other programs read. For example: vitctl data export-vtab1k vtab-1k"""
     from vitctl.cli.show.render import CONSOLE
     from vitctl.data.datasets.inventory import ABSENT, list_inventory
     from vitctl.data.datasets.vtab import VTAB as TASKS
@@ -140,7 +144,7 @@ def export_vtab1k(
     ignore_output_errors()
     unknown = sorted(set(task or ()) - {row.name for row in TASKS})
     if unknown:
-        raise DataError(f"--task {unknown[0]}: no task of VTAB; known: {', '.join(row.name for row in TASKS)}")
+        raise DataError(f"--task {unknown[0]}: not a task of VTAB; known: {', '.join(row.name for row in TASKS)}")
     here = {holding.name for holding in list_inventory(root) if holding.state != ABSENT}
     chosen = [row for row in TASKS if row.name in (task or here)]
     if not chosen:
@@ -208,7 +212,7 @@ def _cells(row: "TaskCheck") -> tuple[str, ...]:
 
 @contextmanager
 def _bars() -> Iterator[Callable[[str, int, int], None]]:
-    """A bar for what is being done, on a terminal; elsewhere a line when something new begins."""
+    """A progress bar on a terminal; elsewhere a line for each new step."""
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
     from vitctl.cli.show.render import CONSOLE

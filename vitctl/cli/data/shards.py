@@ -27,10 +27,12 @@ def shards(
             "ImageNet's archives, .parquet, or shards."
         ),
     ],
-    out: Annotated[Path, typer.Argument(help="Folder that gets a folder of shards for each split.")],
-    seed: Annotated[int, typer.Option("--seed", help="Of the shuffle.")] = 0,
-    max_mib: Annotated[int, typer.Option("--max-mib", help="Largest shard.", min=1)] = 256,
-    max_samples: Annotated[int, typer.Option("--max-samples", help="Most images in a shard.", min=1)] = 100_000,
+    out: Annotated[Path, typer.Argument(help="Folder for the output: one folder of shards for each split.")],
+    seed: Annotated[int, typer.Option("--seed", help="Random seed of the shuffle.")] = 0,
+    max_mib: Annotated[int, typer.Option("--max-mib", help="Maximum size of a shard, in MiB.", min=1)] = 256,
+    max_samples: Annotated[
+        int, typer.Option("--max-samples", help="Maximum number of images in a shard.", min=1)
+    ] = 100_000,
     root: Annotated[
         Path | None, typer.Option("--root", help="known: and torchvision: folder of the original files.")
     ] = None,
@@ -47,19 +49,20 @@ def shards(
     bad: Annotated[
         str,
         typer.Option(
-            "--bad", help="Images that cannot be decoded: stop, skip, or keep: look at none (for large sets)."
+            "--bad",
+            help="Images that cannot be decoded: stop; skip them; or keep: do not check images (for large sets).",
         ),
     ] = "stop",
     drop_class: Annotated[list[str] | None, typer.Option("--drop-class", help="Leave a class out. Repeatable.")] = None,
     keep_class: Annotated[
-        list[str] | None, typer.Option("--keep-class", help="Take a class in spite of a doubt. Repeatable.")
+        list[str] | None, typer.Option("--keep-class", help="Keep a class in spite of a warning about it. Repeatable.")
     ] = None,
 ) -> None:
-    """Write shards: images byte for byte as they are, shuffled, with an index. For example: vitctl data shards photos/ shards/
+    """Write shards: images byte for byte, shuffled, with an index. For example: vitctl data shards photos/ shards/
 
     Every file is used, or named with the reason in OUT/intake.csv; HEIC becomes JPEG.
 
-    The shards are the same for any number of workers. A run that was stopped goes on when the same line is typed again.
+    The shards are the same for any number of workers. If it was stopped, run the same command again to resume.
     """
     from vitctl.data.datasets.detect import open_originals
     from vitctl.data.images.reencode import Reencode
@@ -70,13 +73,13 @@ def shards(
     reencode = Reencode(max_side, quality) if max_side or quality else None
     workers = default_workers() if workers < 0 else workers
     found = open_originals(source, download=download, root=root)
-    splits = _looked_at(found, source, out, bad, drop_class or [], keep_class or [], workers)
+    splits = _checked_splits(found, source, out, bad, drop_class or [], keep_class or [], workers)
     how: dict[str, Any] = {"seed": seed, "max_bytes": max_mib * MIB, "max_samples": max_samples, "workers": workers}
     _write(splits, out, partial(write_split, reencode=reencode, **how))
 
 
 def _write(splits: "Mapping[str, Originals]", out: Path, write: "Callable[..., Index]") -> None:
-    """Write every split, and say what is there then."""
+    """Write every split, and print what was written."""
     from vitctl.cli.show.intake import say_splits
     from vitctl.cli.show.render import CONSOLE, bytes_text
     from vitctl.errors import writing
@@ -99,10 +102,10 @@ def _write(splits: "Mapping[str, Originals]", out: Path, write: "Callable[..., I
     CONSOLE.print(f"ready in {out}; train on them with --data {out}", markup=False, soft_wrap=True)
 
 
-def _looked_at(
+def _checked_splits(
     found: "dict[str, Originals]", source: str, out: Path, bad: str, drop: list[str], keep: list[str], workers: int
 ) -> "Mapping[str, Originals]":
-    """The splits of a source without what cannot be used, all of which is said."""
+    """The splits of a source without what cannot be used; prints what is left out."""
     from vitctl.cli.show.intake import show_intake
     from vitctl.data.writer.intake import check_originals
     from vitctl.errors import DataError
@@ -110,7 +113,7 @@ def _looked_at(
     if bad not in ("stop", "skip", "keep"):
         raise DataError(f"--bad {bad}: choose stop, skip or keep")
     total, done = sum(len(originals.items) for originals in found.values()), 0
-    with bar("looking at images") as progress:
+    with bar("checking images") as progress:
 
         def count(more: int) -> None:
             nonlocal done
@@ -143,7 +146,7 @@ def index(
         str, typer.Option("--label-key", help="Member that is the label, e.g. target.cls or meta.json:category.")
     ] = "",
 ) -> None:
-    """Index WebDataset shards that somebody else made: images jpg, png or webp, labels cls or json."""
+    """Index WebDataset shards of other programs: images jpg, png or webp, labels cls or json."""
     from vitctl.cli.show.render import CONSOLE
     from vitctl.data.shards.index import index_addresses, index_shards
     from vitctl.data.shards.index_fields import INDEX_FILE
@@ -197,7 +200,7 @@ def _names(classes: Path) -> list[str]:
 
 @contextmanager
 def bar(title: str) -> Iterator[Callable[[int, int], None] | None]:
-    """A progress bar on a terminal; nothing elsewhere. It begins with the first step, when processes are forked already."""
+    """A progress bar on a terminal; nothing elsewhere. It starts with the first step, after worker processes were forked."""
     from rich.progress import Progress
 
     from vitctl.cli.show.render import CONSOLE

@@ -1,4 +1,4 @@
-"""The console that every table, line and bar goes through: what names and messages hold is shown, never obeyed."""
+"""The console for all output: control characters in names and messages are escaped, never executed."""
 
 from collections.abc import Iterable
 from typing import IO, Any, cast
@@ -13,11 +13,11 @@ _FILE: Any = Console.file  # a property
 
 
 class PlainConsole(Console):
-    """Rich's console with control characters in texts as escapes; its own, for colours and the cursor, pass."""
+    """Rich's console that escapes control characters in text; its own codes, for colours and the cursor, are not escaped."""
 
     @property
     def file(self) -> IO[str]:
-        """Where it writes: beneath what escapes the texts of others, also while a live view stands before standard output."""
+        """The underlying stream, without the wrapper that escapes text, also while a live view replaces standard output."""
         found: Any = _FILE.fget(self)
         while isinstance(found, PlainStream):
             found = found.stream
@@ -25,7 +25,7 @@ class PlainConsole(Console):
 
     @file.setter
     def file(self, new: IO[str]) -> None:
-        """Where it shall write instead."""
+        """Set the stream."""
         _FILE.fset(self, new)
 
     def render_str(self, text: str, **options: Any) -> Text:
@@ -33,7 +33,7 @@ class PlainConsole(Console):
         return super().render_str(printable(text), **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """All that is written; the carriage return is the end of a line that will be overwritten."""
+        """All output; a carriage return ends a line that will be overwritten."""
         for segment in super().render(renderable, options):
             if segment.control or segment.text == "\r":
                 yield segment

@@ -1,4 +1,4 @@
-"""Weights from an address, with progress on the screen; the job then finds them in the cache."""
+"""Download weights from an address with a progress bar; the job then reads them from the cache."""
 
 from functools import partial
 
@@ -10,7 +10,7 @@ from vitctl.models.weights.sources import locate
 
 
 def fetch_weights(source: str) -> None:
-    """Fetch what `source` (https://, hf://, gs://) means into the cache, going on with an interrupted download.
+    """Download `source` (https://, hf://, gs://) into the cache, resuming an interrupted download.
 
     Raises:
         CheckpointError: as `fetch` raises.

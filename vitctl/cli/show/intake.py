@@ -1,4 +1,4 @@
-"""What `vitctl data shards` says of a source before it writes: files that are no images, images that are bad, classes in doubt."""
+"""What `vitctl data shards` reports before it writes: files that are not images, damaged images, doubtful classes."""
 
 import shutil
 from collections.abc import Mapping
@@ -15,16 +15,16 @@ _LEAST_LINES = 10
 
 
 def show_intake(intake: "Intake", source: str, out: Path, *, stops: bool) -> None:
-    """Name what is left out, a screenful of it, and write the whole list to OUT/intake.csv.
+    """Print what is left out, at most a screenful, and write the whole list to OUT/intake.csv.
 
     Args:
         intake: of the source.
-        source: as it was typed.
-        out: gets the list.
-        stops: whether a bad image is a reason to write nothing.
+        source: as typed.
+        out: folder for the list.
+        stops: whether a bad image stops the command.
 
     Raises:
-        DataError: something is to be decided first; nothing but the list was written.
+        DataError: the user has to decide something first; only the list was written.
     """
     from vitctl.cli.show.render import CONSOLE
     from vitctl.data.images.formats import SYSTEM_FILE
@@ -50,7 +50,7 @@ def show_intake(intake: "Intake", source: str, out: Path, *, stops: bool) -> Non
         say(line)
     if stops and intake.bad:
         raise DataError(
-            f"{source}: {len(intake.bad)} image(s) cannot be used, listed above; mend or remove them, or type the same line with "
+            f"{source}: {len(intake.bad)} image(s) cannot be used, listed above; fix or remove them, or run the same command with "
             "--bad skip"
         )
     if intake.doubts:
@@ -70,7 +70,7 @@ def _say_files(listed: "list[LeftOut]", report: Path) -> None:
 
 
 def say_splits(splits: "Mapping[str, Originals]") -> None:
-    """What a source without a test set, or with a single class, means for the jobs that follow."""
+    """Print what a source without a test split, or with a single class, means for later commands."""
     from vitctl.cli.show.render import CONSOLE
     from vitctl.data.source.own_splits import own_splits
 

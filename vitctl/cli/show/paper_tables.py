@@ -11,9 +11,9 @@ from vitctl.report.paper_table import (
     SETTINGS,
     TABLE_9_RECIPES,
     Accuracy,
-    Machine,
+    Gpu,
     ResultRow,
-    machine,
+    find_gpu,
     result_rows,
     setting_rows,
     task_rows,
@@ -42,13 +42,13 @@ def show_paper_tables(
         number: of a table, None for all.
         targets: columns; none: the first of each table.
         runs: folder of our runs.
-        device, mfu: GPU that days are counted for, and the share of its peak that is reached.
-        plot: the .png that a figure is drawn into; None draws none.
+        device, mfu: GPU of the GPU-days, and the share of its peak that training reaches.
+        plot: the .png for a figure; None: no plot.
 
     Raises:
-        RecipeError: there is no such table, column or GPU; or no plot of it.
+        RecipeError: there is no such table, column, GPU or plot.
     """
-    gpu = machine(device, mfu)
+    gpu = find_gpu(device, mfu)
     if number is not None and number not in TABLES:
         raise RecipeError(f"there is no table '{number}' here; there are {', '.join(TABLES)}")
     known = [column for n in ([number] if number else RESULTS) if n in RESULTS for column in RESULTS[n].columns]
@@ -90,7 +90,7 @@ def _check_plot(number: str | None, plot: Path) -> None:
 
 
 def _say_runs(ours: OurResults, runs: Path) -> None:
-    """What the columns of ours are made of, and which runs are in none of them."""
+    """Print what the columns "ours" show, and which runs are in none of them."""
     say = f"ours: finished runs of these recipes, unchanged and on all of their images, under {runs}/"
     CONSOLE.print(
         f"{say}; ± is the deviation over seeds, ours of the population; the paper does not say which.", markup=False
@@ -101,7 +101,7 @@ def _say_runs(ours: OurResults, runs: Path) -> None:
         CONSOLE.print(f"left out: {more} more", markup=False)
 
 
-def _show_settings(number: str, gpu: Machine) -> None:
+def _show_settings(number: str, gpu: Gpu) -> None:
     rows = setting_rows(number, gpu)
     cost = ("GPU-days",) if rows[0].cost else ()
     cells = [(r.recipe, *r.values, *((_short(r.cost.gpu_days),) if r.cost else ())) for r in rows]
@@ -118,7 +118,7 @@ def _show_tasks(number: str, ours: OurResults) -> None:
     CONSOLE.print()
 
 
-def _show_results(number: str, targets: tuple[str, ...], ours: OurResults, gpu: Machine) -> None:
+def _show_results(number: str, targets: tuple[str, ...], ours: OurResults, gpu: Gpu) -> None:
     table = RESULTS[number]
     shown = tuple(t for t in targets if t in table.columns) or table.shown or table.columns[:1]
     rows = result_rows(number, shown, ours, gpu)

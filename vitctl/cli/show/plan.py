@@ -1,4 +1,4 @@
-"""`--dry-run`: what a run does and costs, and what somebody set."""
+"""`--dry-run`: what a run does and costs, and the values that were set."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -14,7 +14,7 @@ from vitctl.recipe.schema import Finetune, Pretrain
 from vitctl.recipe.write import to_toml
 
 if TYPE_CHECKING:
-    from vitctl.jobs.plan import Plan
+    from vitctl.jobs.plan import TrainingPlan
 
 BAR = 40
 GPU, MFU, GPU_TEXT = "H100", 0.4, "80 GiB"
@@ -23,7 +23,7 @@ GPU, MFU, GPU_TEXT = "H100", 0.4, "80 GiB"
 def show_plan(
     loaded: Loaded, run_dir: Path, config: LaunchConfig = LaunchConfig(), *, everything: bool = False
 ) -> None:
-    """Print what a run does, how long it takes and whether it fits, then the values that somebody set.
+    """Print what a run does, how long it takes and whether it fits into memory, then the values that were set.
 
     Args:
         loaded: a recipe that trains.
@@ -63,11 +63,11 @@ def show_plan(
     CONSOLE.print()
     CONSOLE.print(escape(to_toml(loaded, defaults=everything)), soft_wrap=True)
     if not everything:
-        CONSOLE.print("# what nobody set is left out: --dry-run --all adds the defaults")
+        CONSOLE.print("# values that were not set are left out: --dry-run --all adds the defaults")
 
 
-def _time(plan: "Plan", processes: int) -> str:
-    """On GPUs that the paper's costs are counted for, too."""
+def _time(plan: "TrainingPlan", processes: int) -> str:
+    """Training time on the GPU that `recipes table` uses, too."""
     seconds = plan.training_flops / (MFU * PEAK_TFLOPS[GPU] * 1e12 * processes)
     for unit, length in (("days", 86_400), ("hours", 3_600), ("minutes", 60)):
         if seconds >= length:
@@ -75,12 +75,12 @@ def _time(plan: "Plan", processes: int) -> str:
     return f"{seconds:.1f} s on {processes} {GPU} at {MFU:.0%} of the bf16 peak"
 
 
-def _fit(plan: "Plan") -> str:
+def _fit(plan: "TrainingPlan") -> str:
     return f"does not fit {GPU_TEXT}" if plan.ways or not plan.fitting_micro_batch else f"fits {GPU_TEXT}"
 
 
 def _model(config: Config) -> str:
-    """A network in words."""
+    """A description of a network."""
     words = (
         [f"stages {', '.join(map(str, config.stage_depths))}"]
         if isinstance(config, HybridConfig | ResNetConfig)

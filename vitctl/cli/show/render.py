@@ -1,4 +1,4 @@
-"""What a person sees: progress on a terminal, plain lines elsewhere, and results as tables."""
+"""Output for the user: progress on a terminal, plain lines elsewhere, and results as tables."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,11 +32,11 @@ class Screen:
     def __init__(self, run_dir: Path, console: Console = CONSOLE) -> None:
         self.console = console
         self.began = time.monotonic()
-        self.name, self.waiting_for = "", "starting"  # what is trained, what is awaited
-        self.training: Mapping[str, Any] = {}  # the newest record of it
-        self.passing: Mapping[str, Any] = {}  # a pass over images; the next record of another kind is its result
+        self.name, self.waiting_for = "", "starting"  # what is trained, what the run waits for
+        self.training: Mapping[str, Any] = {}  # its newest record
+        self.image_pass: Mapping[str, Any] = {}  # a pass over images; the next record of another kind is its result
         self.accuracy = ""
-        self.unsaid = False  # whether numbers are on the screen that are in no line
+        self.has_unprinted = False  # whether the view shows numbers that were not printed as a line
         self.changed = self.latest = 0.0
         self.live: Live | None = None
         if console.is_terminal:
@@ -52,64 +52,64 @@ class Screen:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self.live is not None:
-            with suppress(Exception):  # the job is through, and its result is not lost with its bar
+            with suppress(Exception):  # the job has finished: an error of the display must not lose its result
                 self.live.stop()
-                if self.unsaid:
-                    self._say(self._last_line())
+                if self.has_unprinted:
+                    self._print(self._last_line())
 
     def report(self, record: Mapping[str, Any]) -> None:
         """Show one log record.
 
         Raises:
-            OSError: the screen takes no more; once, what follows is dropped.
+            OSError: the screen cannot be written; raised once, later output is dropped.
         """
         self._show(record)
         raise_output_error()
 
     def _show(self, record: Mapping[str, Any]) -> None:
         if self.live is not None:
-            self._look(record)
+            self._update(record)
             if record["kind"] in ("progress", "train"):
                 if record["kind"] == "train" and record["step"] == record["total_steps"]:
-                    self._say(self._last_line())
-                    self.training, self.unsaid = {}, False
+                    self._print(self._last_line())
+                    self.training, self.has_unprinted = {}, False
                 return
         if text := _line(record):
-            self._say((f"{record['task']}: " if "task" in record and record["kind"] != "task" else "") + text)
+            self._print((f"{record['task']}: " if "task" in record and record["kind"] != "task" else "") + text)
 
     def view(self) -> RenderableType:
-        """What the terminal shows now: two lines, or three in a pass over images while training."""
+        """The current view: two lines, or three during a pass over images while training."""
         since = time.monotonic() - self.changed
         lines: list[RenderableType] = []
         if self.training:
             done, total = self.training["step"], self.training["total_steps"]
             lines.append(self._bar(self.name, done, total, _seconds_left(self.training), since))
             lines.append(Text(self._numbers(), no_wrap=True, overflow="ellipsis"))
-        if self.passing:
-            done, total = self.passing["done"], self.passing["total"]
-            spent = time.monotonic() - self.passing["began"] - since
+        if self.image_pass:
+            done, total = self.image_pass["done"], self.image_pass["total"]
+            spent = time.monotonic() - self.image_pass["began"] - since
             left = (total - done) * spent / done if done and spent > 0 else None
-            lines.append(self._bar(self.passing["what"], done, total, left, since))
+            lines.append(self._bar(self.image_pass["what"], done, total, left, since))
         elif self.waiting_for:
             lines.append(Text(f"{self.waiting_for}  {_clock(time.monotonic() - self.began)}", no_wrap=True))
         return Group(*lines)
 
-    def _say(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         self.console.print(escape(text), soft_wrap=True)
 
-    def _look(self, record: Mapping[str, Any]) -> None:
-        """Take over what a record tells about what is under way."""
+    def _update(self, record: Mapping[str, Any]) -> None:
+        """Update the state of the view from a record."""
         if record["kind"] == "now" and 0 < self.latest - record.get("time", self.latest) < _OVERTAKEN_SECONDS:
-            return  # it was overtaken by the log; by more than that, the clock was set back
+            return  # the log is newer; a larger difference means that the clock was set back
         self.latest = record.get("time", self.latest)
         if "what" in record:
-            own = self.passing.get("what") == record["what"] and self.passing["done"] <= record["done"]
-            self.passing = {**record, "began": self.passing["began"] if own else time.monotonic()}
+            own = self.image_pass.get("what") == record["what"] and self.image_pass["done"] <= record["done"]
+            self.image_pass = {**record, "began": self.image_pass["began"] if own else time.monotonic()}
             self.changed, self.waiting_for = time.monotonic(), ""
             return
-        self.passing = {}
+        self.image_pass = {}
         if "total_steps" in record and record["kind"] in ("train", "now"):
-            self.name, self.training, self.unsaid = record.get("task", "training"), record, "loss" in record
+            self.name, self.training, self.has_unprinted = record.get("task", "training"), record, "loss" in record
             self.changed, self.waiting_for = time.monotonic(), "" if "loss" in record else "the first images"
         elif record["kind"] == "now":
             self.waiting_for = record["text"]
@@ -128,7 +128,7 @@ class Screen:
         return row
 
     def _numbers(self) -> str:
-        """Numbers of the training, those that matter most first: a narrow terminal cuts the rest off."""
+        """Numbers of the training, the most important first: a narrow terminal cuts off the rest."""
         now = self.training
         if "loss" not in now:
             return self.accuracy
@@ -140,7 +140,7 @@ class Screen:
         return "  ".join(parts)
 
     def _last_line(self) -> str:
-        """What stays of a training when its bar goes."""
+        """The line that is printed when the progress bar of a training ends."""
         now = self.training
         name = f"{self.name}: " if "task" in now else ""
         took = _clock(time.monotonic() - self.began)
@@ -149,7 +149,7 @@ class Screen:
 
 @contextmanager
 def waiting(text: str, console: Console = CONSOLE) -> Iterator[None]:
-    """Show a line on a terminal while something is done before there is a `Screen`; the cursor stays, whatever ends this."""
+    """Show a line on a terminal during work before there is a `Screen`. The cursor stays visible, also after an error."""
     if not console.is_terminal:
         yield
         return
@@ -161,7 +161,7 @@ def waiting(text: str, console: Console = CONSOLE) -> Iterator[None]:
 
 
 def _seconds_left(record: Mapping[str, Any]) -> float | None:
-    """Of a training, by its images/s; None before the first."""
+    """Estimated time left of a training, from its images/s; None before the first."""
     rate, step = record.get("images_per_second"), record["step"]
     return (record["total_steps"] - step) * record["samples"] / step / rate if rate and step else None
 
@@ -192,7 +192,7 @@ def _numbers(record: Mapping[str, Any]) -> str:
 
 
 def _line(record: Mapping[str, Any]) -> str:
-    """A record as one plain line; empty for those that nobody needs to see."""
+    """A record as one plain line; "" for records that are not shown."""
     match record["kind"]:
         case "train":
             left = _seconds_left(record) or 0.0
@@ -209,7 +209,7 @@ def _line(record: Mapping[str, Any]) -> str:
         case "weights":
             return f"weights: {record['path']} ({record['text']})"
         case "resume":
-            return f"going on from step {record['step']} of {record['total_steps']}"
+            return f"resuming from step {record['step']} of {record['total_steps']}"
         case "node":
             return str(record["text"])
         case "compile":
@@ -235,7 +235,7 @@ def _line(record: Mapping[str, Any]) -> str:
 
 
 def show_result(result: Mapping[str, Any], run_dir: Path) -> None:
-    """The outcome of a job: its numbers, its files, where the rest is."""
+    """Print the result of a job: its numbers, its files, and the path of result.json."""
     metrics = result["metrics"]
     if result["job"] == "vtab":
         beside = "; to the right, the paper's own of the same tasks (Table 9)" if metrics["paper"] else ""
@@ -247,11 +247,11 @@ def show_result(result: Mapping[str, Any], run_dir: Path) -> None:
         show_table(*_fewshot_rows(metrics))
     elif result["job"] == "evaluate":
         show_table(*_label_rows(result))
-        _say_beside(metrics)
+        _print_baselines(metrics)
     elif "accuracy" in metrics:
         if "sweep" in metrics:
             split, lr = result["provenance"]["sweep"]["split"], result["provenance"]["lr"]
-            tried = [(rate, f"{value:.2%}", "taken" * (float(rate) == lr)) for rate, value in metrics["sweep"].items()]
+            tried = [(rate, f"{value:.2%}", "chosen" * (float(rate) == lr)) for rate, value in metrics["sweep"].items()]
             show_table(("lr", f"accuracy on {split}", ""), tried)
         if "by_seed" in metrics:
             show_table(("seed", "accuracy"), [(seed, f"{v['accuracy']:.2%}") for seed, v in metrics["by_seed"].items()])
@@ -264,14 +264,14 @@ def show_result(result: Mapping[str, Any], run_dir: Path) -> None:
         if "last" in metrics:
             last, step = metrics["last"], result["provenance"]["weights_step"]
             CONSOLE.print(f"of the best checkpoint, step {step}; the last, step {last['step']}: {last['accuracy']:.2%}")
-        _say_beside(metrics)
+        _print_baselines(metrics)
     for kind, path in result.get("files", {}).items():
         CONSOLE.print(escape(f"{kind}: {path}"), soft_wrap=True)
     CONSOLE.print(escape(f"result: {run_dir / RESULT}"), soft_wrap=True)
 
 
-def _say_beside(metrics: Mapping[str, Any]) -> None:
-    """What an accuracy has to be held against, and a warning where it is no better than an answer that looks at nothing."""
+def _print_baselines(metrics: Mapping[str, Any]) -> None:
+    """Print the baselines of an accuracy, and a warning where it is no better than a constant prediction."""
     if "majority_class" not in metrics:
         return
     mean = f"mean over classes {metrics['mean_per_class']:.2%}, " if metrics.get("mean_per_class") is not None else ""
@@ -279,7 +279,7 @@ def _say_beside(metrics: Mapping[str, Any]) -> None:
     CONSOLE.print(f"  {mean}majority class alone {majority:.2%}, chance {metrics['chance']:.2%}", soft_wrap=True)
     if metrics["accuracy"] <= majority:
         CONSOLE.print(
-            "warning: no better than always answering the majority class", style="bold yellow", soft_wrap=True
+            "warning: no better than always predicting the majority class", style="bold yellow", soft_wrap=True
         )
 
 
@@ -291,7 +291,7 @@ def _hits(numbers: Mapping[str, Any]) -> str:
 
 
 def _label_rows(result: Mapping[str, Any]) -> tuple[Sequence[str], list[Sequence[str]]]:
-    """A line for each set of labels that the answers were held against."""
+    """A line for each set of labels that the predictions were compared with."""
     sets = {result["provenance"]["labels"]: result["metrics"]}
     sets |= {name: numbers for name, numbers in result["metrics"].items() if isinstance(numbers, Mapping)}
     rows = [
@@ -332,7 +332,7 @@ def _fewshot_rows(metrics: Mapping[str, Any]) -> tuple[Sequence[str], list[Seque
 
 
 def _vtab_rows(metrics: Mapping[str, Any]) -> tuple[Sequence[str], list[Sequence[str]]]:
-    """Accuracy of each task, group and all, and the paper's of the same tasks; 80 columns have no room for both of one's spread."""
+    """Accuracy of each task, group and all, and the paper's of the same tasks; 80 columns have no space for the deviation of both."""
     paper = metrics["paper"]
     has_seeds = any(len(row["by_seed"]) > 1 for row in metrics["tasks"].values())
 

@@ -1,4 +1,4 @@
-"""What a person sees of a sweep: its runs one after the other, its table, and where the plot is."""
+"""The output of a sweep: its runs one after the other, its table, and the path of the plot."""
 
 import sys
 from collections.abc import Sequence
@@ -10,27 +10,27 @@ import typer
 from vitctl.cli.show.render import CONSOLE, Screen, show_table
 from vitctl.engine.journal import Report
 from vitctl.errors import RecipeError, VitctlError
-from vitctl.jobs.plan import make_plan
+from vitctl.jobs.plan import plan_training
 from vitctl.launch.sweep import is_done, run_cells
 from vitctl.recipe.load import load_recipe
 from vitctl.recipe.schema import Finetune, Pretrain
-from vitctl.recipe.sweep import Cell, Sweep
-from vitctl.report.sweep_plot import can_plot, draw
+from vitctl.recipe.sweep import Sweep, SweepCell
+from vitctl.report.sweep_plot import can_plot, draw_sweep
 from vitctl.report.sweep_table import Outcome, groups, shared_words
 
 
-def run_and_show(found: Sweep, cells: Sequence[Cell], folder: Path, metric: str) -> None:
+def run_and_show(found: Sweep, cells: Sequence[SweepCell], folder: Path, metric: str) -> None:
     """Run the cells, print their table, draw their plot; ends with the command's exit code.
 
     Raises:
-        VitctlError: runs failed, or none has the asked number.
+        VitctlError: runs failed, or none has the requested metric.
     """
     kept = sum(is_done(folder / cell.name) for cell in cells)
     before = f", {kept} of them finished before" if kept else ""
     CONSOLE.print(f"{len(cells)} runs in {folder}{before}", markup=False, soft_wrap=True)
     with ExitStack() as stack:
 
-        def report(cell: Cell, number: int) -> Report:
+        def report(cell: SweepCell, number: int) -> Report:
             stack.close()
             CONSOLE.print(f"\nrun {number + 1} of {len(cells)}: {cell.name}", markup=False)
             return stack.enter_context(Screen(folder / cell.name)).report
@@ -43,12 +43,12 @@ def run_and_show(found: Sweep, cells: Sequence[Cell], folder: Path, metric: str)
     if failed:
         raise VitctlError(f"{len(failed)} of {len(cells)} runs failed; {failed[0].name}: {failed[0].error}")
     if any(one.status != "done" for one in outcomes):
-        print(f"stopped and saved; go on with the same command and --out {folder}", file=sys.stderr)
+        print(f"stopped and saved; resume with the same command and --out {folder}", file=sys.stderr)
         raise typer.Exit(3)
 
 
 def show_outcomes(outcomes: Sequence[Outcome], metric: str) -> None:
-    """A line for each run: what sets it apart, the compared number, the last loss, the time."""
+    """A line for each run: its varied values, the metric, the last loss, the time."""
     names = shared_words([one.name for one in outcomes])
     rows = [
         (name, one.status, _number(one.value), _plain(one.loss), f"{one.seconds:,.0f} s" if one.seconds else "-")
@@ -66,14 +66,14 @@ def show_outcomes(outcomes: Sequence[Outcome], metric: str) -> None:
         show_table(("over seeds", "mean", "std", "runs"), means)
 
 
-def show_costs(cells: Sequence[Cell]) -> None:
-    """What each run would take, from its recipe alone."""
+def show_costs(cells: Sequence[SweepCell]) -> None:
+    """The cost of each run, from its recipe alone."""
     rows = []
     for cell, name in zip(cells, shared_words([cell.name for cell in cells]), strict=True):
         recipe = load_recipe(cell.recipe, cell.overrides).recipe
         if not isinstance(recipe, Pretrain | Finetune):
-            raise RecipeError(f"--dry-run plans what trains; '{cell.recipe}' is for `vitctl {recipe.job}`")
-        plan = make_plan(recipe)
+            raise RecipeError(f"--dry-run plans training runs only; '{cell.recipe}' is for `vitctl {recipe.job}`")
+        plan = plan_training(recipe)
         macs, flops = plan.macs_per_image / 1e9, plan.training_flops / 1e18
         rows.append((name, f"{plan.parameters / 1e6:,.1f}M", f"{macs:,.4g}", f"{plan.steps:,}", f"{flops:,.4g}"))
     show_table(("run", "parameters", "GMACs", "steps", "EFLOPs"), rows)
@@ -84,9 +84,11 @@ def _draw(found: Sweep, outcomes: Sequence[Outcome], folder: Path, metric: str) 
     if not finished:
         known = list(dict.fromkeys(name for one in outcomes for name in one.numbers))
         if known:
-            raise VitctlError(f"--metric {metric}: no run has this number; they have {', '.join(known)}")
+            raise VitctlError(f"--metric {metric}: no run has this metric; they have {', '.join(known)}")
     elif can_plot():
-        CONSOLE.print(f"plot: {draw(finished, metric, found.note or found.name, folder)}", markup=False, soft_wrap=True)
+        CONSOLE.print(
+            f"plot: {draw_sweep(finished, metric, found.note or found.name, folder)}", markup=False, soft_wrap=True
+        )
     else:
         CONSOLE.print("no plot: matplotlib is not installed; pip install 'vitctl[plots]' brings it", markup=False)
 

@@ -1,4 +1,4 @@
-"""Checkpoints: safetensors and JSON, written aside, flushed, renamed; the newest whole one is found by its digests."""
+"""Checkpoints: safetensors and JSON, written to a temporary folder, flushed, renamed; digests tell which one is complete."""
 
 import hashlib
 import os
@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from vitctl.engine.journal import json_digest, write_json
+from vitctl.engine.journal import json_digest, write_run_json
 from vitctl.engine.run_files import OPTIMIZER, STATE, step_folder, step_folders, step_of, tensors_file
 from vitctl.errors import CheckpointError
 from vitctl.models.weights.files import save_tensors
@@ -27,8 +27,8 @@ _TORN = "torn_"
 
 
 @dataclass(frozen=True)
-class Saved:
-    """A whole checkpoint on disk."""
+class SavedCheckpoint:
+    """A complete checkpoint on disk."""
 
     folder: Path
     state: dict[str, Any]
@@ -58,28 +58,28 @@ def save_checkpoint(
     meta: dict[str, Any],
     state: dict[str, Any],
 ) -> Path:
-    """Write `root/step_XXXXXXXX` as a whole or not at all.
+    """Write `root/step_XXXXXXXX`, completely or not at all.
 
     Args:
         root: the run's checkpoints folder.
         step: finished steps.
-        tensors: of the model, perhaps of its average, and of the optimizer, by their names; each becomes a file of its own.
+        tensors: of the model, of its average if there is one, and of the optimizer, by their names; one file each.
         config, meta: of the model, kept inside the weights files.
-        state: what else is needed to go on; JSON.
+        state: what else is needed to resume; JSON.
 
     Returns:
         the checkpoint's folder.
 
     Raises:
-        CheckpointError: there is a whole checkpoint of this step, which is never replaced.
+        CheckpointError: there is a complete checkpoint of this step, which is never replaced.
     """
     final = step_folder(root, step)
     if final.exists() and _is_whole(final):
         raise CheckpointError(
-            f"{final}: is there already, whole, and is not replaced; move it, or choose another folder"
+            f"{final}: is already there and complete, and is not replaced; move it, or choose another folder"
         )
     aside = root / f".{final.name}.{os.getpid()}"
-    with _removed_after_an_error(aside):
+    with _removed_on_error(aside):
         aside.mkdir(parents=True)
         for name in (part for part in tensors if part != OPTIMIZER):
             save_weights(aside / tensors_file(name), tensors[name], config, meta)
@@ -87,8 +87,8 @@ def save_checkpoint(
         save_tensors({k: v.detach().cpu().contiguous() for k, v in state_of.items()}, file)
         flush(file)
         files = {path.name: {"bytes": path.stat().st_size, "sha256": _sha256(path)} for path in sorted(aside.iterdir())}
-        noted = {"format": FORMAT, "step": step, **state, "files": files}
-        write_json(aside / STATE, {**noted, "sha256": json_digest(noted)})
+        recorded = {"format": FORMAT, "step": step, **state, "files": files}
+        write_run_json(aside / STATE, {**recorded, "sha256": json_digest(recorded)})
         flush(aside)
         if final.exists():
             shutil.rmtree(final)
@@ -98,8 +98,8 @@ def save_checkpoint(
 
 
 @contextmanager
-def _removed_after_an_error(aside: Path) -> Iterator[None]:
-    """A folder that is empty at first, and gone when the writing failed: half a checkpoint would keep a full disk full."""
+def _removed_on_error(aside: Path) -> Iterator[None]:
+    """A folder that is empty at first, and removed when the writing failed: half a checkpoint would keep a full disk full."""
     shutil.rmtree(aside, ignore_errors=True)
     try:
         yield
@@ -108,11 +108,11 @@ def _removed_after_an_error(aside: Path) -> Iterator[None]:
         raise
 
 
-def newest_checkpoint(root: Path, *, by_size: bool = False) -> tuple[Saved | None, list[str]]:
+def newest_checkpoint(root: Path, *, by_size: bool = False) -> tuple[SavedCheckpoint | None, list[str]]:
     """The newest whole checkpoint, and one line for each newer one that is not whole; `by_size` as `read_checkpoint` takes it.
 
     Raises:
-        CheckpointError: they may not be read; a run that took an older one, or began anew, would lose what they hold.
+        CheckpointError: there is no permission to read one; a run that used an older one, or started from zero, would lose steps.
     """
     problems: list[str] = []
     try:
@@ -123,7 +123,7 @@ def newest_checkpoint(root: Path, *, by_size: bool = False) -> tuple[Saved | Non
                 problems.append(str(error))
     except PermissionError as error:
         raise CheckpointError(
-            f"{error.filename}: may not be read; mend its rights, or remove it to go on without"
+            f"{error.filename}: permission denied; fix its permissions, or remove it to continue without it"
         ) from None
     return None, problems
 
@@ -136,7 +136,7 @@ def newest_name(root: Path) -> str:
 def set_aside_after(root: Path, step: int) -> None:
     """Rename the checkpoints of later steps, none of them whole, so that neither budgets nor readers count them.
 
-    What crashes left half written goes.
+    Temporary folders that crashes left behind are removed.
     """
     _remove(path for path in root.glob(".step_*") if path.is_dir())
     for folder in step_folders(root):
@@ -151,7 +151,7 @@ def is_set_aside(folder: Path) -> bool:
     return folder.name.startswith(_TORN)
 
 
-def read_checkpoint(folder: Path, *, by_size: bool = False) -> Saved:
+def read_checkpoint(folder: Path, *, by_size: bool = False) -> SavedCheckpoint:
     """Check one checkpoint against the sizes and digests that were noted when it was written.
 
     Args:
@@ -159,18 +159,18 @@ def read_checkpoint(folder: Path, *, by_size: bool = False) -> Saved:
         by_size: read none of its files of tensors; whoever loads them reads them all.
 
     Raises:
-        CheckpointError: a file is missing, cannot be read or is not what was written.
-        PermissionError: it may not be read.
+        CheckpointError: a file is missing, cannot be read or has changed since it was written.
+        PermissionError: there is no permission to read it.
     """
     state = read_state(folder)
     if state.pop("sha256", None) != json_digest(state):
         raise CheckpointError(f"{folder}: not a whole checkpoint: {STATE} changed since it was written")
-    for name, noted in state["files"].items():
-        if not _is_as_noted(folder / name, noted, by_size):
+    for name, recorded in state["files"].items():
+        if not _matches_record(folder / name, recorded, by_size):
             raise CheckpointError(
                 f"{folder}: not a whole checkpoint: {name} is missing or changed since it was written"
             )
-    return Saved(folder, state)
+    return SavedCheckpoint(folder, state)
 
 
 class _File(BaseModel):
@@ -181,7 +181,7 @@ class _File(BaseModel):
 
 
 class _State(BaseModel):
-    """state.json: what must hold of it, whatever a job keeps beside."""
+    """The required fields of state.json; jobs may add others."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
@@ -194,11 +194,11 @@ class _State(BaseModel):
 
 
 def read_state(folder: Path) -> dict[str, Any]:
-    """The state.json of a checkpoint, of our format and with the values that we count on; its files are not read.
+    """The state.json of a checkpoint, with its format and required fields checked; its other files are not read.
 
     Raises:
-        CheckpointError: it is missing, torn, or of another format.
-        PermissionError: it may not be read.
+        CheckpointError: it is missing, incomplete, or of another format.
+        PermissionError: there is no permission to read it.
     """
     path = folder / STATE
     torn = CheckpointError(f"{folder}: not a whole checkpoint: {STATE} is missing or torn")
@@ -228,24 +228,24 @@ def _is_whole(folder: Path) -> bool:
         return False
 
 
-def _is_as_noted(path: Path, noted: Mapping[str, Any], by_size: bool) -> bool:
+def _matches_record(path: Path, recorded: Mapping[str, Any], by_size: bool) -> bool:
     try:
-        right_size = path.is_file() and path.stat().st_size == noted["bytes"]
-        return right_size and (by_size or _sha256(path) == noted["sha256"])
+        right_size = path.is_file() and path.stat().st_size == recorded["bytes"]
+        return right_size and (by_size or _sha256(path) == recorded["sha256"])
     except PermissionError:
         raise
-    except (OSError, KeyError, TypeError):  # a disk that lost the file's blocks says so when they are read
+    except (OSError, KeyError, TypeError):  # a disk that lost blocks of the file reports it when they are read
         return False
 
 
 def keep(root: Path, *, last: int, best: int, scores: Mapping[int, float], coming: int | None = None) -> bool:
-    """Delete all checkpoints but the `last` newest and the `best` of the highest scores, and what crashes left aside.
+    """Delete all checkpoints but the `last` newest and the `best` with the highest scores, and temporary folders of crashes.
 
     Args:
         root: the run's checkpoints folder.
         last, best: how many are kept.
         scores: step -> score.
-        coming: a step that needs the room of those that it will push out; the newest that is there stays all the same.
+        coming: a step that is about to be saved and counts as kept; the newest one on disk is never deleted.
 
     Returns:
         whether a checkpoint was deleted.
@@ -254,16 +254,16 @@ def keep(root: Path, *, last: int, best: int, scores: Mapping[int, float], comin
     steps = sorted({*folders, *(() if coming is None else (coming,))})
     ranked = sorted((step for step in steps if step in scores), key=lambda step: (scores[step], step))
     kept = {*steps[-last:], *(ranked[-best:] if best else ()), *sorted(folders)[-1:]}
-    doomed = [path for step, path in folders.items() if step not in kept]
-    _remove(doomed)
+    to_delete = [path for step, path in folders.items() if step not in kept]
+    _remove(to_delete)
     _remove(path for path in root.glob(".step_*") if path.is_dir())
-    return bool(doomed)
+    return bool(to_delete)
 
 
 def _remove(paths: Iterable[Path]) -> None:
     for path in paths:
-        doomed = path if path.name.startswith(".") else path.rename(path.with_name(f".{path.name}.old"))
-        shutil.rmtree(doomed, ignore_errors=True)
+        to_delete = path if path.name.startswith(".") else path.rename(path.with_name(f".{path.name}.old"))
+        shutil.rmtree(to_delete, ignore_errors=True)
 
 
 def _sha256(path: Path) -> str:

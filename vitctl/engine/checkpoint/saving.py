@@ -1,4 +1,4 @@
-"""Checkpoints in the background: a copy to the host at once, the writing while the training goes on."""
+"""Checkpoints in the background: the state is copied to host memory, and written to disk while training continues."""
 
 import errno
 import os
@@ -26,8 +26,8 @@ from vitctl.engine.run_files import AVERAGE, MODEL, OPTIMIZER
 from vitctl.errors import CheckpointError, os_code
 
 Snapshot = dict[str, dict[str, Tensor]]
-ROOM_SECONDS = 10.0  # between two looks for room on a full disk
-SPARE_BYTES = 2**16  # left to the logs
+RETRY_SECONDS = 10.0  # between two attempts on a full disk
+SPARE_BYTES = 2**16  # kept free for the logs
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -39,7 +39,7 @@ class Saver:
         root: the run's checkpoints folder.
         config, meta: of the model, kept inside the weights files.
         last, best: how many checkpoints are kept.
-        journal: told what a save took.
+        journal: gets a record of each save and its duration.
     """
 
     root: Path
@@ -51,16 +51,16 @@ class Saver:
     _buffers: Snapshot = field(default_factory=dict)
     _thread: threading.Thread | None = None
     _problem: str = ""
-    _no_more: threading.Event = field(default_factory=threading.Event)  # waiting for room
+    _stop_waiting: threading.Event = field(default_factory=threading.Event)  # set: give up on a full disk
 
     def start(self, step: int, parts: Iterable[tuple[str, str, Tensor]], state: Mapping[str, Any], scores: Any) -> None:
-        """Copy what is to be saved, and begin to write it; the copy is all that the caller waits for.
+        """Copy what is to be saved, and start to write it; the caller waits for the copy only.
 
         Args:
             step: finished steps.
-            parts: (file, name, tensor) of the model, perhaps of its average, and of the optimizer.
-            state: what else is needed to go on.
-            scores: step -> accuracy, for the best that are kept.
+            parts: (file, name, tensor) of the model, of its average if there is one, and of the optimizer.
+            state: what else is needed to resume.
+            scores: step -> accuracy, to choose the best that are kept.
         """
         began = time.perf_counter()
         snapshot = self._copy(parts)
@@ -68,27 +68,27 @@ class Saver:
         self._thread = threading.Thread(
             target=self._write, args=(step, snapshot, dict(state), dict(scores), stall), daemon=True
         )
-        self._no_more.clear()
+        self._stop_waiting.clear()
         self._thread.start()
 
     def finish(self) -> str:
-        """Wait for the write under way, but for no room; what went wrong with it in words, "" when it is whole on disk."""
+        """Wait for the write in progress, but not for disk space; returns what went wrong, "" when it is complete on disk."""
         if self._thread is not None:
-            self._no_more.set()
+            self._stop_waiting.set()
             self._thread.join()
             self._thread = None
         problem, self._problem = self._problem, ""
         return problem
 
     def keep(self, scores: Mapping[int, float]) -> None:
-        """Delete what the budgets do not keep; a checkpoint that cannot be deleted is no reason to stop."""
+        """Delete old checkpoints beyond `last` and `best`; one that cannot be deleted does not stop the run."""
         try:
             keep(self.root, last=self.last, best=self.best, scores=scores)
         except OSError as error:
             self.journal.write("warning", step=0, text=f"{self.root}: old checkpoints stay ({error.strerror})")
 
     def _copy(self, parts: Iterable[tuple[str, str, Tensor]]) -> Snapshot:
-        """The tensors in memory of ours, which is taken once and, beside a GPU, page-locked."""
+        """Copy the tensors to buffers that are allocated once; from a GPU, to pinned memory."""
         snapshot: Snapshot = {}
         for part, name, tensor in parts:
             buffer = self._buffers.setdefault(part, {}).get(name)
@@ -116,7 +116,7 @@ class Saver:
             state=state,
         )
         num_bytes = sum(tensor.nbytes for tensors in snapshot.values() for tensor in tensors.values())
-        path = self._written(step, write, num_bytes, scores)
+        path = self._try_write(step, write, num_bytes, scores)
         if path is None:
             return
         self._problem = ""
@@ -124,40 +124,42 @@ class Saver:
         seconds = round(time.perf_counter() - began, 3)
         self.journal.write("checkpoint", step=step, path=str(path), seconds=seconds, stall_seconds=round(stall, 4))
 
-    def _written(
+    def _try_write(
         self, step: int, write: Callable[[], Path], num_bytes: int, scores: Mapping[int, float]
     ) -> Path | None:
-        """Write a checkpoint; on a full disk, of what the budgets let go, and else as soon as there is room.
+        """Write a checkpoint; on a full disk delete old ones first, and else retry until there is space.
 
         Returns:
-            its folder; None, and `_problem` set, where it could not be written before the next one or the end.
+            its folder; None, with `_problem` set, where it could not be written before the next save or the end.
         """
         while True:
-            has_room = self._free() >= num_bytes + SPARE_BYTES
-            if not has_room and self._let_go(step, scores):
+            has_room = self._free_bytes() >= num_bytes + SPARE_BYTES
+            if not has_room and self._delete_old(step, scores):
                 continue
             reason, is_full = os.strerror(errno.ENOSPC), True
             if has_room:
                 try:
                     return write()
-                except Exception as error:  # whatever it is: nobody would hear of it, and the step would count as saved
+                except (
+                    Exception
+                ) as error:  # any error: in this thread it would be lost, and the step would count as saved
                     reason, is_full = _reason(error), os_code(error) in _FULL
-                if is_full and self._let_go(step, scores):  # a quota, which is not seen beforehand
+                if is_full and self._delete_old(step, scores):  # a quota, which disk_usage does not show
                     continue
             if not self._problem:
                 self._problem = f"step {step} could not be saved in {self.root} ({reason})"
-                text = f"{self._problem}; the checkpoints before it are whole"
+                text = f"{self._problem}; earlier checkpoints are complete"
                 self.journal.write("warning", step=step, text=text)
-            if not is_full or self._no_more.wait(ROOM_SECONDS):
+            if not is_full or self._stop_waiting.wait(RETRY_SECONDS):
                 return None
 
-    def _free(self) -> int:
-        """Bytes that the disk has for us."""
+    def _free_bytes(self) -> int:
+        """Free bytes on the disk."""
         existing = next(path for path in (self.root, *self.root.absolute().parents) if path.exists())
         return shutil.disk_usage(existing).free
 
-    def _let_go(self, step: int, scores: Mapping[int, float]) -> bool:
-        """Delete now what the budgets will not keep once `step` is there; whether there was anything."""
+    def _delete_old(self, step: int, scores: Mapping[int, float]) -> bool:
+        """Delete the checkpoints that will not be kept once `step` is saved; whether there were any."""
         with suppress(OSError):
             return keep(self.root, last=self.last, best=self.best, scores=scores, coming=step)
         return False
@@ -172,7 +174,7 @@ def _reason(error: Exception) -> str:
 
 
 def parts(model: nn.Module, average: Average | None, optimizer: Optimizer) -> Iterable[tuple[str, str, Tensor]]:
-    """All tensors of a training by file and name, whole, one at a time; all processes go through those of a sharded model."""
+    """All tensors of a training by file and name, unsharded, one at a time; with a sharded model all processes must iterate."""
     averages = {} if average is None else average.tensors
     for name, tensor in model.state_dict().items():
         yield MODEL, name, full(tensor)
@@ -183,15 +185,15 @@ def parts(model: nn.Module, average: Average | None, optimizer: Optimizer) -> It
 
 
 def check_space(root: Path, model: nn.Module, average: Average | None, optimizer: Optimizer, *, kept: int) -> None:
-    """Before the first save: is there room for all checkpoints that will be kept, and the one being written?
+    """Check before the first save that the disk has space for all checkpoints that will be kept, and the one being written.
 
     Args:
-        root: the run's checkpoints folder; what is there already counts as written, but for what is never deleted.
+        root: the run's checkpoints folder; checkpoints that are there count as written, except those that are never deleted.
         model, average, optimizer: what a checkpoint holds.
         kept: checkpoints that are kept.
 
     Raises:
-        CheckpointError: there is not.
+        CheckpointError: there is not enough space.
     """
     weights = sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values())
     one = weights * (1 if average is None else 2) + optimizer_bytes(optimizer)
@@ -201,6 +203,6 @@ def check_space(root: Path, model: nn.Module, average: Average | None, optimizer
     if free + there < one * (kept + 1):
         raise CheckpointError(
             f"{root}: {free / 1e9:.1f} GB are free, the checkpoints of this run need {(one * (kept + 1) - there) / 1e9:.1f} GB "
-            f"more ({kept} kept and one being written, {one / 1e9:.1f} GB each); make room, choose another folder with --out, or "
+            f"more ({kept} kept and one being written, {one / 1e9:.1f} GB each); free some space, choose another folder with --out, or "
             "lower checkpoint.keep_last or keep_best"
         )

@@ -1,4 +1,4 @@
-"""All processes go on from one checkpoint, which the first chooses, and hold the same numbers before the first step."""
+"""All processes resume from one checkpoint, which rank 0 chooses, and have the same state before the first step."""
 
 import hashlib
 import json
@@ -11,47 +11,47 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from vitctl.engine.checkpoint.files import Saved, newest_checkpoint, newest_name, read_checkpoint
-from vitctl.engine.distributed.process_group import check_same, end_together
+from vitctl.engine.checkpoint.files import SavedCheckpoint, newest_checkpoint, newest_name, read_checkpoint
+from vitctl.engine.distributed.process_group import check_same, raise_on_all
 from vitctl.engine.distributed.runtime import Runtime
 from vitctl.engine.distributed.sharding import is_sharded
 from vitctl.engine.run_files import AVERAGE, MODEL, OPTIMIZER
 from vitctl.errors import CheckpointError
 
-Held = Mapping[str, dict[str, Tensor]]  # file of a checkpoint -> its tensors by name
+CheckpointTensors = Mapping[str, dict[str, Tensor]]  # file of a checkpoint -> its tensors by name
 
 _WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_CHUNK = 2**22  # words at a time: what is needed beside the tensors stays at 64 MiB
-_FACTOR = 0x1E3779B97F4A7C15  # odd; spreads the places of a tensor over all 64 bits
+_CHUNK = 2**22  # words at a time: limits the temporary memory to 64 MiB
+_FACTOR = 0x1E3779B97F4A7C15  # odd; spreads the positions in a tensor over all 64 bits
 
 
 class Identity(Protocol):
-    """What a training is made of."""
+    """The data, start weights and recipe of a training."""
 
     @property
     def state(self) -> Mapping[str, Any]:
-        """What its checkpoints keep of it."""
+        """What a checkpoint stores of it."""
         ...
 
     def check(self, name: str, state: Mapping[str, Any]) -> str:
-        """Hold name and state of a checkpoint against it; what is to be said. Raises CheckpointError when it is another one's."""
+        """Compare with a checkpoint; returns a message for the user, or "". Raises CheckpointError for another training's."""
         ...
 
 
-def agreed_checkpoint(runtime: Runtime, root: Path) -> tuple[Saved | None, list[str]]:
-    """The newest whole checkpoint that the first process sees, read and verified by every process.
+def agreed_checkpoint(runtime: Runtime, root: Path) -> tuple[SavedCheckpoint | None, list[str]]:
+    """The newest complete checkpoint that rank 0 sees, read and verified by every process.
 
     Args:
         runtime: this process among its peers, all of which call this.
         root: the run's checkpoints folder.
 
     Returns:
-        the checkpoint, None when there is none; on the first process one line for each newer one that is not whole.
+        the checkpoint, None when there is none; on rank 0 also one line for each newer one that is incomplete.
 
     Raises:
         CheckpointError: a process cannot read exactly that checkpoint, or sees a newer one; the same line on every process.
     """
-    saved: Saved | None = None
+    saved: SavedCheckpoint | None = None
     problems: list[str] = []
     problem, chosen = "", {}
     if runtime.is_main:
@@ -61,24 +61,24 @@ def agreed_checkpoint(runtime: Runtime, root: Path) -> tuple[Saved | None, list[
             chosen |= {"newest": newest_name(root)}
         except CheckpointError as error:
             problem = str(error)
-    chosen = json.loads(runtime.first(json.dumps(chosen)))
+    chosen = json.loads(runtime.broadcast(json.dumps(chosen)))
     if chosen and not runtime.is_main:
-        saved, problem = _followed(runtime, root, chosen)
-    end_together(problem)
+        saved, problem = _read_chosen(runtime, root, chosen)
+    raise_on_all(problem)
     return saved, problems
 
 
-def agreed_to_go_on(runtime: Runtime, saved: Saved, total_steps: int, own: Identity | None) -> str:
-    """Whether a training may go on from a checkpoint; what is to be said of that, on the first process.
+def check_resumable(runtime: Runtime, saved: SavedCheckpoint, total_steps: int, own: Identity | None) -> str:
+    """Check that a training may resume from a checkpoint; returns, on rank 0, a message for the user or "".
 
     Args:
         runtime: this process among its peers, all of which call this.
         saved: the checkpoint.
-        total_steps: that the training ends at.
-        own: what it is made of; None: that is not known.
+        total_steps: of the training.
+        own: identity of this training; None: not known.
 
     Raises:
-        CheckpointError: it may not; the same line on every process.
+        CheckpointError: it may not; the same message on every process.
     """
     problem = said = ""
     if saved.step > total_steps:
@@ -91,31 +91,34 @@ def agreed_to_go_on(runtime: Runtime, saved: Saved, total_steps: int, own: Ident
             said = own.check(saved.folder.name, saved.state)
         except CheckpointError as error:
             problem = str(error)
-    end_together(problem)
+    raise_on_all(problem)
     return said
 
 
-def _followed(runtime: Runtime, root: Path, chosen: dict[str, str]) -> tuple[Saved | None, str]:
-    """What the first process chose as this one reads it, or why it cannot."""
+def _read_chosen(runtime: Runtime, root: Path, chosen: dict[str, str]) -> tuple[SavedCheckpoint | None, str]:
+    """The checkpoint that rank 0 chose, as this process reads it; or why it cannot."""
     who = f"process {runtime.rank} on {socket.gethostname()}"
-    mend = "see that all nodes show the same folder, then resume"
+    fix = "make sure that all nodes see the same folder, then resume"
     try:
         if (newest := newest_name(root)) > chosen["newest"]:
-            return None, f"{root / newest}: seen by {who} and not by process 0, which would begin before it; {mend}"
+            return (
+                None,
+                f"{root / newest}: seen by {who} but not by process 0, which would start from an earlier step; {fix}",
+            )
         if not chosen["name"]:
             return None, ""
         folder = root / chosen["name"]
         saved = read_checkpoint(folder)
     except CheckpointError as error:
-        return None, f"{error}, as {who} reads it; process 0 reads it whole; {mend}"
+        return None, f"{error}, when {who} reads it; process 0 reads it without an error; {fix}"
     except PermissionError as error:
-        return None, f"{error.filename}: may not be read by {who}; mend its rights, then resume"
+        return None, f"{error.filename}: permission denied for {who}; fix its permissions, then resume"
     if saved.digest != chosen["digest"]:
-        return None, f"{folder}: {who} reads another checkpoint there than process 0; {mend}"
+        return None, f"{folder}: {who} reads a different checkpoint there than process 0; {fix}"
     return saved, ""
 
 
-def agreed_tensors(runtime: Runtime, saved: Saved) -> Held:
+def agreed_tensors(runtime: Runtime, saved: SavedCheckpoint) -> CheckpointTensors:
     """The tensors of a checkpoint, read by every process.
 
     Raises:
@@ -126,26 +129,30 @@ def agreed_tensors(runtime: Runtime, saved: Saved) -> Held:
         read = {name: saved.tensors(name) for name in (MODEL, OPTIMIZER, AVERAGE)}
     except (OSError, SafetensorError) as error:
         problem = (
-            f"{saved.folder}: process {runtime.rank} on {socket.gethostname()} could not read it ({error}); see that its disk "
-            "is well, then resume"
+            f"{saved.folder}: process {runtime.rank} on {socket.gethostname()} could not read it ({error}); check its "
+            "disk, then resume"
         )
-    end_together(problem)
+    raise_on_all(problem)
     return read
 
 
-def check_numbers(
-    runtime: Runtime, step: int, model: nn.Module, everything: Iterable[tuple[str, str, Tensor]], read: Held
+def check_same_state(
+    runtime: Runtime,
+    step: int,
+    model: nn.Module,
+    everything: Iterable[tuple[str, str, Tensor]],
+    read: CheckpointTensors,
 ) -> None:
-    """Hold step, weights, their average and the optimizer's state of all processes side by side.
+    """Check that step, weights, their average and the optimizer state are the same on all processes.
 
-    Of a sharded model each process holds another part: there it is the whole tensors that each cut its part from.
+    With a sharded model each process holds another part: there the full tensors are compared that it was cut from.
 
     Args:
         runtime: this process among its peers.
         step: finished steps.
         model: that is trained.
-        everything: (part, name, tensor) of all that is trained with it.
-        read: of the checkpoint that the run goes on from; empty where there is none.
+        everything: (part, name, tensor) of all training state.
+        read: tensors of the checkpoint that the run resumes from; empty where there is none.
 
     Raises:
         LaunchError: they differ; the same line on every process.
@@ -157,14 +164,14 @@ def check_numbers(
     held = checksum((f"{part} {name}", tensor) for part, name, tensor in everything)
     check_same(
         {"step": str(step), "weights or optimizer state": held},
-        "resume; where it comes again, leave out that machine, whose memory or disk may be failing",
+        "resume; if this happens again, remove that machine from the run: its memory or disk may be failing",
     )
 
 
 def checksum(tensors: Iterable[tuple[str, Tensor]]) -> str:
-    """A digest of tensors by their names, computed where they are, in integers: equal for equal bits, on any device.
+    """A digest of named tensors, computed on their device in integer arithmetic: equal for equal bits, on any device.
 
-    A change of one number always shows. It guards against accidents, not against somebody who wants it to match.
+    A change of a single number always changes it. It detects accidents; it is not cryptographic.
     """
     digest = hashlib.sha256()
     for name, tensor in tensors:
@@ -174,7 +181,7 @@ def checksum(tensors: Iterable[tuple[str, Tensor]]) -> str:
 
 @torch.no_grad()
 def _word_sum(tensor: Tensor) -> int:
-    """The sum of a tensor's words, each times an odd number of its place, modulo 2^64."""
+    """The sum of a tensor's words, each times an odd number that depends on its position, modulo 2^64."""
     words = tensor.detach().contiguous().flatten().view(_WORDS[tensor.element_size()])
     total = torch.zeros((), dtype=torch.int64, device=words.device)
     for first in range(0, len(words), _CHUNK):

@@ -1,4 +1,4 @@
-"""The largest micro-batch that a device holds, found by trying. The global batch and its learning rate stay as they are."""
+"""The largest micro-batch that fits into device memory, found by trying. Global batch and learning rate do not change."""
 
 from collections.abc import Callable
 
@@ -11,7 +11,7 @@ from vitctl.errors import LaunchError
 
 
 def largest_micro_batch(fits: Callable[[int], bool], share: int) -> int:
-    """Cut a share into as few equal parts as fit: doubling their number until they do, then halving the gap.
+    """Cut a share into as few equal parts as possible: double their number until one fits, then bisect.
 
     Args:
         fits: whether a forward and backward pass over so many images succeeds.
@@ -43,14 +43,14 @@ def largest_micro_batch(fits: Callable[[int], bool], share: int) -> int:
 def fits_everywhere(
     runtime: Runtime, model: nn.Module, objective: Callable[[nn.Module, Batch, int], Tensor], batch: Batch, reserve: int
 ) -> bool:
-    """Whether all processes get through a forward and backward pass, without a trace but in the allocator.
+    """Whether a forward and backward pass fits on all processes. Model and gradients are left unchanged.
 
     Args:
-        runtime: of the process.
-        model: not wrapped yet, so that a process that fails keeps no other waiting.
+        runtime: of this process.
+        model: not wrapped yet, so that a process that fails does not block the others.
         objective: the loss of a batch.
         batch: of this process.
-        reserve: bytes that the training will need beside it: optimizer state, averages, what DDP sends.
+        reserve: bytes that training needs in addition: optimizer state, averages, DDP buckets.
     """
     model.train()
     fitted = True

@@ -1,6 +1,6 @@
-"""Several processes find each other, prove that they can add numbers, say where they are, and hold what they have side by side.
+"""The process group: rendezvous, a first all-reduce as a test, one line per node, and checks that all processes agree.
 
-Words go from CPU to CPU by gloo, beside NCCL where there are GPUs.
+Text is exchanged between CPUs by gloo; tensors on GPUs by NCCL.
 """
 
 import hashlib
@@ -21,14 +21,14 @@ TEXT_BYTES = 2000
 
 
 def join(*, cpu: bool, seconds: float = JOIN_SECONDS) -> None:
-    """Meet the other processes at MASTER_ADDR:MASTER_PORT, unless that is done.
+    """Join the other processes at MASTER_ADDR:MASTER_PORT, unless this process has joined already.
 
     Args:
         cpu: compute on the CPU even where there are GPUs.
-        seconds: to wait for the others, and for each later operation.
+        seconds: timeout of the rendezvous, and of each later operation.
 
     Raises:
-        LaunchError: not all came.
+        LaunchError: not all processes joined.
     """
     if dist.is_initialized():
         return
@@ -47,26 +47,26 @@ def join(*, cpu: bool, seconds: float = JOIN_SECONDS) -> None:
     except (RuntimeError, ValueError) as error:
         raise LaunchError(
             f"process {os.environ.get('RANK')} on {socket.gethostname()}: the {os.environ.get('WORLD_SIZE')} processes did not "
-            f"all meet at {place} within {seconds:.0f} s ({str(error).splitlines()[0][:200]}); see that all were started and "
-            "that every node reaches that address"
+            f"all meet at {place} within {seconds:.0f} s ({str(error).splitlines()[0][:200]}); check that all were started and "
+            "that every node can reach that address"
         ) from error
 
 
 def _store_outlives_processes() -> bool:
-    """Whether torchrun keeps what the processes tell each other when it starts them again.
+    """Whether torchrun keeps the store of the rendezvous when it restarts the processes.
 
-    They would read the addresses of those before them, and wait for ever or be refused. The number of restarts tells them
-    apart on one machine; torchruns of several count differently.
+    They would read the addresses of the earlier processes, and wait for ever or be refused. On one machine the number of
+    restarts serves as a prefix; with several, each torchrun has its own count.
     """
     kept = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     return kept and os.environ.get("GROUP_WORLD_SIZE") == "1" and "TORCHELASTIC_RESTART_COUNT" in os.environ
 
 
-def check_sum(*, cpu: bool, seconds: float = CHECK_SECONDS) -> None:
-    """Add one number of each process: a network that does not carry it is found now, not in the first update.
+def check_all_reduce(*, cpu: bool, seconds: float = CHECK_SECONDS) -> None:
+    """Sum one number over all processes: a network problem shows here, and not in the first update.
 
     Raises:
-        LaunchError: there was no sum in time, or a wrong one.
+        LaunchError: there was no result in time, or a wrong one.
     """
     total = torch.ones(1, device="cpu" if cpu else "cuda")
     limit = seconds if cpu else FIRST_NCCL_SECONDS
@@ -92,15 +92,15 @@ def _completes(work: dist.Work, seconds: float) -> bool:
     return bool(work.is_completed())
 
 
-def first_text(text: str) -> str:
-    """What the first process says, cut after 2,000 bytes, on every process."""
+def broadcast_text(text: str) -> str:
+    """The text of rank 0, cut after 2,000 bytes, on every process."""
     said = _packed(text)
     dist.broadcast(said, src=0)
     return _unpacked(said)
 
 
-def all_texts(text: str) -> list[str]:
-    """What each process says, cut after 2,000 bytes, by rank, on every process; of one alone, its own words."""
+def gather_texts(text: str) -> list[str]:
+    """The text of each process, cut after 2,000 bytes, by rank, on every process; without a process group its own."""
     if not dist.is_initialized():
         return [text]
     own = _packed(text)
@@ -118,42 +118,42 @@ def _unpacked(said: torch.Tensor) -> str:
     return bytes(said.tolist()).rstrip(b"\0").decode(errors="replace")
 
 
-def end_together(problem: str) -> None:
-    """Raise on every process what the first that has a problem says; "" where there is none.
+def raise_on_all(problem: str) -> None:
+    """Raise on every process the problem of the lowest rank that has one; "" is no problem.
 
     Raises:
-        CheckpointError: some process has a problem.
+        CheckpointError: a process has a problem.
     """
-    for said in all_texts(problem):
+    for said in gather_texts(problem):
         if said:
             raise CheckpointError(said)
 
 
-def check_same(facts: Mapping[str, str], mend: str) -> None:
-    """Hold what each process has beside what the first has, and end all processes where it differs.
+def check_same(facts: Mapping[str, str], fix: str) -> None:
+    """Compare the facts of each process with those of rank 0, and end all processes where they differ.
 
     Args:
-        facts: what it is, in words -> its content or a digest of it; the same names on every process.
-        mend: what the user can do.
+        facts: name for the message -> content, or a digest of it; the same names on every process.
+        fix: what the user can do.
 
     Raises:
-        LaunchError: the first process that differs and in what, the same line on every process.
+        LaunchError: names the first process that differs and the facts; the same message on every process.
     """
     own = {name: hashlib.sha256(content.encode()).hexdigest()[:12] for name, content in facts.items()}
-    first, *others = (json.loads(said) for said in all_texts(json.dumps([socket.gethostname(), own])))
+    first, *others = (json.loads(said) for said in gather_texts(json.dumps([socket.gethostname(), own])))
     for rank, (host, theirs) in enumerate(others, start=1):
         if differing := [name for name in own if theirs.get(name) != first[1].get(name)]:
             raise LaunchError(
-                f"process {rank} on {host} has other {', '.join(differing)} than process 0 on {first[0]}; nothing was computed "
-                f"with them: {mend}"
+                f"process {rank} on {host} has different {', '.join(differing)} than process 0 on {first[0]}; nothing was computed "
+                f"with them: {fix}"
             )
 
 
 def node_lines(*, cpu: bool) -> list[str]:
-    """One line for each node: its name, processes and device; the same on every process."""
+    """One line for each node: host name, ranks and device; the same on every process."""
     device = f"CPU, {torch.get_num_threads()} threads each" if cpu else torch.cuda.get_device_name()
     nodes: dict[str, list[int]] = {}
-    for rank, text in enumerate(all_texts(f"{socket.gethostname()}\t{device}")):
+    for rank, text in enumerate(gather_texts(f"{socket.gethostname()}\t{device}")):
         nodes.setdefault(text, []).append(rank)
     lines = []
     for node, ranks in nodes.items():

@@ -1,4 +1,4 @@
-"""What every process of a job stands on: accelerate's processes, a device, and a precision the device is good at."""
+"""The runtime of every process of a job: accelerate, the device, and the precision."""
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from accelerate.state import AcceleratorState
 from accelerate.tracking import get_available_trackers
 from torch import Tensor, nn
 
-from vitctl.engine.distributed.process_group import first_text
+from vitctl.engine.distributed.process_group import broadcast_text
 from vitctl.engine.distributed.sharding import is_sharded
 from vitctl.errors import LaunchError
 from vitctl.models.hardware import PEAK_TFLOPS
@@ -21,14 +21,14 @@ MIX = 0x9E3779B97F4A7C15
 
 @dataclass(frozen=True)
 class Runtime:
-    """A process among its peers. `precision` is what is computed in; parameters are float64 or float32."""
+    """One process of a job. `precision` is that of the computation; parameters are float64 or float32."""
 
     accelerator: Accelerator
     precision: str
 
     @property
     def rank(self) -> int:
-        """Number of this process, 0 .. num_processes - 1."""
+        """Rank of this process, 0 .. num_processes - 1."""
         return int(self.accelerator.process_index)
 
     @property
@@ -53,7 +53,7 @@ class Runtime:
 
     @property
     def peak_flops(self) -> float:
-        """FLOP/s of this process's device at its best in bf16; 0 where that is not known or not what is used."""
+        """Peak FLOP/s of this process's device in bf16; 0 where it is unknown, or another precision is used."""
         if self.device.type != "cuda" or self.precision != "bf16":
             return 0.0
         name = torch.cuda.get_device_name(self.device)
@@ -78,21 +78,21 @@ class Runtime:
             torch.distributed.all_reduce(total)
         return [float(v) for v in total.tolist()]
 
-    def first(self, text: str) -> str:
-        """What the main process says, cut after 2,000 bytes, on every process."""
-        return first_text(text) if self.num_processes > 1 else text
+    def broadcast(self, text: str) -> str:
+        """The text of the main process, cut after 2,000 bytes, on every process."""
+        return broadcast_text(text) if self.num_processes > 1 else text
 
     def wait(self) -> None:
-        """Until all processes are here."""
+        """Barrier: wait for all processes."""
         self.accelerator.wait_for_everyone()
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        """Wrap a model on its device for several processes, which a sharded one does by itself, and for mixed precision."""
+        """Wrap a model on its device for DDP, which a sharded model does not need, and for mixed precision."""
         wrapped: nn.Module = self.accelerator.prepare_model(model, evaluation_mode=is_sharded(model))
         return wrapped
 
     def release(self) -> None:
-        """Let go of the models that were wrapped, which accelerate would keep alive; between two trainings."""
+        """Free the wrapped models, to which accelerate keeps references; between two trainings."""
         self.accelerator.free_memory()
 
 
@@ -144,5 +144,5 @@ def best_precision(cpu: bool) -> str:
 
 
 def seed_step(seed: int, step: int, rank: int) -> None:
-    """Dropout draws of one step are a pure function of (seed, step, rank), so that a resumed run draws the same."""
+    """Seed dropout by (seed, step, rank), so that a resumed run draws the same masks."""
     torch.manual_seed((seed * MIX + step * 1_000_003 + rank) % 2**63)

@@ -1,6 +1,6 @@
-"""FSDP2: parameters, gradients and optimizer state cut over the processes; on disk all is whole again.
+"""FSDP2: parameters, gradients and optimizer state are sharded over the processes; checkpoints are unsharded.
 
-What is computed is what DDP computes: the weights travel in the type of the parameters, and autocast narrows them.
+The result is that of DDP: weights are gathered in the type of the parameters, and autocast converts them.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -16,14 +16,14 @@ from vitctl.models.blocks import Block
 
 
 def shard(model: nn.Module, device: torch.device, num_processes: int) -> None:
-    """Cut the parameters of `model` over all processes, in place: each outermost block by itself, then the rest.
+    """Shard the parameters of `model` over all processes, in place: each outermost block as a unit, then the rest.
 
-    Comes before the optimizer is built, whose parameters these are.
+    Call it before the optimizer is built on these parameters.
     """
     mesh = init_device_mesh(device.type, (num_processes,))
     for block in outermost_blocks(model):
         fully_shard(block, mesh=mesh, reshard_after_forward=True)
-    # The rest too, which stays whole by default until a backward pass, and after an evaluation there is none.
+    # By default the root stays gathered until a backward pass, and after an evaluation there is none.
     fully_shard(model, mesh=mesh, reshard_after_forward=True)
 
 
@@ -36,12 +36,12 @@ def outermost_blocks(model: nn.Module) -> list[Block]:
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Whether `shard` was at work."""
+    """Whether `shard` was applied."""
     return isinstance(model, FSDPModule)
 
 
 def synced(model: nn.Module, accelerator: Any, *, now: bool) -> AbstractContextManager[Any]:
-    """Backward passes in here sum their gradients over the processes `now`, or leave that to a later one."""
+    """Within the block backward passes sum their gradients over the processes if `now`, else a later pass does."""
     if isinstance(model, FSDPModule):
         model.set_requires_gradient_sync(now)
         return nullcontext()
@@ -54,12 +54,12 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def full(tensor: Tensor) -> Tensor:
-    """The whole of a tensor; where it is cut, all processes must ask for it together."""
+    """The full tensor; where it is sharded, all processes must call this together."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def like(whole: Tensor, reference: Tensor) -> Tensor:
-    """A whole tensor, the same on every process, cut and placed as `reference` is."""
+    """A full tensor, the same on every process, sharded and placed like `reference`."""
     placed = whole.to(reference.device, reference.dtype)
     if not isinstance(reference, DTensor):
         return placed

@@ -1,4 +1,4 @@
-"""The images that a job takes in: splits and transforms, from the words of a recipe."""
+"""The images that a job reads: splits and transforms, from a recipe."""
 
 from pathlib import Path
 
@@ -16,12 +16,12 @@ from vitctl.recipe.images import Place, TrainImages
 
 
 def open_images(place: Place, split: str, run_dir: Path) -> Source:
-    """A split of a recipe's [data]; sets that come with vitctl are written to RUN/data when they are nowhere else."""
-    return sampling.open_images(place, split, run_dir / "data")
+    """A split of a recipe's [data]; data sets that come with vitctl are generated in RUN/data where they are missing."""
+    return sampling.open_recipe_split(place, split, run_dir / "data")
 
 
 def open_scored(place: Place, split: str, run_dir: Path) -> Source:
-    """The images of a score: each has a label, and comes once.
+    """The images of a score: each has a label, and occurs once.
 
     Raises:
         DataError: data is missing, a label does not fit, or the expression takes an image twice.
@@ -33,7 +33,7 @@ def open_scored(place: Place, split: str, run_dir: Path) -> Source:
 
 
 def check_once(source: Source, split: str) -> None:
-    """Raises DataError where a split expression takes an image twice: no score is of that."""
+    """Raises DataError where a split expression takes an image twice: it cannot be scored."""
     if repeated := num_repeated(source):
         raise DataError(
             f"'{split}' takes {repeated:,} image(s) twice, and a score counts every image once; name parts that do not overlap"
@@ -47,10 +47,10 @@ def open_training_images(
 
     Args:
         data, run_dir: of the job.
-        needs_labels: False for masked patch prediction, which looks at pixels alone.
+        needs_labels: False for masked patch prediction, which uses pixels only.
 
     Raises:
-        DataError: data is missing, the two splits have other classes, or labels do not fit.
+        DataError: data is missing, the two splits have different classes, or labels are invalid.
     """
     if data.synthetic:
         return synthetic(data.synthetic, dataset=data.dataset, image_size=data.image_size), None

@@ -21,7 +21,7 @@ from vitctl.jobs.inputs.data import check_once, open_images
 from vitctl.jobs.record.result import data_used
 from vitctl.recipe.protocols import FewshotImages
 
-# Where the authors' evaluators take other splits than train and test.
+# Data sets for which the authors' evaluators use other splits than train and test.
 SPLITS = {
     "colorectal": ("train[:2000]", "train[2000:]"),
     "imagenet": ("train[:65000]", "validation"),
@@ -41,12 +41,12 @@ class FewshotSet:
 
     @property
     def num_classes(self) -> int:
-        """By definition of the set, not by the labels seen."""
+        """The number of classes of the set, independent of the labels that occur."""
         return len(self.train.class_names)
 
     @property
     def used(self) -> dict[str, Any]:
-        """What its numbers belong to."""
+        """Provenance of its numbers."""
         own = {
             "train_split": self.train_split,
             "train_sha256": self.train.digest,
@@ -57,10 +57,10 @@ class FewshotSet:
 
 
 def open_sets(data: FewshotImages, shots: Sequence[int], run_dir: Path) -> list[FewshotSet]:
-    """The data sets of a recipe's [data], each held against the shots that are asked of it.
+    """The data sets of a recipe's [data], checked to have enough images for the shots.
 
     Raises:
-        DataError: data is missing, the splits have other classes, labels do not fit, an expression takes an image twice, or a
+        DataError: data is missing, the splits have different classes, labels are invalid, an expression takes an image twice, or a
             class has fewer images than shots.
     """
     places = [data.model_copy(update={"dataset": name, "path": ""}) for name in data.datasets] or [data]
@@ -117,7 +117,7 @@ def score_draw(
 
 
 def drawn_rows(one: FewshotSet, shots: int, seed: int) -> list[tuple[str | int, ...]]:
-    """(data set, seed, class, place, index, key) of every drawn image; `s` shots are those of place < s."""
+    """(data set, seed, class, place, index, key) of every drawn image; `s` shots are those with place < s."""
     chosen = choose_shots(one.train.labels(), shots, num_classes=one.num_classes, seed=seed).tolist()
     names = one.train.class_names
     return [

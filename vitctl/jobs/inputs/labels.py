@@ -1,4 +1,4 @@
-"""What counts as a right answer: the labels of the data, the ReaL labels, or ObjectNet's rules."""
+"""Which predictions are correct: by the labels of the data, the ReaL labels, or ObjectNet's rules."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -12,9 +12,9 @@ from vitctl.data.datasets.readers.files import class_list
 from vitctl.data.datasets.readers.objectnet import imagenet_classes
 from vitctl.data.source.imagenet_real import label_sets, read_real
 from vitctl.data.source.read import Source
-from vitctl.engine.metrics import count_by_class, count_confusions, padded_sets, right_answers
+from vitctl.engine.metrics import correct_predictions, count_by_class, count_confusions, padded_sets
 from vitctl.errors import CheckpointError, DataError, RecipeError
-from vitctl.jobs.inputs.weights import Found
+from vitctl.jobs.inputs.weights import FoundWeights
 from vitctl.system.tables import write_csv
 
 REAL_PLACE = Path("imagenet_real") / "real.json"
@@ -23,33 +23,33 @@ OF_OBJECTNET = (OBJECTNET, RESTRICTED)
 
 
 @dataclass(frozen=True)
-class Judge:
-    """How answers are made from logits, and which of them are right.
+class LabelRule:
+    """How predictions are made from logits, and which of them are correct.
 
     Args:
-        labels: name of a set of labels -> int64 `[N]` or `[N, L]`, filled up with -1; the first is the main one.
+        labels: name of a set of labels -> int64 `[N]` or `[N, L]`, padded with -1; the first is the main one.
         classes: int64 `[N]`, the class of each image, for the counts by class: its first label where it has several, -1 where
             it has none and is not counted.
         class_names: of `classes`.
-        answer_names: of the answers.
-        answers: logits `[B, K]` to the scores of the answers `[B, A]`.
+        prediction_names: of the classes that may be predicted.
+        to_scores: logits `[B, K]` to the scores of the classes that may be predicted `[B, A]`.
     """
 
     labels: dict[str, np.ndarray]
     classes: np.ndarray
     class_names: Sequence[str]
-    answer_names: Sequence[str]
-    answers: Callable[[Tensor], Tensor] = field(default=lambda logits: logits)
+    prediction_names: Sequence[str]
+    to_scores: Callable[[Tensor], Tensor] = field(default=lambda logits: logits)
 
     def count_by_class(self, best: np.ndarray) -> np.ndarray:
-        """Images, right answers and hits among the five best of each class by the main labels, int64 `[K, 3]`, of answers `[N, 5]`."""
+        """Images, top-1 and top-5 hits of each class under the main labels, int64 `[K, 3]`, from predictions `[N, 5]`."""
         counted = self.classes >= 0
-        right = right_answers(best, next(iter(self.labels.values())))[counted]
+        right = correct_predictions(best, next(iter(self.labels.values())))[counted]
         return count_by_class(right, self.classes[counted], len(self.class_names))
 
 
-def choose_judge(wanted: str, source: Source, found: Found, root: Path) -> Judge:
-    """The judge that evaluation.labels names, for the images of a split.
+def choose_label_rule(wanted: str, source: Source, found: FoundWeights, root: Path) -> LabelRule:
+    """The rule that evaluation.labels names, for the images of a split.
 
     Args:
         wanted: as in the recipe.
@@ -59,14 +59,14 @@ def choose_judge(wanted: str, source: Source, found: Found, root: Path) -> Judge
 
     Raises:
         RecipeError: there are no such labels.
-        DataError: the images are not those that the labels are about.
+        DataError: the labels are for other images.
         CheckpointError: the head has other classes.
     """
     given = source.labels()
     classes = given.reshape(len(given), -1)[:, 0]
     if wanted in OF_OBJECTNET:
         return _objectnet(source, classes, found, restricted=wanted == RESTRICTED)
-    check_classes(found, source.class_names)
+    check_head_classes(found, source.class_names)
     labels = {ORIGINAL: given}
     if wanted == REAL or wanted.endswith(".json"):
         check_imagenet(source)
@@ -77,7 +77,7 @@ def choose_judge(wanted: str, source: Source, found: Found, root: Path) -> Judge
             f"evaluation.labels = '{wanted}': should be {ORIGINAL}, {REAL}, {OBJECTNET}, {RESTRICTED} "
             "or the path of a real.json"
         )
-    return Judge(labels, classes, source.class_names, source.class_names)
+    return LabelRule(labels, classes, source.class_names, source.class_names)
 
 
 def check_imagenet(source: Source) -> None:
@@ -91,8 +91,8 @@ def check_imagenet(source: Source) -> None:
         )
 
 
-def check_classes(found: Found, names: tuple[str, ...]) -> None:
-    """By name; by number where the file of another program carries no names. Raises CheckpointError."""
+def check_head_classes(found: FoundWeights, names: tuple[str, ...]) -> None:
+    """Compare the classes of head and data: by name, or by number where the weights file has no names. Raises CheckpointError."""
     stored = found.weights.meta.get("class_names") or []
     num_classes = len(stored) or found.weights.config.num_classes
     if stored != list(names) if stored else num_classes != len(names):
@@ -103,7 +103,7 @@ def check_classes(found: Found, names: tuple[str, ...]) -> None:
         )
 
 
-def _objectnet(source: Source, classes: np.ndarray, found: Found, *, restricted: bool) -> Judge:
+def _objectnet(source: Source, classes: np.ndarray, found: FoundWeights, *, restricted: bool) -> LabelRule:
     wnids = [imagenet_classes(name) for name in source.class_names]
     if not all(wnids):
         odd = source.class_names[wnids.index([])]
@@ -111,17 +111,17 @@ def _objectnet(source: Source, classes: np.ndarray, found: Found, *, restricted:
             f"class '{odd}' names no ImageNet classes: these are not the images of `vitctl data prepare objectnet`"
         )
     numbers = {wnid: number for number, wnid in enumerate(class_list("imagenet"))}
-    check_classes(found, tuple(numbers))
+    check_head_classes(found, tuple(numbers))
     sets = [[numbers[wnid] for wnid in of_class] for of_class in wnids]
     if restricted:
-        return Judge(
+        return LabelRule(
             {RESTRICTED: classes},
             classes,
             source.class_names,
             source.class_names,
             lambda logits: _highest(logits, sets),
         )
-    return Judge({OBJECTNET: padded_sets(sets)[classes]}, classes, source.class_names, tuple(numbers))
+    return LabelRule({OBJECTNET: padded_sets(sets)[classes]}, classes, source.class_names, tuple(numbers))
 
 
 def _highest(logits: Tensor, sets: Sequence[Sequence[int]]) -> Tensor:
@@ -129,17 +129,17 @@ def _highest(logits: Tensor, sets: Sequence[Sequence[int]]) -> Tensor:
     return torch.stack([logits[:, numbers].amax(dim=1) for numbers in sets], dim=1)
 
 
-def write_counts(run_dir: Path, judge: Judge, best: np.ndarray) -> dict[str, str]:
+def write_counts(run_dir: Path, rule: LabelRule, best: np.ndarray) -> dict[str, str]:
     """Write per_class.csv and confusion.csv by the main labels; returns name -> path.
 
     Args:
         run_dir: gets the files.
-        judge: what was right.
-        best: int64 `[N, 5]`, the best answers.
+        rule: which predictions are correct.
+        best: int64 `[N, 5]`, the top-5 predictions.
     """
-    names, answers = judge.class_names, judge.answer_names
-    counted = judge.classes >= 0
-    by_class = judge.count_by_class(best).tolist()
+    names, predictions = rule.class_names, rule.prediction_names
+    counted = rule.classes >= 0
+    by_class = rule.count_by_class(best).tolist()
     tables: dict[str, list[Sequence[object]]] = {
         "per_class": [
             ("class", "images", "correct", "top5_correct", "accuracy"),
@@ -151,8 +151,8 @@ def write_counts(run_dir: Path, judge: Judge, best: np.ndarray) -> dict[str, str
         "confusion": [
             ("class", "answer", "images"),
             *(
-                (names[own], answers[said], count)
-                for own, said, count in count_confusions(best[counted], judge.classes[counted])
+                (names[own], predictions[predicted], count)
+                for own, predicted, count in count_confusions(best[counted], rule.classes[counted])
             ),
         ],
     }

@@ -1,4 +1,4 @@
-"""Batch, length and warm-up of a run, where its recipe leaves them to the number of training images. Imports no torch."""
+"""Batch size, length and warm-up of a run, where its recipe derives them from the number of training images. Imports no torch."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,13 +13,13 @@ BATCHES_PER_EPOCH, LEAST_BATCH, MOST_BATCH = 8, 8, 512
 EPOCHS, LEAST_STEPS, MOST_STEPS = 20, 200, 20_000
 WARMUP_SHARE, MOST_WARMUP = 10, 500
 TASK_IMAGES = 1_000  # of every VTAB task
-IN_PROPORTION = ", in proportion"  # after the flag that opened the warm-up, as its origin
+IN_PROPORTION = ", in proportion"  # marks, in the origin of the warm-up, that a flag changed the length
 
 R = TypeVar("R", bound=TrainRecipe)
 
 
 def learning_rate(recipe: TrainRecipe, steps: int) -> Callable[[int], float]:
-    """The rate of the update that follows so many steps, in a run of `steps`, by [optimizer] and [schedule]."""
+    """The learning rate as a function of finished steps, in a run of `steps`, from [optimizer] and [schedule]."""
     s = recipe.schedule
     return partial(
         lr_at,
@@ -32,16 +32,16 @@ def learning_rate(recipe: TrainRecipe, steps: int) -> Callable[[int], float]:
     )
 
 
-def is_open(recipe: object) -> bool:
-    """Whether something of a recipe's [schedule] waits for the number of training images."""
+def needs_num_images(recipe: object) -> bool:
+    """Whether a value of a recipe's [schedule] depends on the number of training images."""
     if not isinstance(recipe, TrainRecipe):
         return False
     s = recipe.schedule
     return not s.batch_size or not (s.total_steps or s.total_epochs) or s.warmup_steps < 0
 
 
-def fitted(recipe: R, num_images: int) -> R:
-    """`recipe` with what its [schedule] leaves open: batch_size = 0, no length, warmup_steps = -1.
+def fitted_recipe(recipe: R, num_images: int) -> R:
+    """`recipe` with the open values of its [schedule] filled in: batch_size = 0, no length, warmup_steps = -1.
 
     Large sets come out as the paper's: batches of 512, at most the 20,000 steps of Table 4, and the warm-up of 500 of
     vision_transformer's configs/common.py. Small ones get eight batches an epoch, and at least 200 updates.
@@ -52,7 +52,7 @@ def fitted(recipe: R, num_images: int) -> R:
 
     Paper: Table 4 gives 512 images a batch, and 500 to 20,000 steps; the rule between them is a choice of vitctl
     """
-    if not is_open(recipe):
+    if not needs_num_images(recipe):
         return recipe
     s = recipe.schedule
     batch = s.batch_size or _batch_size(num_images)
@@ -66,8 +66,8 @@ def fitted(recipe: R, num_images: int) -> R:
     return recipe.model_copy(update={"schedule": s})
 
 
-def fit(loaded: Loaded, num_images: int) -> Loaded:
-    """`loaded` as `fitted` gives it, each value with its origin; a warm-up that a flag opened is in proportion to the recipe's.
+def fit_schedule(loaded: Loaded, num_images: int) -> Loaded:
+    """`loaded` as `fitted_recipe` gives it, each value with its origin; after --steps or --epochs the warm-up is scaled with the length.
 
     Args:
         loaded: a recipe that trains.
@@ -75,8 +75,8 @@ def fit(loaded: Loaded, num_images: int) -> Loaded:
     """
     before = loaded.recipe
     assert isinstance(before, TrainRecipe)
-    now = fitted(before, num_images)
-    words = f"fitted to {num_images:,} images"
+    now = fitted_recipe(before, num_images)
+    words = f"chosen for {num_images:,} images"
     found = {
         f"schedule.{name}": words
         for name in ("batch_size", "total_steps", "warmup_steps")
@@ -98,7 +98,7 @@ def _in_proportion(name: str, now: TrainRecipe, num_images: int) -> int:
     """The warm-up of the recipe called `name`, shortened as its length is."""
     own = load_recipe(name).recipe
     assert isinstance(own, TrainRecipe)
-    before = fitted(own, num_images).schedule
+    before = fitted_recipe(own, num_images).schedule
     steps, own_steps = (
         total_steps(num_images, s.batch_size, steps=s.total_steps, epochs=s.total_epochs)
         for s in (now.schedule, before)

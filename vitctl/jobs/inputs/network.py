@@ -1,4 +1,4 @@
-"""Which network a recipe means: of its [model], or of the header of the weights it starts from. Imports no torch."""
+"""The network of a recipe: from its [model], or from the header of the weights it starts from. Imports no torch."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -15,8 +15,8 @@ from vitctl.models.weights.sources import Fetch, locate
 from vitctl.recipe.schema import Finetune, Pretrain, Vtab
 
 
-class Stored(NamedTuple):
-    """The network of stored weights, their path or address, and a line on the run that was taken where none was named."""
+class StoredNetwork(NamedTuple):
+    """The network of stored weights, their path or address, and a line that names the run where none was given."""
 
     path: str
     config: Config
@@ -25,15 +25,15 @@ class Stored(NamedTuple):
 
 def find_network(
     source: str, *, which: str = "", model: str = "", job: str = "finetune", fetch: Fetch = cached
-) -> Stored:
+) -> StoredNetwork:
     """The network of the weights that weights.source means; no tensor is read.
 
     Args:
         source, which, model, job: as `find_weights` takes them.
-        fetch: gets the file behind an https address; by default only what was fetched before is taken.
+        fetch: downloads the file of an address; by default only the cache is used.
 
     Raises:
-        CheckpointError: there are none, or they are behind an address and not in the cache, and no model is named.
+        CheckpointError: there are none, or they are at an address and not in the cache, and no model is named.
     """
     taken = ""
     if "://" not in source:
@@ -58,21 +58,21 @@ def find_network(
             if fetch is not cached:
                 raise
             if model:
-                return Stored(f"{source}, which are not here yet: taken to be a {model}", variant(model))
+                return StoredNetwork(f"{source}, not downloaded yet: assumed to be a {model}", variant(model))
             raise CheckpointError(
-                f"{source}: not fetched yet, and a plan fetches nothing; name the model to plan without, e.g. --model B/16"
+                f"{source}: not downloaded yet, and --dry-run downloads nothing; name the model instead, e.g. --model B/16"
             ) from None
-    return Stored(source, read_config(path, model=model), taken)
+    return StoredNetwork(source, read_config(path, model=model), taken)
 
 
 def _newest_file(folder: Path) -> Path | None:
-    """The weights of a run folder's newest checkpoint that has some: all of a run are of one network."""
+    """The weights of a run folder's newest checkpoint: all checkpoints of a run have the same network."""
     files = (step / tensors_file(MODEL) for step in step_folders(folder / CHECKPOINTS))
     return max(filter(Path.exists, files), default=None)
 
 
 def model_config(recipe: Pretrain, num_classes: int) -> Config:
-    """The network of a recipe's [model] for this many classes; for masked patch prediction, which has none, the target decides.
+    """The network of a recipe's [model] for this many classes; masked patch prediction has none: the target sets the size of the output.
 
     Raises:
         RecipeError: the named row's family lacks a field that is set.
@@ -94,7 +94,7 @@ def model_config(recipe: Pretrain, num_classes: int) -> Config:
         return replace(config, representation_size=config.hidden_size)
     if (recipe.data.mean, recipe.data.std) != ((0.5,) * 3, (0.5,) * 3):
         raise RecipeError(
-            "loss.name = 'masked_patch': colours are counted in the range -1..1; leave data.mean and data.std at 0.5"
+            "loss.name = 'masked_patch': its targets need pixels in the range -1..1; leave data.mean and data.std at 0.5"
         )
     if type(config) is not ViTConfig:
         raise RecipeError(f"model.name = '{recipe.model.name}': masked patches are predicted by a plain ViT, e.g. B/16")
@@ -102,24 +102,24 @@ def model_config(recipe: Pretrain, num_classes: int) -> Config:
 
 
 def needs_labels(recipe: Pretrain | Finetune) -> bool:
-    """Whether a training looks at labels: masked patch prediction does not. Paper: Section 4.6"""
+    """Whether a training uses labels: masked patch prediction does not. Paper: Section 4.6"""
     return recipe.loss.name != "masked_patch"
 
 
 def rates_of(recipe: Finetune | Vtab, stored: Config) -> dict[str, float]:
-    """dropout and drop_path of a fine-tune: the recipe's, or those stored with the weights; 0 where nothing is stored."""
+    """dropout and drop_path of a fine-tuning run: the recipe's, or those stored with the weights; 0 where nothing is stored."""
     wanted = {"dropout": recipe.dropout, "drop_path": recipe.drop_path}
     return {name: float(getattr(stored, name, 0.0) if rate == "as_stored" else rate) for name, rate in wanted.items()}
 
 
 def rates_in_words(recipe: Finetune | Vtab, rates: Mapping[str, float]) -> str:
-    """The rates, and which of them came with the weights."""
+    """The rates as text, with a mark for those stored with the weights."""
     stored = {"dropout": recipe.dropout == "as_stored", "drop_path": recipe.drop_path == "as_stored"}
     return ", ".join(f"{name} {rate:g}{' as stored' if stored[name] else ''}" for name, rate in rates.items())
 
 
 def unseen_pixels(config: Config, image_size: int = 0) -> list[str]:
-    """What a run says where its images are no whole number of patches wide, as in the paper's H/14 at 384."""
+    """A warning where the image size is not a multiple of the patch size, as in the paper's H/14 at 384."""
     if not isinstance(config, ViTConfig) or config.map_channels != 3:
         return []
     size, patch = image_size or config.image_size, config.patch_size
@@ -127,6 +127,6 @@ def unseen_pixels(config: Config, image_size: int = 0) -> list[str]:
     if seen == size:
         return []
     return [
-        f"image size {size} is no multiple of the patch size {patch}: the last {size - seen} rows and columns of pixels are "
-        f"not seen; {seen} or {seen + patch} would use all"
+        f"image size {size} is not a multiple of the patch size {patch}: the last {size - seen} rows and columns of pixels are "
+        f"not used; {seen} or {seen + patch} would use all"
     ]

@@ -1,4 +1,4 @@
-"""Which splits of a user's data set a recipe means, where those that it names are not there."""
+"""The splits of a user's data set that a recipe uses, where those that it names do not exist."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -16,17 +16,17 @@ _ASKED_FOR = "train+test+validation+val"  # an address cannot be listed
 _FLAG = "the splits of --data"
 
 
-class Fitted(NamedTuple):
-    """Values to be set in a recipe, and a line that says why; empty where the recipe fits as it is."""
+class FittedSplits(NamedTuple):
+    """Values to be set in a recipe, and a line that says why; empty where the recipe needs no change."""
 
     overrides: list[Override]
     note: str
 
 
-def fit_splits(loaded: Loaded) -> Fitted:
-    """Take the splits that data.path has in place of those that a recipe names by default and it has not.
+def fit_splits(loaded: Loaded) -> FittedSplits:
+    """Replace the default splits of a recipe by those that data.path has.
 
-    Names that were typed stay. What comes out is written into the recipe of the run: every later job reads there what was
+    Splits that the user named stay. The result is written into the recipe of the run, where every later job reads what was
     trained on.
 
     Args:
@@ -40,31 +40,31 @@ def fit_splits(loaded: Loaded) -> Fitted:
         or getattr(data, "synthetic", False)
         or getattr(data, "mixture", None)
     ):
-        return Fitted([], "")
+        return FittedSplits([], "")
     try:
         found = list(locate_splits(data.path, _ASKED_FOR))
     except DataError:
         if not is_remote(data.path):
             raise
-        return Fitted([], "")  # opening it will say what is wrong
+        return FittedSplits([], "")  # opening the data later raises the error
     fitting = own_splits(found)
     if fitting is None:
-        return Fitted([], "")
+        return FittedSplits([], "")
     if isinstance(recipe, Evaluate):
         return _scored(loaded, data.eval_split, found, fitting)
     if isinstance(recipe, Fewshot):
         if recipe.data.datasets or Path(data.path).name in SPLITS:
-            return Fitted([], "")
+            return FittedSplits([], "")
         return _both(loaded, recipe.data.train_split or TRAIN, data.eval_split or TEST, found, fitting)
     if isinstance(recipe, Pretrain | Finetune) and data.eval_split:
         return _both(loaded, recipe.data.train_split, data.eval_split, found, fitting)
-    return Fitted([], "")
+    return FittedSplits([], "")
 
 
-def _both(loaded: Loaded, train: str, scored: str, found: list[str], fitting: OwnSplits) -> Fitted:
+def _both(loaded: Loaded, train: str, scored: str, found: list[str], fitting: OwnSplits) -> FittedSplits:
     keys = ("data.train_split", "data.eval_split")
-    if (_has(found, train) and _has(found, scored)) or any(_typed(loaded, key) for key in keys):
-        return Fitted([], "")
+    if (_has(found, train) and _has(found, scored)) or any(_is_from_flag(loaded, key) for key in keys):
+        return FittedSplits([], "")
     if len(found) == 1 and found[0] in NOT_TRAINED:
         name = found[0]
         raise DataError(
@@ -74,32 +74,32 @@ def _both(loaded: Loaded, train: str, scored: str, found: list[str], fitting: Ow
     values = dict(zip(keys, (fitting.train, fitting.scored), strict=True))
     if isinstance(loaded.recipe, Finetune):
         values |= _sweep(loaded, loaded.recipe, found, fitting)
-    return Fitted([Override(key, value, _FLAG) for key, value in values.items()], fitting.note)
+    return FittedSplits([Override(key, value, _FLAG) for key, value in values.items()], fitting.note)
 
 
 def _sweep(loaded: Loaded, recipe: Finetune, found: list[str], fitting: OwnSplits) -> dict[str, str]:
-    """Rates are tried and chosen on what is trained on: never on what is scored."""
+    """Learning rates are tried and chosen on training images: never on those that are scored."""
     keys = ("sweep.train_split", "sweep.eval_split")
-    if any(_typed(loaded, key) for key in keys) or (len(found) > 1 and _has(found, recipe.sweep.train_split)):
+    if any(_is_from_flag(loaded, key) for key in keys) or (len(found) > 1 and _has(found, recipe.sweep.train_split)):
         return {}
     return dict(zip(keys, (fitting.lr_train, fitting.lr_validation), strict=True))
 
 
-def _scored(loaded: Loaded, scored: str, found: list[str], fitting: OwnSplits) -> Fitted:
-    """A set in one piece is scored where fine-tuning on it would score; one that is not called train, whole."""
-    if _has(found, scored) or _typed(loaded, "data.eval_split"):
-        return Fitted([], "")
+def _scored(loaded: Loaded, scored: str, found: list[str], fitting: OwnSplits) -> FittedSplits:
+    """A data set with one split: score the part that fine-tuning on it would score; all of it where it is not called train."""
+    if _has(found, scored) or _is_from_flag(loaded, "data.eval_split"):
+        return FittedSplits([], "")
     (value, note) = fitting.scored, f"'{fitting.scored}' is scored"
     if len(found) == 1 and not found[0].startswith(TRAIN):
         (value, note) = found[0], f"'{found[0]}', the only split, is scored"
     elif len(found) == 1:
         note = f"no test split: '{value}' is scored, as after training on the rest; --split {found[0]} scores all, what was trained on too"
-    return Fitted([Override("data.eval_split", value, _FLAG)], note)
+    return FittedSplits([Override("data.eval_split", value, _FLAG)], note)
 
 
 def _has(found: list[str], expression: str) -> bool:
     return all(part.partition("[")[0].strip() in found for part in expression.split("+"))
 
 
-def _typed(loaded: Loaded, key: str) -> bool:
+def _is_from_flag(loaded: Loaded, key: str) -> bool:
     return loaded.origin(key).startswith("--")

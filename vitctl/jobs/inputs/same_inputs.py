@@ -1,4 +1,4 @@
-"""Before anything is computed: have all processes read the same weights and the same images?"""
+"""Check before anything is computed that all processes read the same weights and the same images."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -10,10 +10,10 @@ from vitctl.data.source.read import Source
 from vitctl.engine.distributed.agreement import checksum
 from vitctl.engine.distributed.process_group import check_same
 from vitctl.engine.distributed.runtime import Runtime
-from vitctl.jobs.inputs.weights import Found
+from vitctl.jobs.inputs.weights import FoundWeights
 
-_MEND = (
-    "see that all nodes read the same files (a network disk may show one of them an old state; a run that is going on gets "
+_FIX = (
+    "make sure that all nodes read the same files (a network disk may show one of them an old state; a run that is active writes "
     "new checkpoints: name one of them with --from), then start again"
 )
 
@@ -25,15 +25,15 @@ def check_inputs(
     meta: Mapping[str, Any],
     sources: Iterable[Source | None],
 ) -> None:
-    """Hold what this process has read beside what the first has.
+    """Compare what this process has read with what rank 0 has read.
 
     Args:
         runtime: this process among its peers, all of which call this.
         state, config, meta: the weights that the job starts from, their model, and what is stored with them.
-        sources: the splits of images that it reads; None for one that there is not.
+        sources: the splits that it reads; None is ignored.
 
     Raises:
-        LaunchError: a process has others; the same line on every process.
+        LaunchError: they differ; the same message on every process.
     """
     if runtime.num_processes == 1:
         return
@@ -42,9 +42,9 @@ def check_inputs(
         "model": f"{config!r} {json.dumps(meta, sort_keys=True, default=str)}",
         "data index": " ".join(source.digest if source is not None else "none" for source in sources),
     }
-    check_same(facts, _MEND)
+    check_same(facts, _FIX)
 
 
-def check_found(runtime: Runtime, found: Found, sources: Iterable[Source]) -> None:
-    """The same of weights that were found."""
+def check_found(runtime: Runtime, found: FoundWeights, sources: Iterable[Source]) -> None:
+    """`check_inputs` for weights that were found."""
     check_inputs(runtime, found.weights.state, found.weights.config, found.weights.meta, sources)

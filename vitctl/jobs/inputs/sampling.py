@@ -1,4 +1,4 @@
-"""Which images a run trains on, in which order, and what of it can go wrong before the first step."""
+"""Which images a run trains on, in which order, and checks of both before the first step."""
 
 from pathlib import Path
 
@@ -15,17 +15,17 @@ from vitctl.errors import RecipeError
 from vitctl.recipe.images import Place, TrainImages
 
 _PROBED_IMAGES, _LEAST_CHUNKS, _LEAST_CHUNK = 1024, 8, 16
-_LEAST_ENTROPY = 0.8  # of what a random draw has; shuffled shards stay within a few hundredths of 1
+_LEAST_ENTROPY = 0.8  # relative to a random draw; shuffled shards stay within a few hundredths of 1
 _GIB = 2**30
 
 
-def open_images(place: Place, split: str, scratch: Path | None) -> Source:
+def open_recipe_split(place: Place, split: str, scratch: Path | None) -> Source:
     """A split of a recipe's [data], of its classes.
 
     Args:
         place: [data].
         split: a split expression.
-        scratch: where sets that come with vitctl are written when they are nowhere else; None: not at all.
+        scratch: where data sets that come with vitctl are generated if they are missing; None: not at all.
     """
     source = open_split(
         split,
@@ -45,7 +45,7 @@ def open_train(data: TrainImages, scratch: Path | None) -> Source:
         DataError: data is missing, or the sources of a mixture have other classes.
     """
     places = [data.model_copy(update={"path": part.path, "dataset": ""}) for part in data.mixture] or [data]
-    sources = [open_images(place, data.train_split, scratch) for place in places]
+    sources = [open_recipe_split(place, data.train_split, scratch) for place in places]
     sources = [_subset(data, source) for source in sources]
     return Concat(tuple(sources)) if data.mixture else sources[0]
 
@@ -56,12 +56,12 @@ def _subset(data: TrainImages, source: Source) -> Source:
 
 
 def subset_size(data: TrainImages, num_images: int) -> int:
-    """Images that are trained on, of as many as a source has."""
+    """Number of images to train on, out of those of a source."""
     return data.subset_images or max(1, round(data.subset_fraction * num_images))
 
 
 def training_order(data: TrainImages, source: Source, seed: int) -> SampleOrder:
-    """The walk of data.order over what `open_train` opened; each source of a mixture has a walk of its own."""
+    """The order of data.order over the images of `open_train`; each source of a mixture has an order of its own."""
     if not data.mixture:
         return _walk(data, source, seed)
     assert isinstance(source, Concat)
@@ -76,7 +76,7 @@ def _walk(data: TrainImages, source: Source, seed: int) -> SampleOrder:
 
 
 def num_shards(source: Source) -> int:
-    """Shards that hold the samples of a source, 1 when it is not stored."""
+    """Number of shards of a source, 1 when it is not stored in shards."""
     return sum(len(split.index.shards) for split in split_sources(source)) or 1
 
 
@@ -84,7 +84,7 @@ def check_order(data: TrainImages, source: Source, seed: int, batch_size: int) -
     """Refuse an order that would train badly, or read the same shards again and again.
 
     Raises:
-        RecipeError: in one line what is wrong and what to set.
+        RecipeError: one line with what is wrong and what to set.
     """
     parts = source.parts if data.mixture and isinstance(source, Concat) else (source,)
     for part in parts:
@@ -121,13 +121,13 @@ def _check_cache(data: TrainImages, source: Source) -> None:
     if 0 < bound < needed:
         other = "a smaller data.order_window_shards" if data.order == "windowed" else "data.order = 'windowed'"
         raise RecipeError(
-            f"data.cache_gib = {data.cache_gib:g} is too small: {what} need {needed / _GIB:.3g}, and what is dropped is "
-            f"fetched again and again; raise it, set {other}, or data.cache_gib = 0 to read single images"
+            f"data.cache_gib = {data.cache_gib:g} is too small: {what} need {needed / _GIB:.3g}, and evicted shards are "
+            f"downloaded again and again; raise it, set {other}, or data.cache_gib = 0 to read single images"
         )
 
 
 def _check_entropy(data: TrainImages, source: Source, order: SampleOrder, seed: int, batch_size: int) -> None:
-    """Windows over shards that are sorted by class train on a few classes at a time."""
+    """Refuse windows over shards that are sorted by class: they would train on a few classes at a time."""
     if data.order == "exact":
         return
     size = min(max(batch_size, _LEAST_CHUNK), len(source))
@@ -142,7 +142,7 @@ def _check_entropy(data: TrainImages, source: Source, order: SampleOrder, seed: 
 
 
 def _mean_entropy(source: Source, order: SampleOrder, num_chunks: int, size: int) -> float:
-    """Over the first batches of an order, or over several small ones at a time."""
+    """Mean entropy over the first chunks of an order."""
     labels = source.labels(order.at(np.arange(num_chunks * size))[1])
     return float(np.mean([label_entropy(chunk) for chunk in np.split(labels, num_chunks)]))
 
@@ -155,7 +155,7 @@ def label_entropy(labels: np.ndarray) -> float:
 
 
 def sampling_notes(data: TrainImages, source: Source) -> list[str]:
-    """What a plan and a journal say of the data: shares of a mixture, subsets, the way of reading from afar."""
+    """Notes on the data for plan and log: shares of a mixture, subsets, how remote shards are read."""
     notes = []
     if data.mixture and isinstance(source, Concat):
         counts = quotas([part.weight for part in data.mixture])

@@ -1,4 +1,4 @@
-"""The weights that a job starts from or scores: found from the words of a recipe, and put into a model."""
+"""The weights that a job starts from or scores: found from a recipe, and loaded into a model."""
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from vitctl.errors import CheckpointError
-from vitctl.jobs.record.runs import RUNS, Chosen, choose_weights, newest_run
+from vitctl.jobs.record.runs import RUNS, ChosenWeights, choose_weights, newest_run
 from vitctl.models.build import Model, build, load_state, resized, transfer
 from vitctl.models.variants import downstream
 from vitctl.models.weights.load import Weights, read_weights
@@ -19,15 +19,15 @@ WeightsRecipe = Evaluate | ExportRecipe | Fewshot | Finetune | Vtab
 
 
 @dataclass(frozen=True)
-class Found:
-    """Weights, where they were found (a path, or the address as it was given), and which of a run's they are."""
+class FoundWeights:
+    """Weights, their path (or address, as given), and which weights of a run they are."""
 
     path: str
     weights: Weights
-    chosen: Chosen = field(default_factory=Chosen)
+    chosen: ChosenWeights = field(default_factory=ChosenWeights)
 
 
-def find_weights(source: str, runs: Path = RUNS, *, which: str = "", model: str = "", job: str = "") -> Found:
+def find_weights(source: str, runs: Path = RUNS, *, which: str = "", model: str = "", job: str = "") -> FoundWeights:
     """The weights that a recipe's [weights] means.
 
     Args:
@@ -38,19 +38,19 @@ def find_weights(source: str, runs: Path = RUNS, *, which: str = "", model: str 
         job: that takes them, which decides what "newest" is, see `newest_run`.
 
     Raises:
-        CheckpointError: there are none; the message says where was looked.
+        CheckpointError: there are none; the message says where vitctl looked.
     """
     if "://" in source:
         if which:
             raise CheckpointError(f"{source}: --weights {which}: this is one set of weights; leave --weights out")
-        return _told(Found(source, read_weights(source, model=model or None)))
+        return _check_meta(FoundWeights(source, read_weights(source, model=model or None)))
     place = newest_run(job, runs).folder if source == "newest" else Path(source)
     path, chosen = choose_weights(place, which)
-    return _told(Found(str(path), read_weights(str(path), model=model or None), chosen))
+    return _check_meta(FoundWeights(str(path), read_weights(str(path), model=model or None), chosen))
 
 
-def _told(found: Found, names: tuple[str, ...] = ("mean", "std")) -> Found:
-    """The same weights, when what a job needs is stored beside them. Raises CheckpointError."""
+def _check_meta(found: FoundWeights, names: tuple[str, ...] = ("mean", "std")) -> FoundWeights:
+    """The same weights, if the metadata that a job needs is stored with them. Raises CheckpointError."""
     try:
         check_told(found.weights.meta, names)
     except CheckpointError as error:
@@ -58,13 +58,13 @@ def _told(found: Found, names: tuple[str, ...] = ("mean", "std")) -> Found:
     return found
 
 
-def scored_weights(recipe: Evaluate) -> Found:
-    """What `find_weights` finds, when all of the pre-processing that a score needs is stored there. Raises CheckpointError."""
-    return _told(weights_of(recipe), ("image_size", "eval_method", "eval_resize", "resample"))
+def scored_weights(recipe: Evaluate) -> FoundWeights:
+    """The weights of a recipe, if the pre-processing that a score needs is stored with them. Raises CheckpointError."""
+    return _check_meta(weights_of(recipe), ("image_size", "eval_method", "eval_resize", "resample"))
 
 
-def weights_of(recipe: WeightsRecipe) -> Found:
-    """What `find_weights` finds for a recipe."""
+def weights_of(recipe: WeightsRecipe) -> FoundWeights:
+    """The weights of a recipe, see `find_weights`."""
     return find_weights(recipe.weights.source, which=recipe.weights.which, model=recipe.weights.model, job=recipe.job)
 
 
@@ -109,7 +109,7 @@ def load_model(
     return network.eval(), {**found.weights.meta, "image_size": size}
 
 
-def loaded_model(found: Found, image_size: int, dtype: torch.dtype) -> tuple[Model, int]:
+def loaded_model(found: FoundWeights, image_size: int, dtype: torch.dtype) -> tuple[Model, int]:
     """The stored model with its own head, and its image size.
 
     Args:

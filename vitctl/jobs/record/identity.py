@@ -1,4 +1,4 @@
-"""What a training is made of - images, start weights, recipe - kept in its checkpoints, so that nothing goes on from another one."""
+"""Identity of a training - images, start weights, recipe - stored in its checkpoints, so that no other training resumes from them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from vitctl.data.source.read import Source
 from vitctl.engine.journal import json_digest
 from vitctl.engine.run_files import RECIPE
 from vitctl.errors import CheckpointError
-from vitctl.recipe.neutral import deciding
+from vitctl.recipe.neutral import deciding_values
 from vitctl.recipe.schema import TrainRecipe
 from vitctl.system.files import read_json, write_json
 from vitctl.system.text import typed
@@ -22,7 +22,7 @@ _IMAGES = {"train": "training images", "score": "images that are scored"}
 
 @dataclass(frozen=True)
 class Identity:
-    """What a training in a folder is made of.
+    """Identity of the training in a folder.
 
     Args:
         folder: that holds its checkpoints.
@@ -34,25 +34,25 @@ class Identity:
 
     @property
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps of it."""
+        """The field that checkpoints store."""
         return {KEY: self.made_of}
 
     def check(self, name: str, state: Mapping[str, Any]) -> str:
-        """Hold a checkpoint against it, on the main process.
+        """Compare it with a checkpoint, on the main process.
 
         Args:
             name: of the checkpoint.
             state: its state.json.
 
         Returns:
-            what is to be said: what differs and was allowed, or that the checkpoint does not tell; "" where nothing differs.
+            a message: what differs and was allowed, or that the checkpoint does not record it; "" where nothing differs.
 
         Raises:
             CheckpointError: something differs and is not allowed.
         """
         if KEY not in state:
-            return f"{name} is of an earlier vitctl and does not tell its data and recipe; going on with those of now"
-        differing = differences(state[KEY], self.made_of)
+            return f"{name} is of an earlier vitctl and does not record its data and recipe; resuming with the current ones"
+        differing = identity_differences(state[KEY], self.made_of)
         root = _root(self.folder)
         allowed = _read_allowed(root)
         if not differing or json_digest(self.made_of) in allowed["before"]:
@@ -62,51 +62,51 @@ class Identity:
         if refused:
             keys = " ".join(f"--allow {key}" for key in refused)
             raise CheckpointError(
-                f"{self.folder}: {name} was not trained with this: {words}; undo that, choose another folder with --out, or go on "
-                f"all the same with: vitctl resume {typed(root)} {keys}"
+                f"{self.folder}: {name} was not trained with this: {words}; undo that, choose another folder with --out, or resume "
+                f"anyway with: vitctl resume {typed(root)} {keys}"
             )
         said = [*allowed["said"], *(text for _, text in differing)]
         write_json(root / ALLOWED, allowed | {"before": [*allowed["before"], json_digest(self.made_of)], "said": said})
-        return f"going on from {name} with something else on purpose: {words}"
+        return f"resuming from {name} with a change on purpose: {words}"
 
 
 def identity(
-    recipe: TrainRecipe, folder: Path, train_on: Source, score_on: Source | None, started_from: str
+    recipe: TrainRecipe, folder: Path, train_on: Source, score_on: Source | None, start_weights_sha256: str
 ) -> Identity:
-    """What a training is made of: digest, number and classes of its images, digest of its start weights, and its recipe.
+    """Identity of a training: digest, number and classes of its images, digest of its start weights, and its recipe.
 
     Args:
         recipe: of the training.
         folder: that holds its checkpoints.
         train_on, score_on: images.
-        started_from: digest of the pre-trained weights; empty without any.
+        start_weights_sha256: digest of the pre-trained weights; empty without any.
     """
     images = {"train": train_on, "score": score_on}
     made_of = {
-        "images": {what: _told(source) for what, source in images.items() if source is not None},
-        "weights": started_from,
-        "recipe": deciding(recipe),
+        "images": {what: _description(source) for what, source in images.items() if source is not None},
+        "weights": start_weights_sha256,
+        "recipe": deciding_values(recipe),
     }
     return Identity(folder, made_of)
 
 
 def allow(run_dir: Path, keys: Sequence[str]) -> None:
-    """Note in RUN/allowed.json what the launch that follows may go on with though it differs: `data`, `weights`, keys of the recipe.
+    """Record in RUN/allowed.json what may differ when the next launch resumes: `data`, `weights`, keys of the recipe.
 
-    What went on so once may do so again, from the same checkpoint, without being asked.
+    A change that was allowed once needs no --allow when the run resumes from the same checkpoint again.
     """
     if keys or (run_dir / ALLOWED).exists():
         write_json(run_dir / ALLOWED, _read_allowed(run_dir) | {"now": list(keys)})
 
 
 def changed_on_purpose(run_dir: Path) -> dict[str, Any]:
-    """For the provenance of a run that went on with something else: its digests and recipe are those of its end."""
+    """For the provenance of a run that was resumed with a change: its digests and recipe are the final ones."""
     allowed = _read_allowed(run_dir)
     return {"changed_on_purpose": allowed["said"] or True} if allowed["before"] else {}
 
 
-def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What differs between two trainings: the key that allows it, and what it is in words."""
+def identity_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What differs between two trainings: the key that allows it, and a description."""
     found = []
     for what, name in _IMAGES.items():
         one, two = before["images"].get(what), now["images"].get(what)
@@ -116,14 +116,14 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple
         if one["num_images"] != two["num_images"]:
             found.append(("data", f"{one['num_images']:,} {name}, now {two['num_images']:,}"))
         if one["class_names"] != two["class_names"]:
-            found.append(("data", f"the classes of the {name} are others, or in another order"))
+            found.append(("data", f"the classes of the {name} differ, or their order"))
         elif one["sha256"] != two["sha256"] and one["num_images"] == two["num_images"]:
             digests = f"digest {one['sha256'][:12]}, now {two['sha256'][:12]}"
-            text = f"the {name} or their labels are others, or the same written anew ({digests})"
+            text = f"the {name} or their labels differ, or their shards were written again ({digests})"
             found.append(("data", text))
     if before["weights"] != now["weights"]:
         found.append(("weights", f"start weights {before['weights'][:12]}, now {now['weights'][:12]}"))
-    recipes = before["recipe"], now["recipe"]  # a release may know a key that another does not
+    recipes = before["recipe"], now["recipe"]  # another release may have other keys
     common = [key for key in recipes[0] if key in recipes[1]]
     return found + [
         (key, f"{key} was {recipes[0][key] or 'unset'}, now {recipes[1][key] or 'unset'}")
@@ -132,7 +132,7 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple
     ]
 
 
-def _told(source: Source) -> dict[str, Any]:
+def _description(source: Source) -> dict[str, Any]:
     return {
         "sha256": source.digest,
         "num_images": len(source),
@@ -141,7 +141,7 @@ def _told(source: Source) -> dict[str, Any]:
 
 
 def _root(folder: Path) -> Path:
-    """The run folder of a training, which may be one of many in it."""
+    """The run folder of a training; it may hold several."""
     return next((path for path in (folder, *folder.parents) if (path / RECIPE).is_file()), folder)
 
 
@@ -154,5 +154,5 @@ def _read_allowed(run_dir: Path) -> dict[str, list[str]]:
         return {"now": [], "before": [], "said": []}
     fields = read_json(run_dir / ALLOWED, _MOST_BYTES, error=CheckpointError)
     if not isinstance(fields, dict) or not all(isinstance(fields.get(name), list) for name in ("now", "before")):
-        raise CheckpointError(f"{run_dir / ALLOWED}: should hold what a run may go on with; remove it")
+        raise CheckpointError(f"{run_dir / ALLOWED}: not a file that --allow wrote; remove it")
     return {"said": [], **fields}

@@ -1,4 +1,4 @@
-"""What a run measured once and keeps beside its recipe, so that it goes on with the same: micro_batch.json, attention.json."""
+"""Choices that a run measured once and stores, so that it resumes with the same ones: micro_batch.json, attention.json."""
 
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -12,7 +12,7 @@ _MOST_BYTES = 2**16
 
 
 class MicroBatch(BaseModel):
-    """Images of a forward pass that fit, and the setting in which they did."""
+    """The micro-batch that fits into memory, and the setting in which it was measured."""
 
     model_config = ConfigDict(strict=True)
 
@@ -22,8 +22,8 @@ class MicroBatch(BaseModel):
     micro_batch: int = Field(ge=1, le=10**9)
 
 
-class Attention(BaseModel):
-    """The fastest kernel of attention."""
+class AttentionKernel(BaseModel):
+    """The fastest attention kernel."""
 
     model_config = ConfigDict(strict=True)
 
@@ -34,14 +34,14 @@ M = TypeVar("M", bound=BaseModel)
 
 
 def read_kept(path: Path, model: type[M]) -> M:
-    """What an earlier start of the run kept.
+    """The choice that an earlier start of the run stored.
 
     Raises:
-        CheckpointError: it cannot be read, or is not what a run keeps.
+        CheckpointError: the file cannot be read, or is invalid.
     """
     value: Any = read_json(path, _MOST_BYTES, error=CheckpointError)
     try:
         return model.model_validate(value)
     except ValidationError as error:
         where = ".".join(map(str, error.errors(include_input=False)[0]["loc"])) or "its value"
-        raise CheckpointError(f"{path}: {where} is not what a run keeps; delete the file to measure again") from None
+        raise CheckpointError(f"{path}: {where} is invalid; delete the file to measure again") from None

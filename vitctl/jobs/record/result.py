@@ -1,4 +1,4 @@
-"""What a job leaves behind: RUN/result.json, with all that two numbers must share to be compared."""
+"""The result of a job: RUN/result.json, with everything that two numbers must have in common to be compared."""
 
 import importlib.metadata
 from collections.abc import Iterable, Mapping
@@ -11,10 +11,10 @@ from pydantic import AfterValidator, BaseModel, TypeAdapter, ValidationError
 
 from vitctl.data.source.provenance import source_text
 from vitctl.data.source.read import Source
-from vitctl.engine.journal import json_digest, with_infinities, write_json
+from vitctl.engine.journal import json_digest, with_infinities, write_run_json
 from vitctl.engine.run_files import RESULT
 from vitctl.errors import CheckpointError
-from vitctl.recipe.neutral import deciding, result_neutral
+from vitctl.recipe.neutral import deciding_values, result_neutral
 from vitctl.recipe.schema import Recipe
 from vitctl.system.files import read_bytes
 from vitctl.system.text import one_line
@@ -22,12 +22,12 @@ from vitctl.system.text import one_line
 _MOST_BYTES = 256 * 2**20
 # What the digests of data cover; those of earlier releases were of index.json alone.
 DATA_DIGEST = {"data_digest": "index, tables, views"}
-# What a recipe may leave to the weights ("as_stored") or the device ("auto"): a result tells the value that it stood for.
+# Values that a recipe may take from the weights ("as_stored") or the device ("auto"): a result records the resolved value.
 _RESOLVED = {"dropout": "dropout", "drop_path": "drop_path", "machine.precision": "precision"}
 
 
 class _Numbers(BaseModel):
-    """Of metrics, what is taken apart by whoever reads them: an accuracy, one for each number of shots or task, counts."""
+    """The fields of metrics that other code reads: an accuracy, or one for each number of shots or task; counts."""
 
     accuracy: float | dict[str, float] | None = None
     correct: int | None = None
@@ -38,7 +38,7 @@ class _Numbers(BaseModel):
 
 
 class _Origin(BaseModel):
-    """Of the provenance, likewise."""
+    """The fields of the provenance that other code reads."""
 
     image_size: int | None = None
     eval_resize: int | None = None
@@ -55,8 +55,8 @@ def _sound(values: dict[str, Any], kind: type[BaseModel]) -> dict[str, Any]:
 class RunResult:
     """The outcome of a job.
 
-    `status` is "done", "stopped" (by a signal, saved, can go on) or "failed"; `metrics` are the numbers, `provenance` what they
-    belong to: digests of data and weights, split, resolution, recipe.
+    `status` is "done", "stopped" (by a signal, saved, can be resumed) or "failed"; `metrics` are the numbers, `provenance` is what they
+    depend on: digests of data and weights, split, resolution, recipe.
     """
 
     job: str
@@ -71,7 +71,7 @@ _RESULT: TypeAdapter[RunResult] = TypeAdapter(RunResult)
 
 
 def data_used(source: Source, split: str) -> dict[str, Any]:
-    """Which images a number is about: their digest, the split expression, and where they came from in words."""
+    """Which images a number is about: their digest, the split expression, and their source."""
     return {
         "split": split,
         "data_sha256": source.digest,
@@ -93,20 +93,20 @@ def installed(names: Iterable[str]) -> dict[str, str]:
 
 
 def with_recipe(result: RunResult, recipe: Recipe) -> RunResult:
-    """The result with a digest of the recipe values that decide its numbers, and of what "auto" and "as_stored" stood for."""
+    """The result with a digest of the recipe values that its numbers depend on, "auto" and "as_stored" resolved."""
     used = result.provenance
     resolved = {key: used[name] for key, name in _RESOLVED.items() if name in used}
     return replace(result, provenance=used | {"recipe_sha256": recipe_digest(recipe, result_neutral(), resolved)})
 
 
 def recipe_digest(recipe: Recipe, free: tuple[str, ...], resolved: Mapping[str, Any]) -> str:
-    """SHA-256 of a recipe's values, but for those whose keys begin as one of `free`; `resolved` replaces some of them."""
-    return json_digest(deciding(recipe, free) | dict(resolved))
+    """SHA-256 of a recipe's values, without keys that start with one of `free`; `resolved` replaces some values."""
+    return json_digest(deciding_values(recipe, free) | dict(resolved))
 
 
 def write_result(folder: Path, result: RunResult) -> RunResult:
-    """Write RUN/result.json whole, and hand the result on."""
-    write_json(folder / RESULT, asdict(result))
+    """Write RUN/result.json, completely or not at all, and return the result."""
+    write_run_json(folder / RESULT, asdict(result))
     return result
 
 
@@ -124,7 +124,7 @@ def read_result(folder: Path) -> RunResult | None:
         return replace(found, metrics=with_infinities(found.metrics), provenance=with_infinities(found.provenance))
     except (CheckpointError, ValidationError) as error:
         said = str(error) if isinstance(error, CheckpointError) else _first_problem(error)
-        raise CheckpointError(f"{path}: not a result of vitctl ({said}); delete it to run again") from None
+        raise CheckpointError(f"{path}: not a valid result of vitctl ({said}); delete it to run again") from None
 
 
 def _first_problem(error: ValidationError) -> str:

@@ -1,4 +1,4 @@
-"""Finished runs: which of a run's weights stand for it, and which run is taken where none is named."""
+"""Finished runs: which weights represent a run, and which run is used where none is named."""
 
 import time
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from vitctl.engine.checkpoint.files import newest_checkpoint, read_checkpoint
 from vitctl.engine.evaluation import Score
-from vitctl.engine.journal import LOG, read_lines
+from vitctl.engine.journal import LOG, read_records
 from vitctl.engine.run_files import (
     AVERAGE,
     CHECKPOINTS,
@@ -30,23 +30,23 @@ PRETRAINING, TRAINING = ("pretrain",), ("pretrain", "finetune")
 _TAKES_ANY = ("evaluate", "export")  # what also makes sense for a fine-tuned network
 _GIVEN = "as given"
 _INSTEAD = {
-    AVERAGE: "only a run with averaging.decay keeps a Polyak average; take the weights themselves with --weights model",
-    MODEL: "the checkpoint was copied in part; copy it again, or take another one with --weights STEP",
+    AVERAGE: "only a run with averaging.decay keeps a Polyak average; use the weights themselves with --weights model",
+    MODEL: "the checkpoint was copied in part; copy it again, or use another one with --weights STEP",
 }
 _QUICKSTARTED = "; `vitctl quickstart` left some here: --from quickstart/pretrain"
 
 
 @dataclass(frozen=True)
-class Chosen:
-    """Which weights were taken.
+class ChosenWeights:
+    """Which weights were chosen.
 
     Args:
         how: "last" or "best" of a run, "step", or "as given": a checkpoint or a file was named.
         step: finished steps; None where nothing tells.
         averaged: it is the Polyak average.
-        accuracy: that the run logged at this step; None where it did not.
-        better: step and accuracy of a checkpoint of the run that is kept and scored higher.
-        damaged: newer checkpoints that were passed over, a line each.
+        accuracy: logged by the run at this step; None where there is none.
+        better: step and accuracy of another kept checkpoint of the run with a higher accuracy.
+        damaged: newer checkpoints that were skipped, a line each.
         unfinished: the run has no result, was stopped or failed.
     """
 
@@ -60,8 +60,8 @@ class Chosen:
 
     def used(self, prefix: str = "weights") -> dict[str, Any]:
         """For the provenance of a result."""
-        told = {f"{prefix}_chosen": self.how, f"{prefix}_step": self.step, f"{prefix}_averaged": self.averaged}
-        return told | ({f"{prefix}_passed_over": list(self.damaged)} if self.damaged else {})
+        fields = {f"{prefix}_chosen": self.how, f"{prefix}_step": self.step, f"{prefix}_averaged": self.averaged}
+        return fields | ({f"{prefix}_passed_over": list(self.damaged)} if self.damaged else {})
 
     @property
     def text(self) -> str:
@@ -75,19 +75,19 @@ class Chosen:
             said.append("of a run that is not finished")
         if self.better:
             step, accuracy = self.better
-            said.append(f"a better one is kept: step {step}, accuracy {accuracy:.2%}: --weights best takes it")
-        return "; ".join([*said, *(f"passed over: {problem}" for problem in self.damaged)])
+            said.append(f"a better checkpoint is kept: step {step}, accuracy {accuracy:.2%}: --weights best uses it")
+        return "; ".join([*said, *(f"skipped: {problem}" for problem in self.damaged)])
 
 
-def choose_weights(place: Path, which: str = "", *, by_size: bool = False) -> tuple[Path, Chosen]:
-    """The weights file that a run folder, a checkpoint folder, a folder of another program or a file stands for.
+def choose_weights(place: Path, which: str = "", *, by_size: bool = False) -> tuple[Path, ChosenWeights]:
+    """The weights file of a run folder, a checkpoint folder, a folder of another program, or a file.
 
     Args:
         place: one of those.
         which: "last", "best" (by the accuracies that the run logged, among the checkpoints that are kept), or the number of a
-            step; "ema" or "model": the Polyak average, or the weights themselves, of the checkpoint that stands for the run.
-            "": that one, which is the best of a run with early stopping, and the last of any other. The Polyak average is
-            taken where the run kept one and "model" does not ask for the weights themselves.
+            step; "ema" or "model": the Polyak average, or the weights themselves, of the checkpoint that represents the run.
+            "": that checkpoint: the best of a run with early stopping, the last of any other. The Polyak average is
+            used where the run kept one, unless "model" is given.
         by_size: as `read_checkpoint` takes it.
 
     Raises:
@@ -100,7 +100,7 @@ def choose_weights(place: Path, which: str = "", *, by_size: bool = False) -> tu
     if (place / CHECKPOINTS).is_dir():
         folder, chosen = _checkpoint(place, "" if which in (AVERAGE, MODEL) else which, by_size)
     else:
-        folder, chosen = place, Chosen()
+        folder, chosen = place, ChosenWeights()
         if which not in ("", AVERAGE, MODEL):
             raise CheckpointError(
                 f"{place}: --weights {which} chooses among the checkpoints of a run; give a run folder"
@@ -113,7 +113,7 @@ def choose_weights(place: Path, which: str = "", *, by_size: bool = False) -> tu
             raise CheckpointError(
                 f"{folder}: no such weights; give a run folder, a checkpoint folder or a weights file with --from"
             )
-        return folder, Chosen(step=step_of(folder.parent), averaged=folder.name == tensors_file(AVERAGE))
+        return folder, ChosenWeights(step=step_of(folder.parent), averaged=folder.name == tensors_file(AVERAGE))
     has_average = (folder / tensors_file(AVERAGE)).exists()
     name = which if which in (AVERAGE, MODEL) else AVERAGE if has_average else MODEL
     path = folder / tensors_file(name)
@@ -125,8 +125,8 @@ def choose_weights(place: Path, which: str = "", *, by_size: bool = False) -> tu
     return path, replace(chosen, step=step_of(folder), averaged=name == AVERAGE)
 
 
-def _checkpoint(run: Path, which: str, by_size: bool) -> tuple[Path, Chosen]:
-    """The folder of the checkpoint that is asked of a run, whole."""
+def _checkpoint(run: Path, which: str, by_size: bool) -> tuple[Path, ChosenWeights]:
+    """The folder of the requested checkpoint of a run, verified."""
     root, scores = run / CHECKPOINTS, {step: score.accuracy for step, score in logged_scores(run).items()}
     kept = sorted(step for path in root.iterdir() if (step := step_of(path)) is not None)
     scored = [step for step in kept if step in scores]
@@ -135,39 +135,39 @@ def _checkpoint(run: Path, which: str, by_size: bool) -> tuple[Path, Chosen]:
     if how == "last":
         saved, problems = newest_checkpoint(root, by_size=by_size)
         if saved is None:
-            raise CheckpointError(f"{run}: holds no whole checkpoint{': ' + problems[0] if problems else ''}")
+            raise CheckpointError(f"{run}: holds no complete checkpoint{': ' + problems[0] if problems else ''}")
         _check_recorded(run, how, saved.step, problems)
         own = scores.get(saved.step)
         better = (best, scores[best]) if best is not None and own is not None and scores[best] > own else None
         if better and not _is_whole(step_folder(root, better[0]), by_size):
             better = None
-        return saved.folder, Chosen("last", accuracy=own, better=better, damaged=tuple(problems))
+        return saved.folder, ChosenWeights("last", accuracy=own, better=better, damaged=tuple(problems))
     if how == "best" and best is None:
         raise CheckpointError(
-            f"{run}: none of its checkpoints was scored, so none is the best; take the last: --weights last"
+            f"{run}: none of its checkpoints was scored, so there is no best one; use the last: --weights last"
         )
     step = best if how == "best" else int(how)
     if step not in kept or step is None:
-        raise CheckpointError(f"{run}: has no checkpoint of step {how}; kept are {', '.join(map(str, kept)) or 'none'}")
+        raise CheckpointError(f"{run}: has no checkpoint of step {how}; it has {', '.join(map(str, kept)) or 'none'}")
     if how == "best":
         _check_recorded(run, how, step, [])
     folder = read_checkpoint(step_folder(root, step), by_size=by_size).folder
-    return folder, Chosen("best" if how == "best" else "step", accuracy=scores.get(step))
+    return folder, ChosenWeights("best" if how == "best" else "step", accuracy=scores.get(step))
 
 
 def _check_recorded(run: Path, how: str, step: int, problems: Sequence[str]) -> None:
-    """The checkpoint that stands for a finished run is the one that its result is about.
+    """Check that the checkpoint that represents a finished run is the one that its result describes.
 
     Raises:
-        CheckpointError: that one is gone or damaged; another is taken only when it is asked for by its step.
+        CheckpointError: that one is missing or damaged; another one is used only when it is named by its step.
     """
     result = read_result(run)
-    told = result.provenance if result is not None and result.status == "done" else {}
-    if told.get("weights_chosen") != how or told.get("weights_step") in (None, step):
+    recorded = result.provenance if result is not None and result.status == "done" else {}
+    if recorded.get("weights_chosen") != how or recorded.get("weights_step") in (None, step):
         return
     why = problems[0] if problems else "its folder is gone"
     raise CheckpointError(
-        f"{run}: its result is of step {told['weights_step']}, whose checkpoint cannot be used ({why}); copy it back, or take "
+        f"{run}: its result is of step {recorded['weights_step']}, whose checkpoint cannot be used ({why}); copy it back, or use "
         f"another one by its step: --weights {step}"
     )
 
@@ -181,7 +181,7 @@ def _is_whole(folder: Path, by_size: bool) -> bool:
 
 
 def stops_early(run: Path) -> bool:
-    """Whether a run's recipe says that its best checkpoint stands for it."""
+    """Whether a run uses early stopping, so that its best checkpoint represents it."""
     try:
         evaluation = read_toml(run / RECIPE, error=RecipeError)[0].get("evaluation")
     except RecipeError:
@@ -191,29 +191,29 @@ def stops_early(run: Path) -> bool:
 
 def logged_scores(run: Path) -> dict[int, Score]:
     """Step -> score, of all evaluations of a training run."""
-    return {step: score for step, score in Score.by_step(read_lines(run / LOG)).items() if step}
+    return {step: score for step, score in Score.by_step(read_records(run / LOG)).items() if step}
 
 
 def logged_probes(run: Path, step: int) -> dict[str, float]:
     """Few-shot accuracies of a training run at a step, by their names: "5-shot"."""
-    records = [record for record in read_lines(run / LOG) if record.get("kind") == "fewshot"]
-    told = [record for record in records if record.get("step") == step and {"shots", "accuracy"} <= record.keys()]
-    return {f"{record['shots']}-shot": record["accuracy"] for record in told}
+    records = [record for record in read_records(run / LOG) if record.get("kind") == "fewshot"]
+    probes = [record for record in records if record.get("step") == step and {"shots", "accuracy"} <= record.keys()]
+    return {f"{record['shots']}-shot": record["accuracy"] for record in probes}
 
 
-class Newest(NamedTuple):
-    """A finished run that is taken because none was named; `text` says so in one line."""
+class NewestRun(NamedTuple):
+    """The finished run that is used because none was named; `text` says so in one line."""
 
     folder: Path
     text: str
 
 
-def newest_run(job: str, runs: Path = RUNS) -> Newest:
-    """The newest finished run whose weights a job takes: of any training to score or export it, else of a pre-training.
+def newest_run(job: str, runs: Path = RUNS) -> NewestRun:
+    """The newest finished run whose weights a job can use: any training to score or export, else a pre-training.
 
     Args:
-        job: that takes them.
-        runs: folder of run folders; those deeper down, and runs that were stopped or failed, are not taken.
+        job: that uses them.
+        runs: folder of run folders; deeper folders, and runs that were stopped or failed, are not used.
 
     Raises:
         CheckpointError: there is none.
@@ -233,8 +233,8 @@ def newest_run(job: str, runs: Path = RUNS) -> Newest:
         )
     when, folder, result = max(done, key=lambda one: one[:2])
     passed = _passed_over(runs, jobs, when)
-    text = f"no --from: taking the newest finished {wanted} run, {folder} ({_described(folder, result, when)})"
-    return Newest(folder, f"{text}; newer, but not taken: {', '.join(passed)}" if passed else text)
+    text = f"no --from: using the newest finished {wanted} run, {folder} ({_described(folder, result, when)})"
+    return NewestRun(folder, f"{text}; newer, but not used: {', '.join(passed)}" if passed else text)
 
 
 def _described(folder: Path, result: RunResult, when: float) -> str:
@@ -247,7 +247,7 @@ def _described(folder: Path, result: RunResult, when: float) -> str:
 
 
 def _passed_over(runs: Path, jobs: tuple[str, ...], since: float) -> list[str]:
-    """Newer runs of the same jobs that do not count, each with the reason."""
+    """Newer runs of the same jobs that are not used, each with the reason."""
     passed = []
     for file in sorted(runs.glob(f"*/{RECIPE}")):
         folder = file.parent

@@ -1,4 +1,4 @@
-"""Experiment trackers: a tracker run for each training, with its whole recipe, closed however the training ends."""
+"""Experiment trackers: one tracker run for each training, with its whole recipe, closed however the training ends."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from vitctl.engine.distributed.runtime import Runtime
-from vitctl.engine.journal import LOG, spared
+from vitctl.engine.journal import LOG, never_raising
 from vitctl.recipe.schema import TrainRecipe
 from vitctl.recipe.write import toml_value
 
@@ -19,7 +19,7 @@ def tracking(runtime: Runtime, recipe: TrainRecipe, folder: Path) -> Iterator[No
 
     Args:
         runtime: started with these trackers.
-        recipe: of this training: of a sweep's rates and of VTAB's tasks each has its own.
+        recipe: of this training; each learning rate of a sweep and each task of VTAB has its own.
         folder: of this training.
     """
     if not recipe.log.trackers:
@@ -27,25 +27,25 @@ def tracking(runtime: Runtime, recipe: TrainRecipe, folder: Path) -> Iterator[No
         return
     accelerator = runtime.accelerator
     accelerator.project_configuration.logging_dir = str(folder)
-    accelerator.init_trackers(PROJECT, config={"folder": str(folder), **flat(recipe.model_dump())})
+    accelerator.init_trackers(PROJECT, config={"folder": str(folder), **tracker_config(recipe.model_dump())})
     for tracker in accelerator.trackers:
         log = folder / LOG if runtime.is_main else None
-        tracker.log = spared(tracker.log, log, f"{tracker.name} takes no more numbers")
+        tracker.log = never_raising(tracker.log, log, f"{tracker.name} cannot be written any more")
     try:
         yield
     finally:
         for tracker in accelerator.trackers:
-            with suppress(Exception):  # what it could not send ends nothing, and hides no error
+            with suppress(Exception):  # a tracker that fails must neither end the run nor hide its error
                 tracker.finish()
         accelerator.trackers.clear()
 
 
-def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, bool | int | float | str]:
-    """All values of a recipe under their dotted keys; lists as TOML writes them, what is unset as ""."""
+def tracker_config(values: Mapping[str, Any], prefix: str = "") -> dict[str, bool | int | float | str]:
+    """All values of a recipe under their dotted keys; lists as TOML text, unset values as ""."""
     found: dict[str, bool | int | float | str] = {}
     for key, value in values.items():
         if isinstance(value, Mapping):
-            found |= flat(value, f"{prefix}{key}.")
+            found |= tracker_config(value, f"{prefix}{key}.")
         elif isinstance(value, bool | int | float | str):
             found[f"{prefix}{key}"] = value
         else:

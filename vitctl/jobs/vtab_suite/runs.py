@@ -1,4 +1,4 @@
-"""One run of one task of VTAB in a folder of its own: made, gone on with, or read back when it is finished."""
+"""One run of one task of VTAB in a folder of its own: started, resumed, or read back when it is finished."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,22 +16,22 @@ from vitctl.engine.journal import Record, Report
 from vitctl.engine.preemption import StopFlag
 from vitctl.engine.run_files import AVERAGE, CHECKPOINTS
 from vitctl.jobs.inputs.network import rates_of
-from vitctl.jobs.inputs.weights import Found, transferred_model
+from vitctl.jobs.inputs.weights import FoundWeights, transferred_model
 from vitctl.jobs.record.result import recipe_digest
-from vitctl.jobs.sweep import Scored, finished_or
-from vitctl.jobs.training import Images, Work, dropout_draws, on_device, open_journal, train
+from vitctl.jobs.sweep import Scored, read_or_train
+from vitctl.jobs.training import Images, RunContext, dropout_draws, on_device, open_journal, train
 from vitctl.models.weights.load import weights_digest
 from vitctl.recipe.neutral import result_neutral
 from vitctl.recipe.schema import Vtab
 
 JOB = "vtab-task"
-# Of a run in a table; digests tell images and weights wherever they lie, and `precision` is told as it was resolved.
+# Keys left out of a run's recipe digest: digests identify images and weights, and `precision` is recorded as resolved.
 _FREE = (*result_neutral(), "vtab.", "machine.precision", "data.path", "data.allow_partial", "weights.source")
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What the paper chose on the validation images: a learning rate, and a length with its warm-up in steps."""
+    """The hyperparameters that the paper chose on the validation images: a learning rate, and length and warm-up in steps."""
 
     lr: float
     total_steps: int
@@ -39,12 +39,12 @@ class Setting:
 
     @property
     def name(self) -> str:
-        """As the folders of its runs are called."""
+        """Name of the folders of its runs."""
         return f"lr_{self.lr:g}_steps_{self.total_steps}"
 
 
 @dataclass(frozen=True)
-class Bench:
+class SuiteContext:
     """What all runs of a table share."""
 
     recipe: Vtab
@@ -52,7 +52,7 @@ class Bench:
     run_dir: Path
     report: Report
     stop: StopFlag
-    found: Found
+    found: FoundWeights
 
     @property
     def image_size(self) -> int:
@@ -65,17 +65,17 @@ class Bench:
         return rates_of(self.recipe, self.found.weights.config)
 
 
-def scored_as(bench: Bench) -> EvalTransform:
-    """How the images of all tasks are shown when they are scored: squashed to the square that the model sees.
+def scored_as(context: SuiteContext) -> EvalTransform:
+    """The evaluation pre-processing of all tasks: images are squashed to the square that the model sees.
 
-    The benchmark's images are taken as they were published, the damaged JPEGs of Pets among them.
+    The benchmark's images are used as they were published, including the damaged JPEGs of Pets.
     """
-    resample = bench.recipe.data.resample
-    return EvalTransform(bench.image_size, method="square", resize=0, resample=resample, truncated="pad")
+    resample = context.recipe.data.resample
+    return EvalTransform(context.image_size, method="square", resize=0, resample=resample, truncated="pad")
 
 
 def settings(recipe: Vtab) -> list[Setting]:
-    """The settings that are tried: every learning rate with every schedule; the recipe's own where there is no sweep.
+    """The settings to try: every learning rate with every schedule; the recipe's own where there is no sweep.
 
     The warm-up keeps its share of the schedule.
 
@@ -89,21 +89,21 @@ def settings(recipe: Vtab) -> list[Setting]:
     ]
 
 
-def tune(bench: Bench, data: TaskData, setting: Setting) -> Score:
+def tune(context: SuiteContext, data: TaskData, setting: Setting) -> Score:
     """Train on the 800 images, score on the 200: the only images that a setting may be chosen by."""
-    folder = bench.run_dir / "sweep" / data.task.name / setting.name
-    seed = bench.recipe.vtab.seeds[0]
-    return _fine_tuned(bench, data, setting, seed, folder, ("train800", data.train800), ("val200", data.val200))
+    folder = context.run_dir / "sweep" / data.task.name / setting.name
+    seed = context.recipe.vtab.seeds[0]
+    return _fine_tuned(context, data, setting, seed, folder, ("train800", data.train800), ("val200", data.val200))
 
 
-def fine_tune(bench: Bench, data: TaskData, setting: Setting, seed: int) -> Score:
+def fine_tune(context: SuiteContext, data: TaskData, setting: Setting, seed: int) -> Score:
     """Train on all 1,000 images, score on the whole test split."""
-    folder = bench.run_dir / "tasks" / data.task.name / setting.name / f"seed_{seed}"
-    return _fine_tuned(bench, data, setting, seed, folder, ("train", data.train), ("test", data.test))
+    folder = context.run_dir / "tasks" / data.task.name / setting.name / f"seed_{seed}"
+    return _fine_tuned(context, data, setting, seed, folder, ("train", data.train), ("test", data.test))
 
 
-def belongs_to(bench: Bench, recipe: Vtab, data: TaskData, train_on: str, score_on: str) -> dict[str, Any]:
-    """What a score of a task belongs to; two scores can be compared where these agree."""
+def score_identity(context: SuiteContext, recipe: Vtab, data: TaskData, train_on: str, score_on: str) -> dict[str, Any]:
+    """What a score of a task depends on; two scores can be compared where these agree."""
     sources: dict[str, Source] = {"train800": data.train800, "val200": data.val200, "train": data.train}
     return {
         "task": data.task.name,
@@ -115,18 +115,18 @@ def belongs_to(bench: Bench, recipe: Vtab, data: TaskData, train_on: str, score_
         "train800_proven": data.proven,
         "copy": data.copy,
         "num_classes": data.task.num_classes,
-        "image_size": bench.image_size,
+        "image_size": context.image_size,
         "resample": recipe.data.resample,
-        "precision": bench.runtime.precision,
-        "from_sha256": bench.found.weights.digest,
+        "precision": context.runtime.precision,
+        "from_sha256": context.found.weights.digest,
         "initialise": recipe.weights.initialise,
         "protocol": "light" if recipe.vtab.light else "fine-tuning",
-        "recipe_sha256": recipe_digest(recipe, _FREE, bench.rates),
+        "recipe_sha256": recipe_digest(recipe, _FREE, context.rates),
     }
 
 
 def _fine_tuned(
-    bench: Bench,
+    context: SuiteContext,
     data: TaskData,
     setting: Setting,
     seed: int,
@@ -134,63 +134,63 @@ def _fine_tuned(
     train_on: tuple[str, Source],
     score_on: tuple[str, Source],
 ) -> Score:
-    recipe = _at(bench.recipe, setting, seed)
-    transform = _augmentation(bench, data)
-    belongs = belongs_to(bench, recipe, data, train_on[0], score_on[0]) | {
+    recipe = _with_setting(context.recipe, setting, seed)
+    transform = _augmentation(context, data)
+    must_match = score_identity(context, recipe, data, train_on[0], score_on[0]) | {
         "seed": seed,
         "lr": setting.lr,
         "total_steps": setting.total_steps,
         "warmup_steps": setting.warmup_steps,
-        **bench.rates,
+        **context.rates,
         "crop": f"random out of {transform.resize}" if transform.crop == "random" else "none",
         "flip": transform.flip,
     }
 
     def make() -> Scored:
-        return _train(bench, recipe, data, folder, (train_on[1], transform), score_on[1])
+        return _train(context, recipe, data, folder, (train_on[1], transform), score_on[1])
 
-    kept = bench.recipe.vtab.keep_checkpoints
-    return finished_or(folder, bench.runtime, belongs, make, job=JOB, keep_checkpoints=kept)
+    kept = context.recipe.vtab.keep_checkpoints
+    return read_or_train(folder, context.runtime, must_match, make, job=JOB, keep_checkpoints=kept)
 
 
 def _train(
-    bench: Bench,
+    context: SuiteContext,
     recipe: Vtab,
     data: TaskData,
     folder: Path,
     train_on: tuple[Source, TrainTransform],
     score_on: Source,
 ) -> Scored:
-    """The score after the last step, and what is known only now; on the main process the digest of the scored weights too."""
-    runtime, weights = bench.runtime, bench.found.weights
+    """The score after the last step, and more fields for the provenance: on the main process the digest of the scored weights."""
+    runtime, weights = context.runtime, context.found.weights
     model, _ = transferred_model(
         weights,
         recipe.weights,
         num_classes=data.task.num_classes,
-        image_size=bench.image_size,
-        **bench.rates,
+        image_size=context.image_size,
+        **context.rates,
         seed=recipe.seed,
         dtype=runtime.dtype,
     )
     placed = on_device(model, runtime)
-    images = Images(*train_on, score_on, scored_as(bench))
+    images = Images(*train_on, score_on, scored_as(context))
     meta = images.meta(weights.meta["mean"], weights.meta["std"])
 
     def report(record: Record) -> None:
-        bench.report({**record, "task": str(folder.relative_to(bench.run_dir))})
+        context.report({**record, "task": str(folder.relative_to(context.run_dir))})
 
     score = train(
         recipe,
-        Work(runtime, folder, open_journal(runtime, folder, report), bench.stop),
+        RunContext(runtime, folder, open_journal(runtime, folder, report), context.stop),
         placed,
         images,
         meta,
-        started_from=bench.found.weights.digest,
+        start_weights_sha256=context.found.weights.digest,
     )
-    found_out = dropout_draws(recipe, model.config, folder)
+    findings = dropout_draws(recipe, model.config, folder)
     if runtime.is_main:
-        found_out |= {"weights_sha256": weights_digest(_scored(recipe, folder, placed))}
-    return score, found_out
+        findings |= {"weights_sha256": weights_digest(_scored(recipe, folder, placed))}
+    return score, findings
 
 
 def _scored(recipe: Vtab, folder: Path, model: nn.Module) -> dict[str, Tensor]:
@@ -199,7 +199,7 @@ def _scored(recipe: Vtab, folder: Path, model: nn.Module) -> dict[str, Tensor]:
     return saved.tensors(AVERAGE) if saved else model.state_dict()
 
 
-def _at(recipe: Vtab, setting: Setting, seed: int) -> Vtab:
+def _with_setting(recipe: Vtab, setting: Setting, seed: int) -> Vtab:
     """The recipe of one run."""
     return recipe.model_copy(
         update={
@@ -212,14 +212,14 @@ def _at(recipe: Vtab, setting: Setting, seed: int) -> Vtab:
     )
 
 
-def _augmentation(bench: Bench, data: TaskData) -> TrainTransform:
-    """Random crop and flip where BiT has them for the task (Appendix F)."""
-    chosen = bench.recipe.data.augment == "bit"
+def _augmentation(context: SuiteContext, data: TaskData) -> TrainTransform:
+    """Random crop and flip where BiT uses them for the task (Appendix F)."""
+    chosen = context.recipe.data.augment == "bit"
     return TrainTransform(
-        bench.image_size,
+        context.image_size,
         crop="random" if chosen and data.task.crop else "none",
         flip=chosen and data.task.flip,
-        resample=bench.recipe.data.resample,
-        resize=round(bench.image_size * 7 / 6),
+        resample=context.recipe.data.resample,
+        resize=round(context.image_size * 7 / 6),
         truncated="pad",
     )

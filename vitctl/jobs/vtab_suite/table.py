@@ -17,7 +17,7 @@ PROTOCOL = "fine-tuning, 1,000 images per task, one setting for all tasks"
 LIGHT = "light: a linear classifier on frozen features, not the protocol of VTAB"
 
 
-def make_table(
+def make_vtab_table(
     data: Sequence[TaskData], scores: Mapping[str, Sequence[Score]], *, num_tasks: int, light: bool
 ) -> dict[str, Any]:
     """All numbers of the table, as shares 0..1.
@@ -26,7 +26,7 @@ def make_table(
         data: of the tasks, in the order of the suite.
         scores: per task, one for each seed.
         num_tasks: of the whole suite; with fewer the table is partial.
-        light: how the scores were made.
+        light: whether the scores are those of the light protocol.
 
     Returns:
         `mean`, the plain mean over the tasks, which is the VTAB score, and its deviation over the seeds; the mean of the
@@ -60,7 +60,7 @@ def group_means(tasks: Sequence[VtabTask], means: Mapping[str, float]) -> dict[s
     return {group: float(np.mean(values)) for group, values in groups.items() if values}
 
 
-def write_table(path: Path, metrics: Mapping[str, Any]) -> None:
+def write_vtab_table(path: Path, metrics: Mapping[str, Any]) -> None:
     """The table as CSV, a row per task, per group and for the means; whole or not at all. Accuracies are shares 0..1."""
     paper = metrics["paper"]
     columns = ["row", "group", "accuracy", "std", "num_seeds", "num_test", "note", *(f"paper {name}" for name in paper)]

@@ -1,4 +1,4 @@
-"""Which tasks a VTAB recipe means, and their images."""
+"""The tasks of a VTAB recipe, and their images."""
 
 from collections.abc import Sequence
 from pathlib import Path
