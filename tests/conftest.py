@@ -4,13 +4,14 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests import warm
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch: tests run side by side, and the last bit of a sum depends on it
 
@@ -63,6 +64,15 @@ def run(tiny_data: Path, tmp_path: Path) -> Run:
     return do
 
 
+@pytest.fixture(scope="session")
+def one_process(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny recipe, done by one process that nothing came between; it stays as it is."""
+    folder = tmp_path_factory.mktemp("one_process") / "run"
+    prepare(load_recipe(str(TINY), [Override("data.path", str(tiny_data))]), folder)
+    work(folder)
+    return folder
+
+
 def train_records(folder: Path) -> list[dict[str, Any]]:
     """The records of the training steps of a run."""
     records = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
@@ -94,17 +104,48 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+PACED = """
+import time
+from vitctl.engine import loop
+step = loop.Trainer._step
+def paced(trainer, lr):
+    time.sleep(0.1)
+    step(trainer, lr)
+loop.Trainer._step = paced
+from vitctl.__main__ import main
+main()
+"""
+
+
+def paced(line: Sequence[str]) -> list[str]:
+    """A command whose steps take long enough that something comes between them, however busy the machine is."""
+    return [sys.executable, "-c", PACED, *line[3:]]
+
+
 def two_processes(line: Sequence[str], out: Path) -> tuple[int, ...]:
     """Run a command as two processes that find each other; their exit codes. Neither is ended because the other failed."""
     place = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     with out.open("ab") as file:
         both = [
-            subprocess.Popen(
-                line, stdout=file, stderr=file, env={**os.environ, **place, "RANK": rank, "LOCAL_RANK": rank}
+            warm.Popen(
+                list(line), stdout=file, stderr=file, env={**os.environ, **place, "RANK": rank, "LOCAL_RANK": rank}
             )
             for rank in ("0", "1")
         ]
     return tuple(process.wait(timeout=240) for process in both)
+
+
+def worker(folder: Path) -> list[str]:
+    """What a launcher starts, on a prepared folder."""
+    return [sys.executable, "-m", "vitctl.launch.worker", str(folder)]
+
+
+def run_as_two(folder: Path, data: Path, **values: Any) -> str:
+    """The tiny recipe in two processes that find each other, without a launcher; what they showed."""
+    shown = folder.with_name(f"{folder.name}.txt")
+    codes = two_processes(command(folder, data, **{**values, "machine.processes": 2}), shown)
+    assert codes == (0, 0), shown.read_text()
+    return shown.read_text()
 
 
 GOLDEN = Path(__file__).parent / "golden" / "tiny.json"

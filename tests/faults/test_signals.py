@@ -11,6 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
+from tests import warm
 from tests.faults.conftest import ENVIRONMENT, assert_same, command, prepared, records, resume
 from vitctl.data.source.hashing import IGNORED_SIGNALS
 from vitctl.engine import loop
@@ -84,7 +85,7 @@ def test_signal__to_the_whole_group_leaves_loader_workers_to_their_parent(
 ) -> None:
     folder = tmp_path / "run"
     line = command(folder, tiny_data, **{"machine.workers": 2})
-    with subprocess.Popen(line, stdout=subprocess.PIPE, text=True, start_new_session=True, env=ENVIRONMENT) as process:
+    with warm.Popen(line, stdout=subprocess.PIPE, text=True, start_new_session=True, env=ENVIRONMENT) as process:
         assert process.stdout is not None
         while not process.stdout.readline().startswith("step 2/"):
             assert process.poll() is None

@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
+from tests import warm
 from tests.conftest import TINY, command, free_port
 from vitctl.engine.preemption import SIGNALS
 from vitctl.recipe.load import Loaded, Override, load_recipe
@@ -38,7 +39,7 @@ def load(tiny_data: Path) -> Load:
 def machine(folder: Path, data: Path, *flags: str, **values: Any) -> "subprocess.Popen[str]":
     """One machine's vitctl."""
     line = [*command(folder, data, **{**FOREGROUND, **values}), *flags]
-    return subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return warm.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def machines(folder: Path, data: Path, *flags: str, **values: Any) -> "list[subprocess.Popen[str]]":
