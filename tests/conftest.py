@@ -1,5 +1,6 @@
 """What all tests share: small shards written on the fly, a tiny recipe per job, and a run in this process."""
 
+import gc
 import json
 import os
 import signal
@@ -32,6 +33,12 @@ Run = Callable[..., Path]
 def pytest_configure() -> None:
     """Jobs leave ignored what was ignored when they began, as SIGHUP is in tests that nohup started."""
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+def pytest_collection_finish() -> None:
+    """What was imported and collected stays; every job ends with a collection of garbage, which would look through all of it."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

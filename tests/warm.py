@@ -6,6 +6,7 @@ an environment, a folder, a session and an end of its own. Only its imports are 
 
 import atexit
 import fcntl
+import gc
 import importlib
 import inspect
 import json
@@ -171,6 +172,8 @@ def become(request: dict[str, Any]) -> None:
 if __name__ == "__main__":
     for name in IMPORTED:
         importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # or every collection of garbage in a process would look through the imports, too
     request = serve(socket.socket(fileno=int(sys.argv[1])))
     if request is not None:
         become(request)

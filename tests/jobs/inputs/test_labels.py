@@ -52,9 +52,18 @@ def imagenet(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def classifier(imagenet: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("classifier") / "run"
+    return trained(tmp_path_factory.mktemp("classifier") / "run", imagenet)
+
+
+@pytest.fixture(scope="module")
+def coarse(imagenet: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Its patches are so large that images of 480 pixels are quickly classified."""
+    return trained(tmp_path_factory.mktemp("coarse") / "run", imagenet, **{"model.patch_size": 16})
+
+
+def trained(folder: Path, imagenet: Path, **values: Any) -> Path:
     few = {"schedule.total_steps": 2, "schedule.warmup_steps": 1, "averaging.decay": 0.0, "evaluation.every_steps": 0}
-    do(TINY, folder, **{"data.path": str(imagenet), "data.train_split": "test", "data.eval_split": "", **few})
+    do(TINY, folder, **{"data.path": str(imagenet), "data.train_split": "test", "data.eval_split": "", **few, **values})
     return folder
 
 
@@ -62,7 +71,7 @@ def classifier(imagenet: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 def score(classifier: Path, imagenet: Path, tmp_path: Path) -> Score:
     def run(labels: str = "", name: str = "run", data: Path = imagenet, **values: Any) -> dict[str, Any]:
         given = {"weights.source": str(classifier), "data.path": str(data), "evaluation.labels": labels}
-        return do("evaluate", tmp_path / name, **CPU, **given, **values)
+        return do("evaluate", tmp_path / name, **CPU, **{**given, **values})
 
     return run
 
@@ -124,10 +133,10 @@ def test_objectnet__official_and_restricted(score: Score, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("labels", ["objectnet", "objectnet_restricted"])
-def test_objectnet__is_preprocessed_as_in_bit(score: Score, tmp_path: Path, labels: str) -> None:
+def test_objectnet__is_preprocessed_as_in_bit(score: Score, coarse: Path, tmp_path: Path, labels: str) -> None:
     """BiT, Appendix B: the shorter side to 512 and the centre of 480."""
     data = objectnet(tmp_path / "objectnet", [[0], [1]])
-    used = score(labels, "run", data, **{"evaluation.batch_size": 1})["provenance"]
+    used = score(labels, "run", data, **{"weights.source": str(coarse)})["provenance"]
     assert (used["image_size"], used["eval_method"], used["eval_resize"]) == (480, "shorter_side", 512)
     assert "480 pixels, the centre of shorter side 512" in (tmp_path / "run" / "log.jsonl").read_text()
 
