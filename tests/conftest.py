@@ -111,22 +111,22 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-PACED = """
-import time
-from vitctl.engine import loop
-step = loop.Trainer._step
-def paced(trainer, lr):
-    time.sleep(0.1)
-    step(trainer, lr)
-loop.Trainer._step = paced
+WITH_WORKER = """
+from vitctl.launch import command, launcher
+command.WORKER = launcher.WORKER = "{worker}"
 from vitctl.__main__ import main
 main()
 """
+PACED = "from tests.launch.paced_worker import pace; pace(); from vitctl.__main__ import main; main()"
 
 
-def paced(line: Sequence[str]) -> list[str]:
-    """A command whose steps take long enough that something comes between them, however busy the machine is."""
-    return [sys.executable, "-c", PACED, *line[3:]]
+def paced(line: Sequence[str], *, launched: bool = False) -> list[str]:
+    """A command whose steps take long enough that something comes between them, however busy the machine is.
+
+    With `launched` it starts processes, whose steps these are.
+    """
+    code = WITH_WORKER.format(worker="tests.launch.paced_worker") if launched else PACED
+    return [sys.executable, "-c", code, *line[3:]]
 
 
 def two_processes(line: Sequence[str], out: Path) -> tuple[int, ...]:

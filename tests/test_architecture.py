@@ -1,9 +1,9 @@
 """The rules of the house, held by reading the source."""
 
 import ast
+import resource
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -352,9 +352,10 @@ def test_cli__help_is_quick() -> None:
     """`accelerate --help` imports torch; ours must be far below torch alone."""
 
     def seconds(*command: str) -> float:
-        began = time.perf_counter()
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run([sys.executable, *command], capture_output=True, check=True)
-        return time.perf_counter() - began
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
     ours = min(seconds("-m", "vitctl", "--help") for _ in range(2))
     assert ours < 0.5 * seconds("-c", "import torch")

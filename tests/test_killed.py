@@ -192,7 +192,7 @@ def test_killed__nothing_is_left_behind(tiny_data: Path, tmp_path: Path, whom: s
         assert json.loads((folder / "result.json").read_text())["status"] == "failed"
     else:
         assert (process.returncode, said) == (-signal.SIGKILL, "")
-    _, alive = psutil.wait_procs(workers, timeout=20)
+    _, alive = psutil.wait_procs(workers, timeout=60)
     assert alive == []
     assert zombies() <= earlier
     assert soon(lambda: not [n for n in set(os.listdir(SHARED_MEMORY)) - shared if n.startswith(("torch_", "sem."))])

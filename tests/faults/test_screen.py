@@ -15,6 +15,7 @@ import pytest
 from rich.console import Console
 
 from tests import warm
+from tests.conftest import paced
 from tests.faults.conftest import ENVIRONMENT, assert_same, command, prepared, records, resume, status, warnings
 from vitctl.cli.show.render import Screen
 from vitctl.engine.journal import append_line, read_lines, spared
@@ -72,7 +73,7 @@ def test_terminal__progress_is_drawn_and_its_codes_are_not_shown(tiny_data: Path
 @pytest.mark.parametrize("ignoring", [False, True], ids=["saves and leaves", "nohup goes on"])
 def test_closed_terminal(tiny_data: Path, straight: Path, tmp_path: Path, ignoring: bool) -> None:
     folder = tmp_path / "run"
-    process, ours = on_a_terminal(command(folder, tiny_data), ignoring=ignoring)
+    process, ours = on_a_terminal(paced(command(folder, tiny_data)), ignoring=ignoring)
     until = time.monotonic() + 60
     os.set_blocking(ours, False)
     while not records(folder, "train") and time.monotonic() < until:

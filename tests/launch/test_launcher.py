@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from tests import warm
-from tests.conftest import TINY, Run, assert_golden, checkpoint, command, sample_keys
+from tests.conftest import TINY, WITH_WORKER, Run, assert_golden, checkpoint, command, paced, sample_keys
 from tests.launch.conftest import HOLD, Load
 from vitctl.engine.checkpoint.files import newest_checkpoint
 from vitctl.errors import LaunchError
@@ -102,7 +102,7 @@ def test_two_processes__a_killed_one_is_named_and_the_run_goes_on(
     run: Run, one_process: Path, tiny_data: Path, tmp_path: Path
 ) -> None:
     straight, folder = one_process, tmp_path / "run"
-    two = command(folder, tiny_data, **{"machine.processes": 2, "checkpoint.every_steps": 2})
+    two = paced(command(folder, tiny_data, **{"machine.processes": 2, "checkpoint.every_steps": 2}), launched=True)
     with warm.Popen(two, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         while not (folder / "log.jsonl").exists() or '"step": 5,' not in (folder / "log.jsonl").read_text():
             assert process.poll() is None
@@ -133,7 +133,7 @@ def test_two_processes__none_outlives_the_launcher(tiny_data: Path, tmp_path: Pa
         family = psutil.Process(process.pid).children(recursive=True)
         assert len(family) >= 4
         process.kill()
-    _, alive = psutil.wait_procs(family, timeout=20)
+    _, alive = psutil.wait_procs(family, timeout=60)
     assert [p for p in alive if p.status() != "zombie"] == []
 
 
@@ -218,18 +218,11 @@ def test_two_launches_at_once__beside_a_configuration_of_somebody_else(
     assert next((folder / "logs").glob("launcher_*.txt")).read_text() == ""
 
 
-SLOW = """
-from vitctl.launch import command, launcher
-command.WORKER = launcher.WORKER = "tests.launch.slow_worker"
-from vitctl.__main__ import main
-main()
-"""
-
-
 def test_signal__is_passed_on_once_and_a_slow_save_completes(tiny_data: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     values = {"machine.processes": 2, "checkpoint.every_steps": 0, "schedule.total_steps": 5000}
-    line = [sys.executable, "-c", SLOW, *command(folder, tiny_data, **values)[3:]]
+    code = WITH_WORKER.format(worker="tests.launch.slow_worker")
+    line = [sys.executable, "-c", code, *command(folder, tiny_data, **values)[3:]]
     with warm.Popen(
         line, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as process:

@@ -88,5 +88,5 @@ def test_endless_answers__end(name: str, monkeypatch: pytest.MonkeyPatch, tmp_pa
             read_file(url, 2**20)
         with pytest.raises(CheckpointError) as also:
             fetch(url.replace("index.json", "w.npz"), cache=tmp_path, attempts=attempts, loopback=True)
-        assert time.monotonic() - began < 20
+        assert time.monotonic() - began < 60
     assert "\n" not in str(caught.value) + str(also.value)
