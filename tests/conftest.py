@@ -23,6 +23,7 @@ from vitctl.engine.training import CHECKPOINTS
 from vitctl.launch.prepare import prepare
 from vitctl.launch.worker import work
 from vitctl.recipe.load import Override, load_recipe
+from vitctl.system.signals import SIGNALS
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 TINY = Path(__file__).parent / "recipes" / "tiny.toml"
@@ -31,8 +32,10 @@ Run = Callable[..., Path]
 
 
 def pytest_configure() -> None:
-    """Jobs leave ignored what was ignored when they began, as SIGHUP is in tests that nohup started."""
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    """Jobs leave ignored what was ignored when they began: SIGHUP in tests that nohup started, SIGINT in the background of a shell."""
+    for number in SIGNALS:
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 
 def pytest_collection_finish() -> None:

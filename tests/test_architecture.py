@@ -5,6 +5,7 @@ import resource
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -237,6 +238,20 @@ def test_types__everything_is_annotated() -> None:
     assert bare == []
 
 
+@cache
+def calls(path: Path) -> str:
+    """The source without comments, docstrings and messages, and without methods that happen to be called eval."""
+
+    class Calls(ast.NodeVisitor):
+        def visit_Constant(self, node: ast.Constant) -> None:
+            if isinstance(node.value, str):
+                node.value = ""
+
+    tree = ast.parse(path.read_text())
+    Calls().visit(tree)
+    return ast.unparse(tree).replace(".eval()", "")
+
+
 @pytest.mark.parametrize(
     "forbidden",
     [
@@ -251,19 +266,10 @@ def test_types__everything_is_annotated() -> None:
     ],
 )
 def test_safety__nothing_unpickles_evaluates_or_runs_a_shell(forbidden: str) -> None:
-    class Calls(ast.NodeVisitor):
-        """The source without comments, docstrings and messages, and without methods that happen to be called eval."""
-
-        def visit_Constant(self, node: ast.Constant) -> None:
-            if isinstance(node.value, str):
-                node.value = ""
-
     # The one door for pickles of others: tensors or nothing; the import is for the name of the refusal.
     door, opened = "models/weights/containers.py", "torch.load(path, map_location='', weights_only=True"
     for name, path in zip(NAMES, FILES, strict=True):
-        tree = ast.parse(path.read_text())
-        Calls().visit(tree)
-        source = ast.unparse(tree).replace(".eval()", "")
+        source = calls(path)
         if name == door:
             assert source.count("pickle.") == source.count("pickle.UnpicklingError") == 1
             source = source.replace(opened, "").replace("import pickle", "")

@@ -56,7 +56,7 @@ class Popen(subprocess.Popen[Any]):
             "ignored": [number for number in CHANGEABLE if signal.getsignal(number) == signal.SIG_IGN],
         }
         streams = [call["p2cread"], call["c2pwrite"], call["errwrite"]]
-        self._told, theirs = socket.socketpair()
+        self._told, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # the pid, and how it ended
         with theirs:
             ends = [end if end != -1 else own for own, end in enumerate(streams)]
             socket.send_fds(_server(), [json.dumps(request).encode()], [*ends, theirs.fileno()])
@@ -145,7 +145,7 @@ def serve(asked: socket.socket) -> dict[str, Any] | None:
         for file in files[:3]:
             os.close(file)
         under_way[os.pidfd_open(pid)] = pid, told
-        told.send(f"{pid}\n".encode())
+        told.send(str(pid).encode())
 
 
 def become(request: dict[str, Any]) -> None:
