@@ -1,10 +1,10 @@
 """What all tests share: small shards written on the fly, a tiny recipe per job, and a run in this process."""
 
+import gc
 import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,6 +12,8 @@ from typing import Any
 
 import hypothesis
 import pytest
+
+from tests import warm
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch: tests run side by side, and the last bit of a sum depends on it
 
@@ -22,6 +24,7 @@ from vitctl.engine.run_files import CHECKPOINTS
 from vitctl.launch.prepare import prepare_run
 from vitctl.launch.worker import work
 from vitctl.recipe.load import Override, load_recipe
+from vitctl.system.signals import SIGNALS
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 TINY = Path(__file__).parent / "recipes" / "tiny.toml"
@@ -35,10 +38,15 @@ hypothesis.settings.load_profile("busy")  # an example takes as long as a machin
 
 def pytest_configure() -> None:
     """Jobs leave ignored what was ignored when they began: SIGHUP by nohup, SIGINT and SIGQUIT by a shell's `&`."""
-    for number in (signal.SIGHUP, signal.SIGQUIT):
-        signal.signal(number, signal.SIG_DFL)
-    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in SIGNALS:
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+
+
+def pytest_collection_finish() -> None:
+    """What was imported and collected stays; every job ends with a collection of garbage, which would look through all of it."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -69,6 +77,15 @@ def run(tiny_data: Path, tmp_path: Path) -> Run:
         return tmp_path / name
 
     return do
+
+
+@pytest.fixture(scope="session")
+def one_process(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny recipe, done by one process that nothing came between; it stays as it is."""
+    folder = tmp_path_factory.mktemp("one_process") / "run"
+    prepare_run(load_recipe(str(TINY), [Override("data.path", str(tiny_data))]), folder)
+    work(folder)
+    return folder
 
 
 def train_records(folder: Path) -> list[dict[str, Any]]:
@@ -102,17 +119,48 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+WITH_WORKER = """
+from vitctl.launch import command, launcher
+command.WORKER = launcher.WORKER = "{worker}"
+from vitctl.__main__ import main
+main()
+"""
+PACED = "from tests.launch.paced_worker import pace; pace(); from vitctl.__main__ import main; main()"
+
+
+def paced(line: Sequence[str], *, launched: bool = False) -> list[str]:
+    """A command whose steps take long enough that something comes between them, however busy the machine is.
+
+    With `launched` it starts processes, whose steps these are.
+    """
+    code = WITH_WORKER.format(worker="tests.launch.paced_worker") if launched else PACED
+    return [sys.executable, "-c", code, *line[3:]]
+
+
 def two_processes(line: Sequence[str], out: Path) -> tuple[int, ...]:
     """Run a command as two processes that find each other; their exit codes. Neither is ended because the other failed."""
     place = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     with out.open("ab") as file:
         both = [
-            subprocess.Popen(
-                line, stdout=file, stderr=file, env={**os.environ, **place, "RANK": rank, "LOCAL_RANK": rank}
+            warm.Popen(
+                list(line), stdout=file, stderr=file, env={**os.environ, **place, "RANK": rank, "LOCAL_RANK": rank}
             )
             for rank in ("0", "1")
         ]
     return tuple(process.wait(timeout=240) for process in both)
+
+
+def worker(folder: Path) -> list[str]:
+    """What a launcher starts, on a prepared folder."""
+    return [sys.executable, "-m", "vitctl.launch.worker", str(folder)]
+
+
+def run_as_two(folder: Path, data: Path, **values: Any) -> str:
+    """The tiny recipe in two processes that find each other, without a launcher; what they showed."""
+    shown = folder.with_name(f"{folder.name}.txt")
+    codes = two_processes(command(folder, data, **{**values, "machine.processes": 2}), shown)
+    assert codes == (0, 0), shown.read_text()
+    return shown.read_text()
 
 
 GOLDEN = Path(__file__).parent / "golden" / "tiny.json"

@@ -3,13 +3,12 @@
 import json
 import shutil
 import socket
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.conftest import SHORT, TINY, harmed, records, train_records, two_processes
+from tests.conftest import SHORT, TINY, harmed, records, train_records, two_processes, worker
 from tests.harmed import NEWEST
 from tests.jobs.conftest import CPU, SMALL, pretrained  # noqa: F401
 from vitctl.launch.prepare import prepare_run
@@ -97,7 +96,7 @@ def test_resume__one_that_sees_an_old_listing_follows_the_first(
 def test_resume__all_pass_over_one_that_is_torn(interrupted: Path, tiny_data: Path, tmp_path: Path) -> None:
     folder = resumed(interrupted, tmp_path / "run", tiny_data)
     (folder / "checkpoints" / NEWEST / "optimizer.safetensors").unlink()
-    assert two_processes([sys.executable, "-m", "vitctl.launch.worker", str(folder)], folder / "out.txt") == (0, 0)
+    assert two_processes(worker(folder), folder / "out.txt") == (0, 0)
     assert [record["step"] for record in records(folder, "resume")] == [4]
     assert (folder / "checkpoints" / f"torn_{NEWEST}").is_dir()
     straight = [record["loss"] for record in train_records(interrupted)]

@@ -3,7 +3,6 @@
 import errno
 import json
 import os
-import resource
 import shutil
 import signal
 import subprocess
@@ -15,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import SHORT, TINY, Run, checkpoint, command, records, sample_keys, train_records
+from tests import warm
+from tests.conftest import SHORT, TINY, Run, checkpoint, command, paced, records, sample_keys, train_records
 from vitctl.engine.checkpoint import saving
 from vitctl.engine.checkpoint.files import newest_checkpoint
 from vitctl.engine.preemption import StopFlag
@@ -89,12 +89,10 @@ def test_disk_full__the_last_save_is_an_error_and_the_one_before_stays_good(
 def test_disk_full__for_real(tiny_data: Path, tmp_path: Path) -> None:
     """The kernel refuses every file above 40 kB: no checkpoint fits, the log does."""
 
-    def limit() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))
-
-    done = subprocess.run(
-        command(tmp_path / "a", tiny_data, **SHORT), capture_output=True, text=True, preexec_fn=limit, timeout=120
-    )
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))"
+    code = f"{limit}; from vitctl.__main__ import main; main()"
+    line = [sys.executable, "-c", code, *command(tmp_path / "a", tiny_data, **SHORT)[3:]]
+    done = warm.run(line, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2, done.stderr
     assert done.stderr.count("\n") == 1
     assert "step 8 could not be saved in" in done.stderr
@@ -184,10 +182,10 @@ def test_signal__before_the_first_step_leaves_a_whole_checkpoint_of_none(
     run: Run, tiny_data: Path, tmp_path: Path
 ) -> None:
     straight, folder = run("straight", **SHORT), tmp_path / "a"
-    with subprocess.Popen(
-        command(folder, tiny_data, **SHORT), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
+    line = paced(command(folder, tiny_data, **SHORT))
+    with warm.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         while not (folder / "env.json").exists():
+            assert process.poll() is None
             time.sleep(0.001)
         process.send_signal(signal.SIGUSR1)
         process.communicate(timeout=60)

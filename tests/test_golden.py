@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import GOLDEN, Run, assert_golden, checkpoint, command, curve, sample_keys
+from tests import warm
+from tests.conftest import GOLDEN, Run, assert_golden, checkpoint, command, curve, paced, run_as_two, sample_keys
 
 
-def test_golden__straight(run: Run, request: pytest.FixtureRequest) -> None:
-    folder = run("straight")
+def test_golden__straight(one_process: Path, request: pytest.FixtureRequest) -> None:
+    folder = one_process
     if request.config.getoption("--update-golden"):
         GOLDEN.write_text(json.dumps(curve(folder), indent=1) + "\n")
     assert_golden(folder)
@@ -33,44 +34,39 @@ def test_golden__micro_batches_and_workers(run: Run, micro_batch: int, workers: 
 MIXED = {"data.mixup_alpha": 0.5, "data.cutmix_alpha": 1.0, "data.randaugment_layers": 2}
 
 
-@pytest.mark.parametrize(("micro_batch", "workers", "processes"), [(5, 2, 1), (1, 0, 1), (3, 1, 2)])
-def test_mixed__micro_batches_workers_and_processes(
-    run: Run, tiny_data: Path, tmp_path: Path, micro_batch: int, workers: int, processes: int
-) -> None:
-    one, folder = run("one", **MIXED), tmp_path / "other"
-    values = {**MIXED, "machine.micro_batch": micro_batch, "machine.workers": workers, "machine.processes": processes}
-    if processes == 1:
-        run("other", **values)
-    else:
-        done = subprocess.run(command(folder, tiny_data, **values), capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-    for name, values in curve(folder).items():
-        assert values == pytest.approx(curve(one)[name], rel=1e-9, abs=0), name
-    assert sample_keys(folder) == sample_keys(one)
+def test_mixed__micro_batches_workers_and_processes(run: Run, tiny_data: Path, tmp_path: Path) -> None:
+    one = run("one", **MIXED)
     golden = json.loads(GOLDEN.read_text())
     assert curve(one)["loss"] != pytest.approx(golden["loss"], rel=1e-3)
+    for micro_batch, workers, processes in ((5, 2, 1), (1, 0, 1), (3, 1, 2)):
+        own = {**MIXED, "machine.micro_batch": micro_batch, "machine.workers": workers}
+        folder = tmp_path / f"micro_batch_{micro_batch}"
+        if processes == 1:
+            run(folder.name, **own)
+        else:
+            run_as_two(folder, tiny_data, **own)
+        for name, values in curve(folder).items():
+            assert values == pytest.approx(curve(one)[name], rel=1e-9, abs=0), (name, folder.name)
+        assert sample_keys(folder) == sample_keys(one)
 
 
-def test_golden__two_processes(run: Run, tiny_data: Path, tmp_path: Path) -> None:
+def test_golden__two_processes(one_process: Path, tiny_data: Path, tmp_path: Path) -> None:
     folder = tmp_path / "two"
-    done = subprocess.run(
-        command(folder, tiny_data, **{"machine.processes": 2, "machine.micro_batch": 5}), capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
+    run_as_two(folder, tiny_data, **{"machine.micro_batch": 5})
     assert_golden(folder)
-    one = run("one")
-    assert sample_keys(folder) == sample_keys(one)
-    results = [json.loads((path / "result.json").read_text())["metrics"] for path in (folder, one)]
+    assert sample_keys(folder) == sample_keys(one_process)
+    results = [json.loads((path / "result.json").read_text())["metrics"] for path in (folder, one_process)]
     assert results[0] == results[1]
     assert results[0]["total"] == 23
 
 
-def test_killed_and_resumed__bit_for_bit(run: Run, tiny_data: Path, tmp_path: Path) -> None:
+def test_killed_and_resumed__bit_for_bit(one_process: Path, tiny_data: Path, tmp_path: Path) -> None:
     """SIGKILL at a random moment of the run, then the same command again."""
-    straight, folder = run("straight"), tmp_path / "killed"
+    straight, folder = one_process, tmp_path / "killed"
     slow = {"machine.workers": 1}
     step = random.randrange(7, 18)
-    process = subprocess.Popen(command(folder, tiny_data, **slow), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    line = paced(command(folder, tiny_data, **slow))
+    process = warm.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     deadline = time.monotonic() + 120
     while not (folder / "log.jsonl").exists() or f'"step": {step},' not in (folder / "log.jsonl").read_text():
         assert process.poll() is None and time.monotonic() < deadline, "the run ended before it could be killed"
@@ -83,7 +79,7 @@ def test_killed_and_resumed__bit_for_bit(run: Run, tiny_data: Path, tmp_path: Pa
     assert process.stderr is not None
     process.stderr.close()
     assert not (folder / "result.json").exists()
-    done = subprocess.run(command(folder, tiny_data, **slow), capture_output=True, text=True)
+    done = warm.run(command(folder, tiny_data, **slow), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "resuming from step" in done.stdout
     assert curve(folder) == curve(straight)
@@ -92,11 +88,10 @@ def test_killed_and_resumed__bit_for_bit(run: Run, tiny_data: Path, tmp_path: Pa
     assert set(checkpoint(folder, 20)) == {"model.safetensors", "ema.safetensors", "optimizer.safetensors"}
 
 
-def test_stopped_by_a_signal__bit_for_bit(run: Run, tiny_data: Path, tmp_path: Path) -> None:
-    straight, folder = run("straight"), tmp_path / "stopped"
-    with subprocess.Popen(
-        command(folder, tiny_data), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
+def test_stopped_by_a_signal__bit_for_bit(one_process: Path, tiny_data: Path, tmp_path: Path) -> None:
+    straight, folder = one_process, tmp_path / "stopped"
+    line = paced(command(folder, tiny_data))
+    with warm.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         while not (folder / "log.jsonl").exists() or '"step": 3,' not in (folder / "log.jsonl").read_text():
             assert process.poll() is None
             time.sleep(0.002)
@@ -104,7 +99,7 @@ def test_stopped_by_a_signal__bit_for_bit(run: Run, tiny_data: Path, tmp_path: P
         _, said = process.communicate(timeout=120)
     assert process.returncode == 3
     assert f"resume with: vitctl resume {folder}" in said
-    done = subprocess.run([sys.executable, "-m", "vitctl", "resume", str(folder)], capture_output=True, text=True)
+    done = warm.run([sys.executable, "-m", "vitctl", "resume", str(folder)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert curve(folder) == curve(straight)
     assert checkpoint(folder, 20) == checkpoint(straight, 20)

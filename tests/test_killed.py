@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
+from tests import warm
 from tests.conftest import (
     SHORT,
     TINY,
@@ -105,7 +106,7 @@ def test_second_signal__in_the_middle_of_a_save_tears_nothing(
 ) -> None:
     """The save writes in the background and never ends: the first signal waits for it, the second does not."""
     folder = prepared(tmp_path / "a", tiny_data)
-    with subprocess.Popen(
+    with warm.Popen(
         harmed("stuck_save", folder), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
     ) as process:
         assert process.stdout is not None and process.stderr is not None
@@ -171,9 +172,8 @@ def test_killed__nothing_is_left_behind(tiny_data: Path, tmp_path: Path, whom: s
     """One loader process, or the run with its loader processes: one line where one is left to say it, no process, no memory."""
     values = {**SHORT, "machine.workers": 2, "schedule.total_steps": 4000, "evaluation.every_steps": 0}
     folder, shared, earlier = tmp_path / "a", set(os.listdir(SHARED_MEMORY)), zombies()
-    with subprocess.Popen(
-        command(folder, tiny_data, **values), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    ) as process:
+    line = command(folder, tiny_data, **values)
+    with warm.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
         assert soon(lambda: (folder / "checkpoints" / "step_00000004").exists() or process.poll() is not None)
         family = psutil.Process(process.pid).children(
             recursive=True
@@ -190,7 +190,7 @@ def test_killed__nothing_is_left_behind(tiny_data: Path, tmp_path: Path, whom: s
         assert json.loads((folder / "result.json").read_text())["status"] == "failed"
     else:
         assert (process.returncode, said) == (-signal.SIGKILL, "")
-    _, alive = psutil.wait_procs(workers, timeout=20)
+    _, alive = psutil.wait_procs(workers, timeout=60)
     assert alive == []
     assert zombies() <= earlier
     assert soon(lambda: not [n for n in set(os.listdir(SHARED_MEMORY)) - shared if n.startswith(("torch_", "sem."))])

@@ -11,18 +11,18 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from types import ModuleType, SimpleNamespace
 
 import pytest
 from safetensors.torch import load_file
 
-from tests.conftest import Run, assert_golden, checkpoint, command, free_port, sample_keys, train_records
+from tests import warm
+from tests.conftest import Run, assert_golden, checkpoint, command, free_port, run_as_two, sample_keys, train_records
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def srun(line: list[str], rank: int, port: int) -> "subprocess.Popen[str]":
+def srun(line: list[str], rank: int, port: int) -> warm.Popen:
     """A task as Slurm starts it, of four on two nodes."""
     env = {
         "SLURM_JOB_ID": "4711",
@@ -35,10 +35,10 @@ def srun(line: list[str], rank: int, port: int) -> "subprocess.Popen[str]":
         "SLURM_LOCALID": str(rank % 2),
         "MASTER_PORT": str(port),
     }
-    return subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **env})
+    return warm.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **env})
 
 
-def test_srun__two_nodes_of_two_processes(run: Run, tiny_data: Path, tmp_path: Path) -> None:
+def test_srun__two_nodes_of_two_processes(one_process: Path, tiny_data: Path, tmp_path: Path) -> None:
     folder, port = tmp_path / "run", free_port()
     tasks = [srun(command(folder, tiny_data, **{"machine.micro_batch": 2}), rank, port) for rank in range(4)]
     said = [task.communicate(timeout=240) for task in tasks]
@@ -47,7 +47,7 @@ def test_srun__two_nodes_of_two_processes(run: Run, tiny_data: Path, tmp_path: P
     assert "step 20/20" in said[0][0]
     assert said[1:] == [("", "")] * 3
     assert_golden(folder)
-    assert sample_keys(folder) == sample_keys(run("one"))
+    assert sample_keys(folder) == sample_keys(one_process)
     assert "processes = 4 " in (folder / "recipe.toml").read_text()
 
 
@@ -67,7 +67,7 @@ def test_torchrun__sharded_and_accumulated(tiny_data: Path, tmp_path: Path) -> N
     values = {"machine.micro_batch": 3, "machine.sharding": "fsdp"}
     own = command(folder, tiny_data, **values)[2:]
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
-    done = subprocess.run([*launcher, *own], capture_output=True, text=True, timeout=240)
+    done = warm.run([*launcher, *own], capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("step 20/20") == 1
     assert_golden(folder)
@@ -129,7 +129,7 @@ def test_accelerate_launch__its_settings_are_not_those_of_the_run(run: Run, tiny
     start += ["--num_machines", "1", "--mixed_precision", "fp16", "--dynamo_backend", "inductor", "-m"]
     env = {**os.environ, "ACCELERATE_USE_CPU": "true", "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "7"}
     line = [*start, *command(folder, tiny_data)[2:]]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=240, env=env)
+    done = warm.run(line, capture_output=True, text=True, timeout=240, env=env)
     assert done.returncode == 0, done.stderr
     assert "processes 0 to 1, CPU" in done.stdout
     assert_golden(folder)
@@ -139,7 +139,6 @@ def test_accelerate_launch__its_settings_are_not_those_of_the_run(run: Run, tiny
 
 def test_fsdp__equals_ddp_in_float32(tiny_data: Path, tmp_path: Path) -> None:
     values = {
-        "machine.processes": 2,
         "machine.precision": "float32",
         "machine.checkpoint_blocks": "true",
         "schedule.total_steps": 12,
@@ -148,9 +147,7 @@ def test_fsdp__equals_ddp_in_float32(tiny_data: Path, tmp_path: Path) -> None:
     }
     folders = {sharding: tmp_path / sharding for sharding in ("none", "fsdp")}
     for sharding, folder in folders.items():
-        line = command(folder, tiny_data, **values, **{"machine.sharding": sharding})
-        done = subprocess.run(line, capture_output=True, text=True, timeout=240)
-        assert done.returncode == 0, done.stderr
+        run_as_two(folder, tiny_data, **values, **{"machine.sharding": sharding})
     ddp, fsdp = (train_records(folder) for folder in folders.values())
     assert max(record["grad_norm"] for record in ddp) > 0.1  # gradients were clipped
     assert [r["loss"] for r in fsdp] == pytest.approx([r["loss"] for r in ddp], rel=1e-6, abs=0)
@@ -166,9 +163,7 @@ def test_sharded_checkpoint__has_the_files_of_any_other(run: Run, tiny_data: Pat
     """Two processes with FSDP2 save and stop; one goes on, and ends where one alone does, bit for bit without clipping."""
     values = {"optimizer.clip_norm": 0.0, "machine.micro_batch": 8}
     straight, folder = run("straight", **values), tmp_path / "a"
-    two = {**values, "machine.processes": 2, "machine.sharding": "fsdp", "schedule.total_steps": 20}
-    done = subprocess.run(command(folder, tiny_data, **two), capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr
+    run_as_two(folder, tiny_data, **values, **{"machine.sharding": "fsdp", "schedule.total_steps": 20})
     assert checkpoint(folder, 20) == checkpoint(straight, 20)
     for name in ("model.safetensors", "ema.safetensors", "optimizer.safetensors", "state.json"):
         (folder / "checkpoints" / "step_00000020" / name).unlink()
@@ -187,11 +182,15 @@ def benchmark(name: str) -> ModuleType:
     return module
 
 
-def test_soak__a_short_one(tmp_path: Path) -> None:
-    """Three kills; benchmarks/results/soak.md has the long one."""
-    tally: Any = benchmark("soak").soak(tmp_path, kills=3, steps=40, seed=11)
-    assert sum(tally.kills.values()) >= 3
-    assert tally.rounds >= 1
+def test_soak__a_short_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two kills and the end, each in another mode; benchmarks/results/soak.md has the long one."""
+    soak = benchmark("soak")
+    starting = {"Popen": warm.Popen, "run": warm.run}
+    monkeypatch.setattr(soak, "subprocess", SimpleNamespace(**{**vars(subprocess), **starting}))
+    tally = soak.soak(tmp_path, kills=2, steps=40, seed=5322)
+    assert sum(tally.kills.values()) == 2
+    assert tally.modes.keys() == soak.MODES.keys()
+    assert tally.rounds == 1
 
 
 @pytest.mark.slow
@@ -205,7 +204,7 @@ def test_sharded_checkpoint__goes_on_with_three_processes_and_then_with_one(tiny
             "machine.micro_batch": 3,
             "checkpoint.keep_last": 4,
         }
-        done = subprocess.run(command(folder, tiny_data, **values), capture_output=True, text=True, timeout=240)
+        done = warm.run(command(folder, tiny_data, **values), capture_output=True, text=True, timeout=240)
         assert done.returncode == 0, done.stderr
         assert_golden(folder)
         for path in (folder / "checkpoints").glob("step_*"):  # as a power cut leaves them
@@ -216,7 +215,7 @@ def test_sharded_checkpoint__goes_on_with_three_processes_and_then_with_one(tiny
     nodes = [r["text"] for r in log if r["kind"] == "node"]
     assert ["processes 0 to 1" in nodes[0], "processes 0 to 2" in nodes[1]] == [True, True]
     straight = tmp_path / "straight"
-    done = subprocess.run(command(straight, tiny_data), capture_output=True, text=True, timeout=240)
+    done = warm.run(command(straight, tiny_data), capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     assert sample_keys(folder) == sample_keys(straight)
     assert checkpoint(folder, 20).keys() == checkpoint(straight, 20).keys()

@@ -170,22 +170,22 @@ def test_turns__one_worker_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_lock, "_FOR_CHILDREN", [])
     monkeypatch.setattr(memory_lock, "_IN_USE", [])
     shared = memory_lock.shared_lock()
-    reader, writer = os.pipe()
+    (reader, writer), (told, tell) = os.pipe(), os.pipe()
     if not (child := os.fork()):
         memory_lock.use_lock(shared)
         memory_lock.acquire(2**30)
         os.write(writer, b"x")
-        time.sleep(0.3)
+        time.sleep(0.3 if os.read(told, 1) else 0)
         os._exit(0)
     os.read(reader, 1)
-    began = time.monotonic()
     memory_lock.acquire(2**30)  # not a worker: never waits
-    assert time.monotonic() - began < 0.2
     memory_lock.use_lock(shared)
     memory_lock.acquire(10)  # not large
-    assert time.monotonic() - began < 0.2
+    assert os.waitpid(child, os.WNOHANG) == (0, 0)  # it has its turn until it is told to end
+    began = time.monotonic()
+    os.write(tell, b"x")
     memory_lock.acquire(2**30)
-    assert os.waitpid(child, 0)[1] == 0 and time.monotonic() - began > 0.05
+    assert os.waitpid(child, 0)[1] == 0 and time.monotonic() - began > 0.25
     memory_lock.release()
 
 

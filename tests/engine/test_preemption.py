@@ -83,11 +83,11 @@ def test_stop_on_signals__restores_handlers_after_an_error() -> None:
 def test_second_signal__leaves_at_once(pair: tuple[signal.Signals, signal.Signals]) -> None:
     said, seconds = send(0.0, *pair)
     assert said == 3
-    assert seconds < 5
+    assert seconds < 30  # it would sleep for a minute
 
 
 def test_second_signal__of_a_launcher_is_an_echo_at_first() -> None:
-    with subprocess.Popen([sys.executable, "-c", BLOCKED, "0.5"], stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen([sys.executable, "-c", BLOCKED, "2"], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         for _ in range(3):
@@ -95,9 +95,9 @@ def test_second_signal__of_a_launcher_is_an_echo_at_first() -> None:
             time.sleep(0.05)
         time.sleep(0.1)
         assert process.poll() is None
-        time.sleep(0.5)
+        time.sleep(2)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == 3
+        assert process.wait(30) == 3
 
 
 def send(echo_seconds: float, *numbers: signal.Signals) -> tuple[int, float]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests import warm
 from tests.conftest import TINY, checkpoint, sample_keys
 from vitctl.engine.journal import read_records
 from vitctl.launch.prepare import prepare_run
@@ -38,7 +39,7 @@ def command(folder: Path, data: Path, **values: Any) -> list[str]:
 def resume(folder: Path) -> None:
     """Go on as a user does; it ends well."""
     line = [sys.executable, "-m", "vitctl", "resume", str(folder)]
-    subprocess.run(line, check=True, capture_output=True, env=ENVIRONMENT)
+    warm.run(line, check=True, capture_output=True, env=ENVIRONMENT)
 
 
 def records(folder: Path, kind: str) -> list[dict[str, Any]]:

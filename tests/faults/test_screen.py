@@ -1,12 +1,10 @@
 """Whoever reads what is printed, or no longer does: the run goes on to its end, bit for bit, and its exit code is its own."""
 
-import fcntl
 import io
 import os
 import signal
 import subprocess
 import sys
-import termios
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -16,6 +14,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from tests import warm
+from tests.conftest import paced
 from tests.faults.conftest import ENVIRONMENT, assert_same, command, prepared, records, resume, status, warnings
 from vitctl.cli.show.render import Screen
 from vitctl.engine.journal import append_record, never_raising, read_records
@@ -31,7 +31,7 @@ def test_head__ends_no_run(tiny_data: Path, straight: Path, tmp_path: Path) -> N
     folder = tmp_path / "run"
     with (
         open("/dev/full", "w") as full,
-        subprocess.Popen(
+        warm.Popen(
             command(folder, tiny_data), stdout=subprocess.PIPE, stderr=full, text=True, env=ENVIRONMENT
         ) as process,
     ):
@@ -44,18 +44,14 @@ def test_head__ends_no_run(tiny_data: Path, straight: Path, tmp_path: Path) -> N
     assert_same(folder, straight)
 
 
-def on_a_terminal(line: list[str], *, ignoring: bool) -> tuple["subprocess.Popen[bytes]", int]:
+def on_a_terminal(line: list[str], *, ignoring: bool, **variables: str) -> tuple[warm.Popen, int]:
     """A command with a terminal of its own; the terminal's other end."""
     ours, theirs = os.openpty()
-
-    def begin() -> None:
-        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-        if ignoring:
-            signal.signal(signal.SIGHUP, signal.SIG_IGN)
-
-    process = subprocess.Popen(
-        line, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True, preexec_fn=begin, env=ENVIRONMENT
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN if ignoring else signal.SIG_DFL)
+    process = warm.Popen(
+        line, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True, env={**ENVIRONMENT, **variables}
     )
+    signal.signal(signal.SIGHUP, before)
     os.close(theirs)
     return process, ours
 
@@ -63,7 +59,7 @@ def on_a_terminal(line: list[str], *, ignoring: bool) -> tuple["subprocess.Popen
 def test_terminal__progress_is_drawn_and_its_codes_are_not_shown(tiny_data: Path, tmp_path: Path) -> None:
     """Codes of the live view stood there as text, where it takes the place of standard output."""
     line = command(tmp_path / "run", tiny_data)
-    process, ours = on_a_terminal(["env", "TERM=xterm-256color", "COLUMNS=80", *line], ignoring=False)
+    process, ours = on_a_terminal(line, ignoring=False, TERM="xterm-256color", COLUMNS="80")
     shown = b""
     with suppress(OSError):  # the terminal is closed at the end
         while piece := os.read(ours, 65536):
@@ -77,7 +73,7 @@ def test_terminal__progress_is_drawn_and_its_codes_are_not_shown(tiny_data: Path
 @pytest.mark.parametrize("ignoring", [False, True], ids=["saves and leaves", "nohup goes on"])
 def test_closed_terminal(tiny_data: Path, straight: Path, tmp_path: Path, ignoring: bool) -> None:
     folder = tmp_path / "run"
-    process, ours = on_a_terminal(command(folder, tiny_data), ignoring=ignoring)
+    process, ours = on_a_terminal(paced(command(folder, tiny_data)), ignoring=ignoring)
     until = time.monotonic() + 60
     os.set_blocking(ours, False)
     while not records(folder, "train") and time.monotonic() < until:
@@ -174,7 +170,7 @@ def test_follower__a_log_of_foreign_lines_and_a_folder_in_its_place_end_nothing(
 @pytest.mark.slow
 def test_head__of_several_processes(tiny_data: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    with subprocess.Popen(
+    with warm.Popen(
         command(folder, tiny_data, **{"machine.processes": 2}), stdout=subprocess.PIPE, text=True, env=ENVIRONMENT
     ) as process:
         assert process.stdout is not None

@@ -11,6 +11,8 @@ from typing import Any
 import psutil
 import pytest
 
+from tests import warm
+from tests.conftest import paced
 from tests.faults.conftest import ENVIRONMENT, assert_same, command, prepared, records, resume
 from vitctl.data.source.hashing import IGNORED_SIGNALS
 from vitctl.engine import loop
@@ -83,8 +85,8 @@ def test_signal__to_the_whole_group_leaves_loader_workers_to_their_parent(
     tiny_data: Path, straight: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
-    line = command(folder, tiny_data, **{"machine.workers": 2})
-    with subprocess.Popen(line, stdout=subprocess.PIPE, text=True, start_new_session=True, env=ENVIRONMENT) as process:
+    line = paced(command(folder, tiny_data, **{"machine.workers": 2}))
+    with warm.Popen(line, stdout=subprocess.PIPE, text=True, start_new_session=True, env=ENVIRONMENT) as process:
         assert process.stdout is not None
         while not process.stdout.readline().startswith("step 2/"):
             assert process.poll() is None
@@ -93,7 +95,7 @@ def test_signal__to_the_whole_group_leaves_loader_workers_to_their_parent(
             os.killpg(process.pid, number)
         process.communicate(timeout=60)
     assert process.returncode == 3
-    assert psutil.wait_procs(family, timeout=20)[1] == []
+    assert psutil.wait_procs(family, timeout=60)[1] == []
     resume(folder)
     assert_same(folder, straight)
 

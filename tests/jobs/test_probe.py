@@ -3,13 +3,12 @@
 import json
 import os
 import signal
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.conftest import Run, checkpoint, command, train_records
+from tests.conftest import Run, checkpoint, run_as_two, train_records
 from tests.jobs.conftest import CPU, do
 from vitctl.errors import DataError, RecipeError
 from vitctl.jobs.features import ImagePass
@@ -83,13 +82,10 @@ def test_probe__stopped_inside_it_goes_on_with_it(run: Run, tiny_data: Path, mon
 def test_probe__two_processes_say_the_same(run: Run, tiny_data: Path, tmp_path: Path) -> None:
     values = {k: list(v) if isinstance(v, tuple) else v for k, v in probe(tiny_data, **{"model.dropout": 0.0}).items()}
     one = run("one", **values)
-    done = subprocess.run(
-        command(tmp_path / "two", tiny_data, **values, **{"machine.processes": 2}), capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
+    shown = run_as_two(tmp_path / "two", tiny_data, **values)
     assert len(said(one)) == 6
     assert said(tmp_path / "two") == said(one)
-    assert "3-shot accuracy" in done.stdout
+    assert "3-shot accuracy" in shown
 
 
 @pytest.mark.parametrize(

@@ -3,14 +3,14 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.conftest import train_records
+from tests import warm
+from tests.conftest import train_records, two_processes, worker
 from tests.jobs.conftest import CPU, SMALL, Job, do
 from vitctl.data.loader.batches import Batch
 from vitctl.engine.evaluation import Score
@@ -18,7 +18,6 @@ from vitctl.engine.loop import Result, Trainer
 from vitctl.errors import CheckpointError, DataError, RecipeError
 from vitctl.jobs.record.result import read_result
 from vitctl.jobs.sweep import Trial, best
-from vitctl.launch.launcher import launch
 from vitctl.launch.prepare import prepare_run
 from vitctl.recipe.load import Override, load_recipe
 
@@ -67,8 +66,10 @@ def test_finetune__two_processes_try_the_same_rates_and_take_the_same(
         "weights.source": str(pretrained),
         "machine.processes": 2,
     }
-    prepare_run(load_recipe("finetune", [Override(key, value) for key, value in values.items()]), tmp_path / "two")
-    two = launch(tmp_path / "two", lambda _record: None)
+    folder = tmp_path / "two"
+    prepare_run(load_recipe("finetune", [Override(key, value) for key, value in values.items()]), folder)
+    assert two_processes(worker(folder), tmp_path / "shown.txt") == (0, 0)
+    two = json.loads((folder / "result.json").read_text())
     assert two["metrics"] == one["metrics"]
     same = one["provenance"].keys() - {
         "weights_sha256",
@@ -126,7 +127,7 @@ def test_finetune__killed_in_the_second_rate_ends_with_the_same_table(job: Job, 
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "recipe.toml").write_bytes((tmp_path / "whole" / "recipe.toml").read_bytes())
-    dead = subprocess.run([sys.executable, "-c", KILL, str(folder)], env={**os.environ, "OMP_NUM_THREADS": "1"})
+    dead = warm.run([sys.executable, "-c", KILL, str(folder)], env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert dead.returncode == 9
     assert read_result(folder / "sweep" / "lr_0.003") is not None
     assert read_result(folder / "sweep" / "lr_0.1") is None

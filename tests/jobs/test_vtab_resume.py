@@ -2,13 +2,13 @@
 
 import json
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests import warm
 from tests.jobs.conftest import CPU, do
 from tests.jobs.vtab_killed import SEVENTH, interrupted
 from tests.jobs.vtab_names import Catalog
@@ -86,9 +86,8 @@ def test_vtab__killed_in_task_seven_and_in_its_evaluation(
         ("evaluation", [("resume", 2), ("train", 3), ("train", 4), ("checkpoint", 4)]),
         ("scored", [("resume", 4), ("evaluate", 4)]),
     ):
-        killed = subprocess.run(
-            [sys.executable, "-m", "tests.jobs.vtab_killed", str(folder), where], capture_output=True, text=True
-        )
+        line = [sys.executable, "-m", "tests.jobs.vtab_killed", str(folder), where]
+        killed = warm.run(line, capture_output=True, text=True)
         assert killed.returncode == -signal.SIGKILL, killed.stderr
         finished = sorted(folder.glob("tasks/**/result.json"))
         assert len(finished) == 6

@@ -17,6 +17,7 @@ from vitctl.data.datasets.readers import eurosat
 from vitctl.data.source.read import Source
 from vitctl.data.source.splits import select
 
+DSPRITES_TEST = 663_552  # where it begins in the shuffled whole
 PART = 60  # test images of a set whose test split is a folder of its own, when not the whole of it is asked for
 
 
@@ -76,18 +77,23 @@ class Names:
 
 
 class Catalog:
-    """Stands in for `open_split`. With `whole_tests` False, test splits that are folders of their own are cut to PART images."""
+    """Stands in for `open_split`. With `whole_tests` False, test splits are cut to PART images where they end their folder."""
 
     def __init__(self, *, whole_tests: bool) -> None:
         self.whole_tests = whole_tests
         self.sets: dict[str, dict[str, Names]] = {}
+        self.views: dict[tuple[str, str], Source] = {}
 
     def open_split(self, split: str, *, dataset: str, whole: bool, **_: object) -> Source:
         """As `vitctl.data.datasets.catalog.open_split`."""
         assert whole == self.whole_tests
         if dataset not in self.sets:
             self.sets[dataset] = dict(self._make(dataset))
-        return select(split, self.sets[dataset])
+        if split == f"train[{DSPRITES_TEST}:]" and not self.whole_tests:
+            split = f"train[{DSPRITES_TEST}:{DSPRITES_TEST + PART}]"
+        if (dataset, split) not in self.views:
+            self.views[dataset, split] = select(split, self.sets[dataset])
+        return self.views[dataset, split]
 
     def _make(self, dataset: str) -> Any:
         row = find_data_set(dataset)

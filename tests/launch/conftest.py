@@ -12,7 +12,8 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.conftest import TINY, command, free_port
+from tests import warm
+from tests.conftest import TINY, command, free_port, paced
 from tests.jobs.conftest import pretrained  # noqa: F401
 from vitctl.engine.preemption import SIGNALS
 from vitctl.recipe.load import Loaded, Override, load_recipe
@@ -37,9 +38,9 @@ def load(tiny_data: Path) -> Load:
 
 
 def machine(folder: Path, data: Path, *flags: str, **values: Any) -> "subprocess.Popen[str]":
-    """One machine's vitctl."""
-    line = [*command(folder, data, **{**FOREGROUND, **values}), *flags]
-    return subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    """One machine's vitctl; its steps are slow enough to be hit."""
+    line = paced([*command(folder, data, **{**FOREGROUND, **values}), *flags], launched=True)
+    return warm.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def machines(folder: Path, data: Path, *flags: str, **values: Any) -> "list[subprocess.Popen[str]]":

@@ -17,7 +17,8 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.conftest import TINY, Run, assert_golden, checkpoint, command, sample_keys
+from tests import warm
+from tests.conftest import TINY, WITH_WORKER, Run, assert_golden, checkpoint, command, paced, sample_keys
 from tests.launch.conftest import HOLD, Load
 from vitctl.engine.checkpoint.files import newest_checkpoint
 from vitctl.errors import LaunchError
@@ -42,7 +43,9 @@ def test_launch__one_run_per_folder(load: Load, tmp_path: Path) -> None:
     assert launch(tmp_path, lambda _: None)["status"] == "done"
 
 
-def test_one_process__whatever_the_environment_says_of_accelerate(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_process__whatever_the_environment_says_of_accelerate(
+    run: Run, one_process: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As after `accelerate launch` with a configuration file that somebody made for something else."""
     monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "7")
     monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "INDUCTOR")
@@ -50,53 +53,7 @@ def test_one_process__whatever_the_environment_says_of_accelerate(run: Run, monk
     folder = run("run")
     assert_golden(folder)
     monkeypatch.undo()
-    assert checkpoint(folder, 20) == checkpoint(run("quiet"), 20)
-
-
-def test_two_processes__whatever_the_environment_says_of_accelerate(tiny_data: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    hostile = {
-        "ACCELERATE_USE_FSDP": "true",
-        "ACCELERATE_USE_DEEPSPEED": "true",
-        "ACCELERATE_MIXED_PRECISION": "fp16",
-        "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "7",
-        "FSDP_OFFLOAD_PARAMS": "true",
-    }
-    done = subprocess.run(
-        command(folder, tiny_data, **{"machine.processes": 2}),
-        capture_output=True,
-        text=True,
-        env={**os.environ, **hostile},
-    )
-    assert done.returncode == 0, done.stderr
-    assert_golden(folder)
-    assert sorted(p.name for p in (folder / "samples").iterdir()) == ["rank_00.jsonl", "rank_01.jsonl"]
-    assert json.loads((folder / "result.json").read_text())["provenance"]["data_verified"] is True
-    assert sorted(p.name for p in (folder / "verified").iterdir()) == ["part_0_of_2.jsonl", "part_1_of_2.jsonl"]
-    assert "going on" not in done.stdout
-    assert "step 20/20" in done.stdout
-    assert re.search(r"^node \S+: processes 0 to 1, CPU", done.stdout, re.M)
-    assert next((folder / "logs").glob("launcher_*.txt")).read_text() == ""
-
-
-def test_two_processes__stopped_by_a_signal_go_on_as_one_bit_for_bit_in_what_was_read(
-    run: Run, tiny_data: Path, tmp_path: Path
-) -> None:
-    straight, folder = run("straight"), tmp_path / "run"
-    two = command(folder, tiny_data, **{"machine.processes": 2})
-    with subprocess.Popen(two, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        while not (folder / "log.jsonl").exists() or '"step": 2,' not in (folder / "log.jsonl").read_text():
-            assert process.poll() is None
-            time.sleep(0.01)
-        process.send_signal(signal.SIGTERM)
-        _, said = process.communicate(timeout=120)
-    assert process.returncode == 3, said
-    assert f"stopped and saved in {folder}; resume with: vitctl resume {folder}" in said
-    assert json.loads((folder / "result.json").read_text())["status"] == "stopped"
-    run("run")
-    assert_golden(folder)
-    assert sample_keys(folder) == sample_keys(straight)
-    assert checkpoint(folder, 20).keys() == checkpoint(straight, 20).keys()
+    assert checkpoint(folder, 20) == checkpoint(one_process, 20)
 
 
 def test_two_processes__the_error_of_one_is_the_last_line(tiny_data: Path, tmp_path: Path) -> None:
@@ -105,7 +62,7 @@ def test_two_processes__the_error_of_one_is_the_last_line(tiny_data: Path, tmp_p
 
     data = damaged(tiny_data, tmp_path / "data", "test", [20])
     folder = tmp_path / "run"
-    done = subprocess.run(
+    done = warm.run(
         command(folder, data, **{"machine.processes": 2, "schedule.total_steps": 6, "evaluation.every_steps": 0}),
         capture_output=True,
         text=True,
@@ -141,10 +98,12 @@ def test_processes__are_not_started_inside_a_cluster_job(
     assert called == [tmp_path]
 
 
-def test_two_processes__a_killed_one_is_named_and_the_run_goes_on(run: Run, tiny_data: Path, tmp_path: Path) -> None:
-    straight, folder = run("straight"), tmp_path / "run"
-    two = command(folder, tiny_data, **{"machine.processes": 2, "checkpoint.every_steps": 2})
-    with subprocess.Popen(two, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+def test_two_processes__a_killed_one_is_named_and_the_run_goes_on(
+    run: Run, one_process: Path, tiny_data: Path, tmp_path: Path
+) -> None:
+    straight, folder = one_process, tmp_path / "run"
+    two = paced(command(folder, tiny_data, **{"machine.processes": 2, "checkpoint.every_steps": 2}), launched=True)
+    with warm.Popen(two, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         while not (folder / "log.jsonl").exists() or '"step": 5,' not in (folder / "log.jsonl").read_text():
             assert process.poll() is None
             time.sleep(0.01)
@@ -167,14 +126,14 @@ def test_two_processes__a_killed_one_is_named_and_the_run_goes_on(run: Run, tiny
 def test_two_processes__none_outlives_the_launcher(tiny_data: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     two = command(folder, tiny_data, **{"machine.processes": 2, "machine.workers": 1, "schedule.total_steps": 5000})
-    with subprocess.Popen(two, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+    with warm.Popen(two, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
         while not (folder / "log.jsonl").exists() or '"step": 2,' not in (folder / "log.jsonl").read_text():
             assert process.poll() is None
             time.sleep(0.01)
         family = psutil.Process(process.pid).children(recursive=True)
         assert len(family) >= 4
         process.kill()
-    _, alive = psutil.wait_procs(family, timeout=20)
+    _, alive = psutil.wait_procs(family, timeout=60)
     assert [p for p in alive if p.status() != "zombie"] == []
 
 
@@ -216,7 +175,16 @@ def hostile(tmp_path: Path) -> dict[str, str]:
     """An environment in which accelerate finds a configuration that somebody made for something else."""
     (tmp_path / "hf" / "accelerate").mkdir(parents=True)
     (tmp_path / "hf" / "accelerate" / "default_config.yaml").write_text(HOSTILE)
-    return {**os.environ, "HF_HOME": str(tmp_path / "hf"), "PET_NNODES": "5", "PET_MAX_RESTARTS": "9"}
+    variables = {
+        "PET_NNODES": "5",
+        "PET_MAX_RESTARTS": "9",
+        "ACCELERATE_USE_FSDP": "true",
+        "ACCELERATE_USE_DEEPSPEED": "true",
+        "ACCELERATE_MIXED_PRECISION": "fp16",
+        "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "7",
+        "FSDP_OFFLOAD_PARAMS": "true",
+    }
+    return {**os.environ, **variables, "HF_HOME": str(tmp_path / "hf")}
 
 
 def test_two_launches_at_once__beside_a_configuration_of_somebody_else(
@@ -227,35 +195,35 @@ def test_two_launches_at_once__beside_a_configuration_of_somebody_else(
     two = {"machine.processes": 2, "optimizer.clip_norm": 0.0, "machine.micro_batch": 8}
     prepare_run(load(**two), pasted)
     hostile_line = {name: value for name, value in hostile.items() if not name.startswith("PET_")}
+    words: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     both = [
-        subprocess.Popen(command(folder, tiny_data, **two), stderr=subprocess.PIPE, text=True, env=hostile),
-        subprocess.Popen(
-            (pasted / "launch.txt").read_text(), shell=True, stderr=subprocess.PIPE, text=True, env=hostile_line
-        ),
+        warm.Popen(command(folder, tiny_data, **two), env=hostile, **words),
+        subprocess.Popen((pasted / "launch.txt").read_text(), shell=True, env=hostile_line, **words),
     ]
-    said = [process.communicate(timeout=240)[1] for process in both]
-    assert [process.returncode for process in both] == [0, 0], said
-    assert said == ["", ""]
+    (shown, *said), (_, *pasted_said) = (process.communicate(timeout=240) for process in both)
+    assert [process.returncode for process in both] == [0, 0], (said, pasted_said)
+    assert (said, pasted_said) == ([""], [""])
     straight = run("straight", **{**two, "machine.processes": 1})
     for one in (folder, pasted):
         assert json.loads((one / "result.json").read_text())["status"] == "done"
         assert checkpoint(one, 20) == checkpoint(straight, 20)
         assert sample_keys(one) == sample_keys(straight)
-
-
-SLOW = """
-from vitctl.launch import command, launcher
-command.WORKER = launcher.WORKER = "tests.launch.slow_worker"
-from vitctl.__main__ import main
-main()
-"""
+        assert json.loads((one / "result.json").read_text())["provenance"]["data_verified"] is True
+        for part in ("samples/rank_00.jsonl", "samples/rank_01.jsonl"):
+            assert (one / part).exists()
+        assert sorted(p.name for p in (one / "verified").iterdir()) == ["part_0_of_2.jsonl", "part_1_of_2.jsonl"]
+    assert "going on" not in shown
+    assert "step 20/20" in shown
+    assert re.search(r"^node \S+: processes 0 to 1, CPU", shown, re.M)
+    assert next((folder / "logs").glob("launcher_*.txt")).read_text() == ""
 
 
 def test_signal__is_passed_on_once_and_a_slow_save_completes(tiny_data: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     values = {"machine.processes": 2, "checkpoint.every_steps": 0, "schedule.total_steps": 5000}
-    line = [sys.executable, "-c", SLOW, *command(folder, tiny_data, **values)[3:]]
-    with subprocess.Popen(
+    code = WITH_WORKER.format(worker="tests.launch.slow_worker")
+    line = [sys.executable, "-c", code, *command(folder, tiny_data, **values)[3:]]
+    with warm.Popen(
         line, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
         while not (folder / "log.jsonl").exists() or '"step": 2,' not in (folder / "log.jsonl").read_text():

@@ -38,7 +38,7 @@ LONG = {"schedule.total_steps": 100_000, "evaluation.every_steps": 0, "checkpoin
 
 
 def test_two_machines__one_is_told_to_stop_both_save_and_one_process_goes_on(
-    run: Run, tiny_data: Path, tmp_path: Path
+    run: Run, one_process: Path, tiny_data: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
     pair = machines(folder, tiny_data, **{"machine.processes": 2})
@@ -59,7 +59,7 @@ def test_two_machines__one_is_told_to_stop_both_save_and_one_process_goes_on(
     assert "exitcode" not in next((folder / LOGS).glob("launcher_*.txt")).read_text()
     run("run", **{"checkpoint.background": False})
     assert_golden(folder)
-    assert sample_keys(folder) == sample_keys(run("one"))
+    assert sample_keys(folder) == sample_keys(one_process)
 
 
 def test_restart__a_killed_process_costs_nothing(run: Run, tiny_data: Path, tmp_path: Path) -> None:

@@ -40,12 +40,12 @@ def test_run_tasks__a_killed_process_is_told_and_none_is_left() -> None:
     def work(task: int, _: object) -> None:
         if task == 1:
             os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(60)
+        time.sleep(600)
 
     began, earlier = time.monotonic(), {child.pid for child in psutil.Process().children()}
     with pytest.raises(DataError, match=r"a worker process was killed \(exit code -9\), most often out of memory"):
         run_tasks(work, 2, workers=2)
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 300
     assert {child.pid for child in psutil.Process().children()} <= earlier
 
 

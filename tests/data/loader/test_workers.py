@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import warm
 from vitctl.data.images.transforms import TrainTransform
 from vitctl.data.loader import workers as lifecycle
 from vitctl.data.loader.batches import Batch, train_batches
@@ -91,19 +92,20 @@ STUCK = """
 class Chosen(SyntheticSource):
     def read(self, sample):
         time.sleep(600)
-threading.Timer(1, lambda: print(*[child.pid for child in active_children()], flush=True)).start()
+def tell():
+    while len(active_children()) < 2:
+        time.sleep(0.01)
+    time.sleep(0.5)
+    print(*[child.pid for child in active_children()], flush=True)
+threading.Thread(target=tell).start()
 """
 
 
 def start(
     end: str, *, source: str = "Chosen = SyntheticSource", held: str = "held = list(islice(batches, 6))"
-) -> tuple[subprocess.Popen[str], list[int]]:
-    process = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT.format(end=end, source=source, held=held)],
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=Path(__file__).parents[3],
-    )
+) -> tuple[warm.Popen, list[int]]:
+    line = [sys.executable, "-c", SCRIPT.format(end=end, source=source, held=held)]
+    process = warm.Popen(line, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     with process.stdout as output:
         return process, [int(pid) for pid in output.readline().split()]

@@ -189,7 +189,7 @@ def test_split_name__is_webdatasets(name: str) -> None:
 def test_split_name__the_longest_is_quick() -> None:
     began = time.process_time()
     assert split_name("a/" * 2**15 + "b") == ("", "")
-    assert time.process_time() - began < 0.1
+    assert time.process_time() - began < 0.5  # webdataset's takes seconds
 
 
 def test_scan__what_webdataset_takes_for_no_member_of_a_sample_is_none(tmp_path: Path) -> None:

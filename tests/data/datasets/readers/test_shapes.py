@@ -101,7 +101,7 @@ def test_fields__oriented_shapes_come_back_only_after_a_full_turn(name: str) -> 
 @pytest.mark.slow
 def test_items__ten_thousand_pictures_in_seconds() -> None:
     items = shapes.items("all", "train", 10_000, seed=0)
-    began = time.perf_counter()
+    began = time.process_time()
     for item in items:
         item.read()
-    assert time.perf_counter() - began < 30
+    assert time.process_time() - began < 30

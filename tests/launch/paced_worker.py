@@ -1,0 +1,26 @@
+"""`python -m tests.launch.paced_worker RUN`: a worker whose steps take long enough that something comes between them."""
+
+import time
+from typing import Any
+
+from vitctl.engine import loop
+
+SECONDS = 0.05
+
+
+def pace() -> None:
+    """Slow down the function that makes a step."""
+    step = loop.Trainer._step
+
+    def paced(trainer: Any, lr: float) -> None:
+        time.sleep(SECONDS)
+        step(trainer, lr)
+
+    loop.Trainer._step = paced  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    from vitctl.launch.worker import main
+
+    pace()
+    main()

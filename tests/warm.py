@@ -1,0 +1,186 @@
+"""`python -m vitctl ...` as a process that need not import torch first: it is forked from one that has, which saves 4 seconds.
+
+`Popen` and `run` are those of subprocess, for lines that begin with this Python and `-m` or `-c`. The process has signals, streams,
+an environment, a folder, a session and an end of its own. Only its imports are over: a test of the start takes subprocess itself.
+"""
+
+import atexit
+import fcntl
+import gc
+import importlib
+import inspect
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+import termios
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+IMPORTED = (
+    "torch._dynamo",
+    "torch.distributed.fsdp",
+    "accelerate.commands.launch",
+    "vitctl.cli.app",
+    "vitctl.cli.show.render",
+    "vitctl.jobs.evaluate",
+    "vitctl.jobs.export",
+    "vitctl.jobs.fewshot",
+    "vitctl.jobs.finetune",
+    "vitctl.jobs.pretrain",
+    "vitctl.jobs.vtab",
+    "vitctl.launch.launcher",
+    "vitctl.launch.prepare",
+)
+CHANGEABLE = set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP, signal.SIGPIPE, signal.SIGXFSZ}
+
+
+class Popen(subprocess.Popen[Any]):
+    """A process of its own. With `start_new_session` and a terminal as standard input, that is its controlling terminal."""
+
+    def _execute_child(self, *given: Any) -> None:
+        call = inspect.signature(subprocess.Popen._execute_child).bind(self, *given).arguments  # type: ignore[attr-defined]
+        line = call["args"]
+        assert line[0] == sys.executable and line[1] in ("-m", "-c") and call["preexec_fn"] is None
+        request = {
+            "line": [str(word) for word in line[1:]],
+            "folder": os.path.abspath(call["cwd"] or "."),
+            "environment": dict(os.environ if call["env"] is None else call["env"]),
+            "session": call["start_new_session"],
+            "ignored": [number for number in CHANGEABLE if signal.getsignal(number) == signal.SIG_IGN],
+        }
+        streams = [call["p2cread"], call["c2pwrite"], call["errwrite"]]
+        self._told, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # the pid, and how it ended
+        with theirs:
+            ends = [end if end != -1 else own for own, end in enumerate(streams)]
+            socket.send_fds(_server(), [json.dumps(request).encode()], [*ends, theirs.fileno()])
+        self._close_pipe_fds(*(call[name] for name in PIPES))  # type: ignore[attr-defined]
+        self.pid = int(self._told.recv(100))
+        self._child_created = True
+
+    def _try_wait(self, flags: int) -> tuple[int, int]:
+        if flags & os.WNOHANG and not select.select([self._told], [], [], 0)[0]:
+            return 0, 0
+        with self._told:
+            return self.pid, int(self._told.recv(100))
+
+    def _internal_poll(self, *_: Any, **__: Any) -> int | None:
+        if self.returncode is None and self._waitpid_lock.acquire(False):  # type: ignore[attr-defined]
+            try:
+                pid, status = self._try_wait(os.WNOHANG)
+                if pid:
+                    self._handle_exitstatus(status)  # type: ignore[attr-defined]
+            finally:
+                self._waitpid_lock.release()  # type: ignore[attr-defined]
+        return self.returncode
+
+
+PIPES = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
+
+
+def run(
+    line: list[str], *, check: bool = False, capture_output: bool = False, timeout: float | None = None, **given: Any
+) -> "subprocess.CompletedProcess[Any]":
+    """subprocess.run."""
+    if capture_output:
+        given |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with Popen(line, **given) as process:
+        try:
+            out, errors = process.communicate(timeout=timeout)
+        except BaseException:
+            process.kill()
+            raise
+    done = subprocess.CompletedProcess(line, process.returncode, out, errors)
+    if check:
+        done.check_returncode()
+    return done
+
+
+@cache
+def _server() -> socket.socket:
+    """The way to the process that has imported everything; one for each process of pytest."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+    with theirs:
+        line = [sys.executable, "-m", "tests.warm", str(theirs.fileno())]
+        environment = {**os.environ, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}  # to look for a GPU must not spoil a fork
+        server = subprocess.Popen(line, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
+
+    @atexit.register
+    def end() -> None:
+        ours.close()
+        server.wait()
+
+    return ours
+
+
+def serve(asked: socket.socket) -> dict[str, Any] | None:
+    """Fork for every request; returns it in the new process, and None at the end."""
+    under_way: dict[int, tuple[int, socket.socket]] = {}  # pidfd -> process, whom to tell
+    while True:
+        ready = select.select([asked, *under_way], [], [])[0]
+        for ended in set(ready) & set(under_way):
+            pid, told = under_way.pop(ended)
+            with told:
+                told.send(str(os.waitpid(pid, 0)[1]).encode())
+            os.close(ended)
+        if asked not in ready:
+            continue
+        data, files, _, _ = socket.recv_fds(asked, 1 << 20, 4)
+        if not data:
+            return None
+        told = socket.socket(fileno=files[3])
+        if (pid := os.fork()) == 0:
+            for each in (asked, told, *(other for _, other in under_way.values())):
+                each.close()
+            for ended in under_way:
+                os.close(ended)
+            return {**json.loads(data), "streams": files[:3]}
+        for file in files[:3]:
+            os.close(file)
+        under_way[os.pidfd_open(pid)] = pid, told
+        told.send(str(pid).encode())
+
+
+def become(request: dict[str, Any]) -> None:
+    """What lies between fork and the first line of a Python program."""
+    if request["session"]:
+        os.setsid()
+    for own, file in enumerate(request["streams"]):
+        os.dup2(file, own)
+    for file in set(request["streams"]) - {0, 1, 2}:
+        os.close(file)
+    if request["session"] and os.isatty(0):
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    sys.stdin, sys.stdout = os.fdopen(0, closefd=False), os.fdopen(1, "w", closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
+    sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr  # type: ignore[misc]
+    for number in CHANGEABLE:
+        usual = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+        signal.signal(number, signal.SIG_IGN if number in request["ignored"] else usual)
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    os.chdir(request["folder"])
+
+
+if __name__ == "__main__":
+    for name in IMPORTED:
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # or every collection of garbage in a process would look through the imports, too
+    request = serve(socket.socket(fileno=int(sys.argv[1])))
+    if request is not None:
+        become(request)
+        how, what, *arguments = request["line"]
+        sys.argv = [what if how == "-m" else how, *arguments]
+        if how == "-c":
+            exec(what, {"__name__": "__main__"})
+        else:
+            sys.modules.pop(what, None)  # as anew
+            runpy.run_module(what, run_name="__main__", alter_sys=True)
