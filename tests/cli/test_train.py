@@ -176,7 +176,9 @@ def test_dry_run__an_address_without_an_answer_is_not_waited_for(vitctl: Vitctl,
     assert "20 of 16 images" in said.out
     said = vitctl(*line, "--epochs", 2)
     assert said.code == 2
-    assert said.err.startswith(f"vitctl: {deaf_server}: could not be looked up: no answer within 2 s; the plan needs the number of images")
+    assert said.err.startswith(
+        f"vitctl: {deaf_server}: could not be looked up: no answer within 2 s; the plan needs the number of images"
+    )
 
 
 def test_dry_run__weights_far_away_are_not_fetched(

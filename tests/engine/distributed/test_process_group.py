@@ -8,7 +8,7 @@ import time
 
 JOIN = """
 import sys
-from vitctl.engine.together import check_sum, first_text, join, node_lines
+from vitctl.engine.distributed.process_group import broadcast_text, check_all_reduce, join, node_lines
 from vitctl.errors import LaunchError
 rank, mode = int(sys.argv[1]), sys.argv[2]
 try:
@@ -16,8 +16,8 @@ try:
     if mode == "hangs" and rank == 1:
         import time
         time.sleep(8)
-    check_sum(cpu=True, seconds=2)
-    print(first_text(f"rank {rank} says ü"), node_lines(cpu=True))
+    check_all_reduce(cpu=True, seconds=2)
+    print(broadcast_text(f"rank {rank} says ü"), node_lines(cpu=True))
 except LaunchError as error:
     print(error)
 """
@@ -50,7 +50,7 @@ def test_join__the_other_never_comes() -> None:
     assert time.monotonic() - began < 50
 
 
-def test_check_sum__the_other_hangs() -> None:
+def test_check_all_reduce__the_other_hangs() -> None:
     port = free_port()
     both = [start(rank, port, "hangs") for rank in (0, 1)]
     said = [process.communicate(timeout=60)[0] for process in both]
