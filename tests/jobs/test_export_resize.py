@@ -155,7 +155,7 @@ def test_export__what_a_format_cannot_say_is_told_with_the_answers_it_changes(
     assert 0 < changed < NUM_IMAGES
     assert result["metrics"]["answers_changed"][to] == {"changed": changed, "total": NUM_IMAGES}
     log = [json.loads(line) for line in (tmp_path / "export" / "log.jsonl").read_text().splitlines()]
-    [note] = [note for record in log for note in record.get("notes", ()) if "answers" in note]
+    [note] = [note for record in log for note in record.get("notes", ()) if "predictions" in note]
     assert told in note
     assert f"changes {changed} of 80 predictions ({changed / 80:.1%}) on test of {tmp_path / 'run'}" in note
     assert f"- {note}\n" in (folder / "README.md").read_text()

@@ -10,7 +10,7 @@ from tests.conftest import free_port
 
 JOIN = """
 import sys, time
-from vitctl.engine.distributed.process_group import check_sum, first_text, join, node_lines
+from vitctl.engine.distributed.process_group import broadcast_text, check_all_reduce, join, node_lines
 from vitctl.errors import LaunchError
 rank, mode = int(sys.argv[1]), sys.argv[2]
 try:
@@ -18,8 +18,8 @@ try:
     if mode == "hangs" and rank == 1:
         print("met", flush=True)
         input()
-    check_sum(cpu=True, seconds=1 if mode == "hangs" else 60)
-    print(first_text(f"rank {rank} says ü"), node_lines(cpu=True))
+    check_all_reduce(cpu=True, seconds=1 if mode == "hangs" else 60)
+    print(broadcast_text(f"rank {rank} says ü"), node_lines(cpu=True))
 except LaunchError as error:
     print(error)
 """
@@ -40,7 +40,7 @@ def test_join__the_other_never_comes() -> None:
     assert said.count("\n") == 1
 
 
-def test_check_sum__the_other_hangs() -> None:
+def test_check_all_reduce__the_other_hangs() -> None:
     port = free_port()
     waiting, hanging = (start(rank, port, "hangs") for rank in (0, 1))
     said = waiting.communicate(timeout=60)[0]

@@ -64,7 +64,9 @@ def test_newest__says_where_it_looked_and_what_to_do(tmp_path: Path) -> None:
 def test_newest__a_result_that_is_none_is_named(tmp_path: Path) -> None:
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "result.json").write_text("{")
-    with pytest.raises(CheckpointError, match=r"bad/result\.json: not a result of vitctl .*; delete it to run again"):
+    with pytest.raises(
+        CheckpointError, match=r"bad/result\.json: not a valid result of vitctl .*; delete it to run again"
+    ):
         find_weights("newest", tmp_path)
 
 

@@ -67,7 +67,7 @@ def test_last__stands_for_any_other_run_and_says_that_a_better_one_is_kept(falli
         "weights_averaged": True,
     }
     assert choose_weights(folder, "model")[0].name == "model.safetensors"
-    with pytest.raises(CheckpointError, match=r"has no checkpoint of step 6; kept are 4, 8"):
+    with pytest.raises(CheckpointError, match=r"has no checkpoint of step 6; it has 4, 8"):
         choose_weights(folder, "6")
     with pytest.raises(CheckpointError, match="--weights best chooses among the checkpoints of a run"):
         choose_weights(folder / "checkpoints" / "step_00000008", "best")
