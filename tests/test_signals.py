@@ -188,7 +188,7 @@ def test_pretrain__goes_on_bit_for_bit(
 
 # A table of VTAB that is stopped in its trainings: tests/jobs/test_vtab_resume.py.
 JOBS: dict[str, tuple[tuple[str, ...], Moment, signal.Signals]] = {
-    "evaluate": (("evaluate", "--set", "evaluation.batch_size=5"), (evaluation, "agree", 3), INT),
+    "evaluate": (("evaluate", "--set", "evaluation.batch_size=5"), (evaluation, "stop_together", 3), INT),
     "fewshot, features": (("fewshot", "--shots", "1,2"), (features, "representations", 2), TERM),
     "fewshot, solve": (("fewshot", "--shots", "1,2"), (fewshot, "score_draw", 2), USR1),
     "vtab, light": (

@@ -97,7 +97,7 @@ class Row(NamedTuple):
     tamper: Callable[[Path], None]
     score: str | None
     train: str | None
-    compare_runs: str | None
+    compare: str | None
     before: Callable[[Path], None] = lambda _: None
 
 

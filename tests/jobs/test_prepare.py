@@ -105,7 +105,7 @@ def test_prepare__fetches_checks_unpacks_and_writes(
         "eurosat", tmp_path, allow_partial=True, get=web(data), progress=lambda *told: seen.append(told)
     )
     assert sizes == {"train": 10}
-    assert seen[0] == ("fetching EuroSAT.zip", len(data), len(data))
+    assert seen[0] == ("downloading EuroSAT.zip", len(data), len(data))
     assert seen[1][0] == "unpacking EuroSAT.zip"
     assert seen[-1] == ("writing eurosat/train", 10, 10)
     shutil.rmtree(tmp_path / "eurosat")
