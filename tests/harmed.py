@@ -77,8 +77,8 @@ def poisoned(model: Any, batch: Any, step: int, **named: Any) -> Any:
 
 def hide_newest() -> None:
     """An old state of a network disk: the folder of the newest checkpoint is not listed yet."""
-    listed = files._steps
-    files._steps = lambda root: sorted(listed(root))[:-1]
+    listed = files.step_folders
+    files.step_folders = lambda root: sorted(listed(root))[:-1]
 
 
 def old_listing(run_dir: Path) -> dict[str, Any]:

@@ -197,7 +197,7 @@ def test_dry_run__an_address_without_an_answer_is_not_waited_for(
     vitctl: Vitctl, deaf_server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     line = ("pretrain", "--recipe", TINY, "--data", deaf_server, "--dry-run")
-    monkeypatch.setattr(plan, "LOOK_UP_SECONDS", 0.3)
+    monkeypatch.setattr(plan, "LOOKUP_SECONDS", 0.3)
     said = vitctl(*line)
     assert said.code == 0
     note = f"note: {deaf_server} could not be looked up: no answer within 0.3 s; 1,000 classes are assumed"

@@ -46,7 +46,7 @@ def test_prepare__gives_the_recipe_that_its_file_holds(
     prepared = prepare_run(loaded, tmp_path / "out")
     assert prepared.recipe == load_recipe(str(tmp_path / "out" / "recipe.toml")).recipe != loaded.recipe
     assert prepared.recipe.weights.source == "runs/[b16] 'ü'"  # type: ignore[attr-defined]
-    assert prepared.taken.startswith("no --from: taking the newest finished ")
+    assert prepared.taken.startswith("no --from: using the newest finished ")
 
 
 def test_prepare__a_changed_recipe_is_refused_and_its_keys_are_named(load: Load, tmp_path: Path) -> None:

@@ -20,8 +20,8 @@ MOVES = {
 # What opens a file for writing other than the file that `atomic_write` gave, called `aside`, or with `opener=no_links`.
 WRITES = {
     "cli/app.py:_make_streams_safe": "/dev/null",
-    "cli/app.py:_give_up_unwritten": "/dev/null",
-    "cli/common.py:begin": "/dev/null",
+    "cli/app.py:_discard_unwritten": "/dev/null",
+    "cli/common.py:start_command": "/dev/null",
     "system/screen.py:_drop": "/dev/null",
     "data/inspect/verify.py:_here": "in a temporary folder of our own",
     "data/datasets/vtab1k.py:_write_images": "in a folder that was just made",

@@ -27,7 +27,7 @@ def falling(run: Run, monkeypatch: pytest.MonkeyPatch) -> Run:
 
     def do(name: str, **values: Any) -> Path:
         scores = iter(FALLING)
-        monkeypatch.setattr(training, "evaluate", lambda *_, **__: next(scores))
+        monkeypatch.setattr(training, "evaluate_model", lambda *_, **__: next(scores))
         return run(name, **{**SCORED, **values})
 
     return do
