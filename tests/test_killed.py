@@ -112,7 +112,7 @@ def test_second_signal__in_the_middle_of_a_save_tears_nothing(
         assert process.stdout is not None and process.stderr is not None
         assert process.stdout.readline() == "saving\n"
         process.send_signal(signal.SIGTERM)
-        assert process.stderr.readline().startswith("vitctl: SIGTERM: stopping after the current step")
+        assert process.stderr.readline().startswith("vitctl: SIGTERM: stopping as soon as the work so far is safe")
         assert process.poll() is None
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=60)

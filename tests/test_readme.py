@@ -140,3 +140,19 @@ def test_mypy__is_strict_everywhere() -> None:
     ignored = {name: text.count("# type: ignore") for name, text in sources.items() if "# type: ignore" in text}
     assert sum(ignored.values()) <= 6
     assert not [name for name in ignored if name.startswith(("engine/", "recipe/", "launch/", "system/", "jobs/"))]
+
+
+def test_house__the_map_names_every_module() -> None:
+    rooms: dict[str, str] = {}
+    for line in README.split("## The house")[1].split("```")[1].splitlines():
+        if found := re.match(r"(vitctl/\S+)\s+(.*)", line):
+            room = found[1].rstrip("/")
+            rooms[room] = found[2]
+        elif line.startswith(" "):
+            rooms[room] += line
+    modules = [path for path in (ROOT / "vitctl").rglob("[!_]*.py") if path.parent.name not in ("vitctl", "readers")]
+    assert len(modules) > 150
+    homes = {path: str(path.parent.relative_to(ROOT)) for path in modules}
+    assert [
+        f"{home}/{path.name}" for path, home in homes.items() if not re.search(rf"\b{path.stem}\b", rooms.get(home, ""))
+    ] == []

@@ -87,7 +87,7 @@ def test_srun__signalled_tasks_save_and_go_on(run: Run, tiny_data: Path, tmp_pat
     said = [task.communicate(timeout=240) for task in tasks]
     assert [task.returncode for task in tasks] == [3] * 4, said
     assert said[0][1].splitlines() == [
-        "vitctl: SIGUSR1: stopping after the current step; a second signal stops at once",
+        "vitctl: SIGUSR1: stopping as soon as the work so far is safe; a second signal stops at once",
         f"stopped and saved in {folder}; resume with: vitctl resume {folder}",
     ]
     assert said[1:] == [("", "")] * 3

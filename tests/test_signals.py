@@ -81,7 +81,7 @@ def hit() -> Iterator[Hit]:
 
 
 def heard(number: signal.Signals) -> str:
-    return f"vitctl: {number.name}: stopping after the current step; a second signal stops at once\n"
+    return f"vitctl: {number.name}: stopping as soon as the work so far is safe; a second signal stops at once\n"
 
 
 def status(folder: Path) -> str:

@@ -64,7 +64,7 @@ _HOW_TO_FIX = {
     errno.ENOTDIR: "there is a file where a folder should be; choose another path",
     errno.EEXIST: "something else is already there; choose another path",
     errno.EISDIR: "there is a folder where a file should be; choose another path",
-    errno.ENOTEMPTY: "another program wrote something there; remove it, or choose another path",
+    errno.ENOTEMPTY: "the folder is not empty; remove what is in it, or choose another path",
     errno.ENAMETOOLONG: "choose a shorter name",
     errno.ELOOP: "its symbolic links form a loop; correct them",
     errno.EXDEV: "choose paths on the same disk",

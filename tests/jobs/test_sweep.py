@@ -17,7 +17,7 @@ from vitctl.engine.evaluation import Score
 from vitctl.engine.loop import Result, Trainer
 from vitctl.errors import CheckpointError, DataError, RecipeError
 from vitctl.jobs.record.result import read_result
-from vitctl.jobs.sweep import Trial, best
+from vitctl.jobs.sweep import Trial, _check_same, best
 from vitctl.launch.prepare import prepare_run
 from vitctl.recipe.load import Override, load_recipe
 
@@ -162,3 +162,10 @@ def test_finetune__a_wrong_sweep_is_refused_before_anything_is_written(
     with pytest.raises(error, match=said):
         job("finetune", **{**SWEEP, **values})
     assert not (tmp_path / "run").exists()
+
+
+def test_same__a_score_that_lacks_a_fact_is_said_to_lack_it(tmp_path: Path) -> None:
+    with pytest.raises(
+        CheckpointError, match=r"a score that does not record its protocol \(of an older vitctl\?\); remove it"
+    ):
+        _check_same(tmp_path, {"seed": 0}, {"seed": 0, "protocol": "fine-tuning"})

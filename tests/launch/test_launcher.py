@@ -233,7 +233,7 @@ def test_signal__is_passed_on_once_and_a_slow_save_completes(tiny_data: Path, tm
         _, said = process.communicate(timeout=120)
     assert process.returncode == 3, said
     assert said.splitlines() == [
-        "vitctl: SIGINT: stopping after the current step; a second signal stops at once",
+        "vitctl: SIGINT: stopping as soon as the work so far is safe; a second signal stops at once",
         f"stopped and saved in {folder}; resume with: vitctl resume {folder}",
     ]
     steps = [json.loads(text)["step"] for text in (folder / "log.jsonl").read_text().splitlines() if '"train"' in text]
@@ -241,7 +241,9 @@ def test_signal__is_passed_on_once_and_a_slow_save_completes(tiny_data: Path, tm
     assert saved is not None
     assert (saved.step, problems) == (steps[-1], [])
     for rank in (0, 1):
-        assert (folder / "logs" / f"rank_0{rank}.txt").read_text().count("stopping after the current step") == 1
+        assert (folder / "logs" / f"rank_0{rank}.txt").read_text().count(
+            "stopping as soon as the work so far is safe"
+        ) == 1
 
 
 def test_launch__of_a_line_that_accelerate_does_not_understand_is_no_silence(

@@ -51,7 +51,10 @@ def test_two_machines__one_is_told_to_stop_both_save_and_one_process_goes_on(
     for told, (code, _, said) in enumerate(both):
         first, *heard, last = said.splitlines()
         assert first.startswith("2 machines: waiting for all to join at 127.0.0.1:")
-        assert heard == ["vitctl: SIGTERM: stopping after the current step; a second signal stops at once"] * told
+        assert (
+            heard
+            == ["vitctl: SIGTERM: stopping as soon as the work so far is safe; a second signal stops at once"] * told
+        )
         assert (code, last) == (3, f"stopped and saved in {folder}; resume with: vitctl resume {folder}")
     assert [out.count("step 2/20") for _, out, _ in both] == [1, 1]
     assert_gone(family)
@@ -176,7 +179,7 @@ def test_signal__the_second_leaves_nothing_behind(tiny_data: Path, tmp_path: Pat
                 process.suspend()
         one.send_signal(numbers[0])
         if len(numbers) > 1:
-            wait_for(says(one, "stopping after the current step"), [one])
+            wait_for(says(one, "stopping as soon as the work so far is safe"), [one])
             one.send_signal(numbers[1])
         [(code, _, _)] = ended([one])
         assert code == (3 if name == "twice" else -signal.SIGKILL)

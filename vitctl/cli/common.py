@@ -76,9 +76,7 @@ Set = Annotated[
         autocompletion=completion.keys,
     ),
 ]
-Lr = Annotated[
-    float | None, typer.Option("--lr", help="Base learning rate; switches off the sweep over learning rates.")
-]
+Lr = Annotated[float | None, typer.Option("--lr", help="Base learning rate; no other one is tried.")]
 Steps = Annotated[
     int | None,
     typer.Option("--steps", help="Length in updates, instead of the recipe's; a shorter run gets a shorter warm-up."),

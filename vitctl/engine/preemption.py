@@ -40,7 +40,7 @@ class StopFlag:
         """The signal handler. It prints a message at once, since the current step may take a while."""
         if self.signal is None:
             self.signal = signal.Signals(number)
-            say(f"{self.signal.name}: stopping after the current step; a second signal stops at once")
+            say(f"{self.signal.name}: stopping as soon as the work so far is safe; a second signal stops at once")
 
 
 @contextmanager

@@ -206,7 +206,7 @@ class _MachineWatcher:
             self._kill_and_abort()
         if len(self.signals) == 1:
             name = signal.Signals(number).name
-            say(f"{name}: stopping after the current step; a second signal stops at once", self.screen)
+            say(f"{name}: stopping as soon as the work so far is safe; a second signal stops at once", self.screen)
 
     def _kill_and_abort(self) -> None:
         for worker in _workers():

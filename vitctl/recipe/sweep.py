@@ -70,7 +70,7 @@ def find_sweep(name: str) -> Sweep:
 
 
 def parse_axis(text: str) -> tuple[str, tuple[Any, ...]]:
-    """`key=v1,v2` as typed after --grid. Values are parsed as TOML if possible, else they are strings.
+    """`key=v1,v2` as typed after --grid. Parsed as TOML if all values are TOML; else all are strings.
 
     Raises:
         RecipeError: it is not of that form, or has a value twice.

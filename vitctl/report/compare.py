@@ -58,7 +58,7 @@ FACTS = (
     Fact("eval_share", "agree", "the same network scores differently when it is shown another part of the image"),
     Fact("exif_orientation", "agree", "the same network scores differently when photographs are not rotated upright"),
     # What is compared: the network, its training, and its image size.
-    Fact("image_size", "show", "part of the network: the paper compares 224 and 384 pixels"),
+    Fact("image_size", "show", "part of the network: results at 224 and 384 pixels stand side by side in the paper"),
     Fact("weights_sha256", "show", "other weights are what is compared", (_CLASSIFIER,)),
     Fact(
         "weights_chosen",

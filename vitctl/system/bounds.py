@@ -95,7 +95,10 @@ LOG_LINE = _bound("log_line", 16, "MiB", "a line of log.jsonl; a longer one is i
 # Weights
 WEIGHTS = _bound("weights", 65_536, "MiB", "a weights file, and the unpacked size that an archive of weights declares")
 WEIGHTS_GROWTH = _bound(
-    "weights_growth", 16, "times", "declared unpacked size / packed size of such an archive, plus 256 MiB"
+    "weights_growth",
+    16,
+    "times",
+    "declared unpacked size of such an archive, as a multiple of its packed size; 256 MiB more are free",
 )
 TENSORS = _bound("tensors", 20_000, "tensors", "tensors in a weights file")
 # Servers

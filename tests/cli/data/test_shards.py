@@ -225,7 +225,7 @@ def test_shards__goes_on_when_the_same_line_is_typed_again(
         assert vitctl(*line).code == 2
     said = vitctl(*line)
     assert said.code == 0
-    assert "test: going on: 3 of 6 shards are finished already" in said.out
+    assert "test: continuing: 3 of 6 shards are finished already" in said.out
     assert "train: 6 images" in said.out
     said = vitctl(*line)
     assert "train: is there already, whole; nothing was written" in said.out

@@ -125,7 +125,7 @@ def test_write_split__half_done_is_not_there_and_goes_on(tmp_path: Path, stop: t
     notes: list[str] = []
     items = [item(number, lambda: picture(7)) for number in range(10)]
     index = write_split(items, tmp_path / "train", CLASSES, seed=0, source_text="", max_samples=2, note=notes.append)
-    assert notes == [f"going on: {len(finished)} of 5 shards are finished already"]
+    assert notes == [f"continuing: {len(finished)} of 5 shards are finished already"]
     assert len(read) == 10 - 2 * len(finished)
     assert {path.name: path.stat().st_mtime_ns for path in (tmp_path / "train").glob("*.tar")}.items() >= {
         path.name: time for path, time in finished.items()
@@ -287,7 +287,7 @@ def test_write_split__killed_in_the_middle_it_leaves_no_process_and_goes_on(tmp_
     index = write_split(
         items, tmp_path / "train", CLASSES, seed=0, source_text="", max_samples=5, workers=2, note=notes.append
     )
-    assert notes == [f"going on: {len(finished)} of 12 shards are finished already"]
+    assert notes == [f"continuing: {len(finished)} of 12 shards are finished already"]
     assert tree(tmp_path / "train") == tree(tmp_path / "wanted")
     assert index.digest == wanted.digest
 

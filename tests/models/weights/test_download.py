@@ -135,7 +135,7 @@ def test_fetch__goes_on_in_the_next_call(server: Server, get: Get) -> None:
     held = len(CONTENT) * 3 // 4
     assert str(error.value) == (
         f"{server.url}: the connection ended after {held} of {len(CONTENT)} bytes; "
-        f"2 attempts failed, run again to go on where it stopped"
+        f"2 attempts failed, run again to continue where it stopped"
     )
     steps: list[int] = []
     assert get(progress=lambda done, _: steps.append(done)).read_bytes() == CONTENT

@@ -147,7 +147,7 @@ def dedup(
     ] = False,
     workers: Workers = -1,
 ) -> None:
-    """Find images of test sets, and near-duplicates, in training data.
+    """Find images of test sets, and near-duplicates of them, in training data.
 
     For example: vitctl data dedup shards/ --against pets/test --apply
     """

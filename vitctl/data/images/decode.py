@@ -124,7 +124,7 @@ class Picture:
 def open_picture(
     data: bytes, *, max_pixels: int | None = None, exif_orientation: bool = True, truncated: Truncated = "refuse"
 ) -> Picture:
-    """Open an image lazily: of a baseline or progressive JPEG only the header is parsed; other formats are decoded at once.
+    """Open an image lazily: of an 8-bit baseline or progressive JPEG only the header is parsed; other formats are decoded at once.
 
     Args and errors are those of `decode`.
     """

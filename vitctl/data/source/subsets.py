@@ -47,7 +47,7 @@ def of_classes(source: Source, names: tuple[str, ...]) -> Source:
         names: classes to keep.
 
     Raises:
-        DataError: a class is unknown or named twice, it has no samples, or a label is out of range.
+        DataError: a class is unknown or named twice, none of them has a sample, or a label is out of range.
     """
     known = {name: label for label, name in enumerate(source.class_names)}
     for name in names:

@@ -295,7 +295,7 @@ def _go_on(aside: Path, plan: ShardPlan, note: Callable[[str], None]) -> None:
         for left in aside.glob(".*.partial"):  # of a process that was killed
             left.unlink()
         if finished:
-            note(f"going on: {finished} of {plan.num_shards} shards are finished already")
+            note(f"continuing: {finished} of {plan.num_shards} shards are finished already")
         return
     if finished:
         note(f"starting again: the images or the options are not those of the {finished} shards in {aside}")

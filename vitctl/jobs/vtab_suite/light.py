@@ -23,7 +23,7 @@ L2S = tuple(2.0**power for power in range(-2, 17, 3))
 def score_features(context: SuiteContext, data: TaskData) -> Score:
     """Fit on the 800 images with each regulariser, choose by the 200, fit on all 1,000, score on the whole test split.
 
-    Every task has its own regulariser, the smallest of equals. Images are squashed to the square that the model sees.
+    Every task has its own regulariser, the smallest of the best. Images are squashed to the square that the model sees.
 
     Args:
         context: of the table.

@@ -75,7 +75,7 @@ def fetch(
             except TransientError as error:
                 if attempt == attempts:
                     raise CheckpointError(
-                        f"{url}: {error}; {attempts} attempts failed, run again to go on where it stopped"
+                        f"{url}: {error}; {attempts} attempts failed, run again to continue where it stopped"
                     ) from error
                 error.pause(attempt)
     return target
