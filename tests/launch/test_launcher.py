@@ -7,6 +7,7 @@ loss, rate and sample keys of two processes equal those of one.
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -202,7 +203,8 @@ def test_two_launches_at_once__beside_a_configuration_of_somebody_else(
     ]
     (shown, *said), (_, *pasted_said) = (process.communicate(timeout=240) for process in both)
     assert [process.returncode for process in both] == [0, 0], (said, pasted_said)
-    assert (said, pasted_said) == ([""], [""])
+    assert said == [""]
+    assert [text.splitlines()[-1] for text in pasted_said] == [f"done: {pasted / 'result.json'}"]
     straight = run("straight", **{**two, "machine.processes": 1})
     for one in (folder, pasted):
         assert json.loads((one / "result.json").read_text())["status"] == "done"
@@ -258,3 +260,26 @@ def test_launch__of_a_line_that_accelerate_does_not_understand_is_no_silence(
         launch(tmp_path, lambda _: None)
     assert {number: signal.getsignal(number) for number in SIGNALS} == before
     assert json.loads((tmp_path / "result.json").read_text())["status"] == "failed"
+
+
+def test_line__pasted_by_a_person_says_how_it_ended(load: Load, tmp_path: Path) -> None:
+    """The process that vitctl starts is silent; one that a person starts says in one line where to look, and in another how it ended."""
+    folder = tmp_path / "run"
+    prepare_run(load(**{"schedule.total_steps": 6, "evaluation.every_steps": 0}), folder)
+    line = shlex.split((folder / "launch.txt").read_text())
+    done = warm.run(line, capture_output=True, text=True, timeout=180)
+    assert (done.returncode, done.stdout) == (0, "")
+    said = [
+        f"{folder}: progress is in log.jsonl, the output of each process in logs/",
+        f"done: {folder / 'result.json'}",
+    ]
+    assert done.stderr.splitlines() == said
+    recipe = folder / "recipe.toml"
+    recipe.write_text(re.sub(r"(?m)^lr = .*$", 'lr = "x"', recipe.read_text()))
+    done = warm.run(line, capture_output=True, text=True, timeout=180)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("vitctl: recipe.toml:")
+    done = warm.run([*line[:-1], str(tmp_path / "none")], capture_output=True, text=True, timeout=180)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert "not a prepared run folder; type the vitctl command" in done.stderr
+    assert not (tmp_path / "none").exists()

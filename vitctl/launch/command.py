@@ -130,6 +130,7 @@ def accelerate_environment(run_dir: Path, config: LaunchConfig) -> dict[str, str
 
 def launch_line(run_dir: Path, recipe: Recipe, config: LaunchConfig = LaunchConfig()) -> str:
     """The shell command that runs a prepared folder without the vitctl command; with several machines, on each of them."""
+    run_dir = run_dir.absolute()  # typed in any folder
     processes = recipe.machine.processes
     if not config.starts(recipe):
         return shlex.join([sys.executable, "-m", WORKER, str(run_dir)])

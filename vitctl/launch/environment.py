@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,7 @@ _NUMBERS = (
     "TORCHELASTIC_MAX_RESTARTS",
     "SLURM_STEP_NUM_TASKS",
 )
+UNUSED_SIGNAL = signal.SIGRTMAX.name  # for the agent, which would kill everything at one that comes
 FIRST_PORT, NUM_PORTS = 20_000, 20_000
 
 
@@ -37,6 +39,11 @@ def without_settings(env: Mapping[str, str]) -> dict[str, str]:
 def has_agent(env: Mapping[str, str] = os.environ) -> bool:
     """Whether accelerate launch, or torchrun, started this process and watches it."""
     return _AGENT in env
+
+
+def started_by_vitctl(env: Mapping[str, str] = os.environ) -> bool:
+    """Whether vitctl's own launcher started this process and shows its progress: it gives the agent a signal that nobody sends."""
+    return env.get("PET_SIGNALS_TO_HANDLE") == UNUSED_SIGNAL
 
 
 def restarts_left(env: Mapping[str, str] = os.environ) -> int:

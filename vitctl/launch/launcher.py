@@ -25,7 +25,7 @@ from vitctl.engine.preemption import say
 from vitctl.engine.run_files import RECIPE, RESULT
 from vitctl.errors import LaunchError, first_line
 from vitctl.launch.command import WORKER, LaunchConfig, accelerate_arguments, accelerate_environment, own_address
-from vitctl.launch.environment import find_member, without_settings
+from vitctl.launch.environment import UNUSED_SIGNAL, find_member, without_settings
 from vitctl.launch.errors import (
     LOGS,
     first_error,
@@ -119,8 +119,8 @@ def _settings(run_dir: Path, config: LaunchConfig) -> Iterator[None]:
     before = dict(os.environ)
     own = {
         "PET_LOCAL_ADDR": own_address(config),
-        # The agent would kill everything at a signal. The real signals are handled here; nobody sends this one.
-        "PET_SIGNALS_TO_HANDLE": signal.SIGRTMAX.name,
+        # The agent would kill everything at a signal. The real signals are handled here.
+        "PET_SIGNALS_TO_HANDLE": UNUSED_SIGNAL,
     }
     _replace_environment({**without_settings(before), **accelerate_environment(run_dir, config), **own})
     try:

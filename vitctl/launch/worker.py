@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from vitctl.engine.journal import LOG, Journal, Record, Report, never_raising, silent
 from vitctl.engine.preemption import ECHO_SECONDS, StopFlag, Stopped, die_with_parent, stop_on_signals
-from vitctl.engine.run_files import RECIPE
+from vitctl.engine.run_files import RECIPE, RESULT
 from vitctl.errors import LaunchError, explained
-from vitctl.launch.environment import find_member, has_agent, restarts_left, without_settings
+from vitctl.launch.environment import find_member, has_agent, restarts_left, started_by_vitctl, without_settings
 from vitctl.launch.errors import (
     LOGS,
     first_error,
@@ -32,7 +32,7 @@ from vitctl.launch.errors import (
 from vitctl.launch.run_folder import locked_for_run
 from vitctl.system.files import atomic_write, no_links
 from vitctl.system.screen import ignore_output_errors
-from vitctl.system.text import PlainStream, typed
+from vitctl.system.text import PlainStream, one_line, typed
 
 if TYPE_CHECKING:
     from vitctl.recipe.schema import Recipe
@@ -188,10 +188,10 @@ def leave_group() -> None:
 
 
 def main() -> None:
-    """`python -m vitctl.launch.worker RUN`: prints nothing; its output and its error go to RUN/logs.
+    """`python -m vitctl.launch.worker RUN`: its output and its error go to RUN/logs.
 
-    The exit code tells the agent whether to restart all processes: 0 where the job is done or stopped, and where only the
-    user can fix the error; else 1.
+    Where a person started it, rank 0 also says in one line how it ended. The exit code tells the agent whether to restart all
+    processes: 0 where the job is done or stopped, and where only the user can fix the error; else 1.
     """
     if has_agent():
         die_with_parent()
@@ -200,15 +200,31 @@ def main() -> None:
     except LaunchError as error:
         sys.exit(f"vitctl: {error}")
     run_dir = Path(sys.argv[1])
+    if not (run_dir / RECIPE).is_file():
+        if not _is_main():
+            sys.exit(1)
+        sys.exit(f"vitctl: {run_dir}: not a prepared run folder; type the vitctl command of the run, without --dry-run")
+    screen = None if not _is_main() or started_by_vitctl() else os.dup(2)
+    _say(screen, f"{run_dir}: progress is in {LOG}, the output of each process in {LOGS}/")
     redirect_output(run_dir)
     ignore_output_errors()  # standard output is now a file, on a disk that may be full
     report = partial(_write_now, run_dir / LOGS / NOW) if _is_main() else silent
     try:
-        work_as_member(run_dir, report, locked=LOCKED in sys.argv)
-    except Exception:
+        result = work_as_member(run_dir, report, locked=LOCKED in sys.argv)
+        resume = f"; resume with: vitctl resume {typed(run_dir)}" if result["status"] == "stopped" else ""
+        _say(screen, f"{result['status']}: {run_dir / RESULT}{resume}")
+    except Exception as error:
+        _say(screen, f"vitctl: {one_line(str(explained(error, run_dir) or f'{type(error).__name__}: {error}'))}")
         sys.stderr.flush()
         would_fail_again = restarts_left() > 0 and is_final(first_error(run_dir))
         os._exit(0 if would_fail_again else 1)  # gloo's threads may abort a process that exits normally
+
+
+def _say(screen: int | None, text: str) -> None:
+    """A line on the screen of the person who started this process, if one did."""
+    if screen is not None:
+        with suppress(OSError):
+            os.write(screen, f"{text}\n".encode(errors="backslashreplace"))
 
 
 def _write_now(path: Path, record: Record) -> None:

@@ -340,3 +340,19 @@ def png(seed: int) -> bytes:
     file = io.BytesIO()
     Image.fromarray(np.random.default_rng(seed).integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(file, "PNG")
     return file.getvalue()
+
+
+def test_shards__into_a_folder_with_another_train_writes_no_test_beside_it(vitctl: Vitctl, tmp_path: Path) -> None:
+    for name, splits in (("a", ("",)), ("b", ("train/", "test/"))):
+        for number, split in enumerate(splits):
+            for label in ("cat", "dog"):
+                for image in range(4):
+                    path = tmp_path / name / f"{split}{label}" / f"{image}.png"
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    colour = (40 * image, 90 * number, 200 if label == "cat" else 10 + len(name) * 7 + ord(name))
+                    Image.new("RGB", (8, 8), colour).save(path)
+    assert vitctl("data", "shards", tmp_path / "a", tmp_path / "out").code == 0
+    said = vitctl("data", "shards", tmp_path / "b", tmp_path / "out")
+    assert said.code == 2
+    assert "train: exists already with other images" in said.err
+    assert not (tmp_path / "out" / "test").exists()

@@ -84,7 +84,8 @@ def _write(splits: "Mapping[str, Originals]", out: Path, write: "Callable[..., I
     from vitctl.cli.show.render import CONSOLE, bytes_text
     from vitctl.errors import writing
 
-    for split, originals in splits.items():
+    # A split that is there already is compared first: where it is another one, none is written beside it.
+    for split, originals in sorted(splits.items(), key=lambda one: not (out / one[0]).exists()):
         with writing(out / split), bar(f"writing {split}") as progress:
             index = write(
                 originals.items,

@@ -58,7 +58,10 @@ def show_plan(
     top = max(lr for _, lr in plan.curve) or 1.0
     for step, lr in plan.curve:
         CONSOLE.print(f"  step {step:>9,}  {lr:.3e}  {'#' * round(BAR * lr / top)}")
-    CONSOLE.print("\nlaunch", style="bold")
+    CONSOLE.print(
+        "\nlaunch [dim](the line of RUN/launch.txt; it needs the folder that this command makes without --dry-run)[/dim]",
+        style="bold",
+    )
     CONSOLE.print(escape(f"  {launch_line(run_dir, recipe, config)}"), soft_wrap=True)
     CONSOLE.print()
     CONSOLE.print(escape(to_toml(loaded, defaults=everything)), soft_wrap=True)
