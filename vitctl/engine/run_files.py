@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+from vitctl.errors import CheckpointError
+
 RECIPE, RESULT, CHECKPOINTS = "recipe.toml", "result.json", "checkpoints"
 # A checkpoint's files of tensors, each NAME.safetensors; no average where there is none.
 MODEL, AVERAGE, OPTIMIZER = "model", "ema", "optimizer"
@@ -23,6 +25,13 @@ def step_folder(root: Path, step: int) -> Path:
 def step_of(folder: Path) -> int | None:
     """That a checkpoint's folder is named after; None for another folder."""
     return int(folder.name[5:]) if re.fullmatch(r"step_[0-9]+", folder.name) else None
+
+
+def no_permission(error: PermissionError) -> CheckpointError:
+    """For what cannot be read of a run: one that used older files, or started from zero, would lose steps."""
+    return CheckpointError(
+        f"{error.filename}: permission denied; fix its permissions, or remove it to continue without it"
+    )
 
 
 def step_folders(root: Path) -> list[Path]:

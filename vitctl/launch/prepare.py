@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vitctl.engine.journal import LOG, Journal, write_run_json
-from vitctl.engine.run_files import CHECKPOINTS, RECIPE, STATE, step_folders, step_of
+from vitctl.engine.run_files import CHECKPOINTS, RECIPE, STATE, no_permission, step_folders, step_of
 from vitctl.errors import LaunchError, RecipeError, VitctlError
 from vitctl.launch.command import LaunchConfig, launch_line, write_accelerate_config
 from vitctl.launch.environment import Member, find_member
@@ -180,7 +180,10 @@ def _changes(before: Recipe, now: Recipe, run_dir: Path, allow: Sequence[str]) -
 def _not_shorter(recipe: Recipe, run_dir: Path) -> None:
     """Refuse a training that would end before the checkpoint that it resumes from."""
     steps = recipe.schedule.total_steps if isinstance(recipe, TrainRecipe) else 0
-    saved = [step_of(folder) or 0 for folder in step_folders(run_dir / CHECKPOINTS) if (folder / STATE).exists()]
+    try:
+        saved = [step_of(folder) or 0 for folder in step_folders(run_dir / CHECKPOINTS) if (folder / STATE).exists()]
+    except PermissionError as error:
+        raise no_permission(error) from None
     done = max(saved, default=0)
     if 0 < steps < done:
         raise RecipeError(

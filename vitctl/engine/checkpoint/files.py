@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from vitctl.engine.journal import json_digest, write_run_json
-from vitctl.engine.run_files import OPTIMIZER, STATE, step_folder, step_folders, step_of, tensors_file
+from vitctl.engine.run_files import OPTIMIZER, STATE, no_permission, step_folder, step_folders, step_of, tensors_file
 from vitctl.errors import CheckpointError
 from vitctl.models.weights.files import save_tensors
 from vitctl.models.weights.load import save_weights
@@ -122,9 +122,7 @@ def newest_checkpoint(root: Path, *, by_size: bool = False) -> tuple[SavedCheckp
             except CheckpointError as error:
                 problems.append(str(error))
     except PermissionError as error:
-        raise CheckpointError(
-            f"{error.filename}: permission denied; fix its permissions, or remove it to continue without it"
-        ) from None
+        raise no_permission(error) from None
     return None, problems
 
 
