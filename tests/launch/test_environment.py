@@ -144,3 +144,19 @@ def test_settings__that_nobody_chose_for_this_run_are_left_out() -> None:
         "OMP_NUM_THREADS": "5",
     }
     assert without_settings(env) == {"HOME": "/h", "OMP_NUM_THREADS": "5"}
+
+
+def test_leftovers__of_another_launcher_make_no_member_and_are_removed() -> None:
+    kept = {"HOME": "/root", "MASTER_ADDR": "10.0.0.1"}
+    left = {
+        "RANK": "1",
+        "LOCAL_RANK": "0",
+        "GROUP_RANK": "0",
+        "TORCHELASTIC_RUN_ID": "a",
+        "TORCHELASTIC_RESTART_COUNT": "2",
+    }
+    env = {**kept, **left}
+    assert find_member(env) is None
+    assert env == kept
+    with pytest.raises(LaunchError, match="WORLD_SIZE is set and RANK is not"):
+        find_member({"WORLD_SIZE": "2"})

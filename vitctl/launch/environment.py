@@ -28,6 +28,7 @@ _NUMBERS = (
     "SLURM_STEP_NUM_TASKS",
 )
 UNUSED_SIGNAL = signal.SIGRTMAX.name  # for the agent, which would kill everything at one that comes
+_RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
 FIRST_PORT, NUM_PORTS = 20_000, 20_000
 
 
@@ -94,6 +95,8 @@ def check_environment(env: Environment = os.environ) -> None:
 def find_member(env: Environment = os.environ) -> Member | None:
     """This process's rank among several; None when no launcher started it. Under srun the variables that torch reads are added.
 
+    Ranks that another launcher left in the environment are removed where they make no member: accelerate would obey them.
+
     A Slurm step of one task, such as an interactive shell, does not count as a launcher.
 
     Raises:
@@ -105,6 +108,12 @@ def find_member(env: Environment = os.environ) -> Member | None:
         return Member("torchrun", int(env["RANK"]), int(env["WORLD_SIZE"]), "" if job == "none" else job)
     if int(env.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
         return _slurm_member(env)
+    if int(env.get("WORLD_SIZE", "1")) > 1:
+        raise LaunchError(
+            "environment: WORLD_SIZE is set and RANK is not; set both for each process, or `unset WORLD_SIZE`"
+        )
+    for name in (*_RANKS, *(name for name in env if name.startswith("TORCHELASTIC_"))):
+        env.pop(name, None)  # left by another launcher: this process is the only one
     return None
 
 

@@ -158,3 +158,17 @@ def test_data__shards_of_webdatasets_own_writer(tmp_path: Path) -> None:
     assert source.class_names == ("0", "1", "2", "3")
     assert source.labels().tolist() == [number % 4 for number in range(12)]
     assert [source.key(number) for number in range(12)] == [f"n{number}" for number in range(12)]
+
+
+def test_data__a_shard_that_came_after_the_index_is_refused_and_not_left_untrained(make_split: MakeSplit) -> None:
+    folder, _, _ = without_index(make_split(20))
+    assert len(open_split("train", path=str(folder.parent))) == 20
+    first = sorted(folder.glob("*.tar"))[0]
+    (folder / "later.tar").write_bytes(first.read_bytes())
+    for path in (folder, folder.parent):
+        with pytest.raises(
+            DataError, match=r"1 shard\(s\) came after it was indexed \(such as later\.tar\); remove .*index\.json"
+        ):
+            open_split("train", path=str(path))
+    (folder / "later.tar").unlink()
+    assert len(open_split("train", path=str(folder.parent))) == 20

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from vitctl.data.shards.index import index_shards
+from vitctl.data.shards.index import index_shards, read_index
 from vitctl.data.shards.index_fields import INDEX_FILE
 from vitctl.data.shards.links import link_shards
 from vitctl.data.source.own_splits import ROLES
@@ -36,15 +36,32 @@ def index_folder(folder: Path, splits: Sequence[str]) -> None:
         DataError: a shard is damaged or incomplete, the shards belong to several splits by name, or the folder is read-only.
     """
     if (folder / INDEX_FILE).exists():
+        _check_none_added(folder)
         return
     if any(folder.glob("*.tar")) and not any(folder.glob(f"*/{INDEX_FILE}")):
         candidates = [folder]
     else:
         candidates = [folder / name for name in dict.fromkeys((*splits, *ROLES)) if name]
     for candidate in candidates:
-        if not (candidate / INDEX_FILE).exists() and (paths := sorted(candidate.glob("*.tar"))):
+        if (candidate / INDEX_FILE).exists():
+            _check_none_added(candidate)
+        elif paths := sorted(candidate.glob("*.tar")):
             _check_one_split(candidate, paths)
             _index_once(candidate, paths)
+
+
+def _check_none_added(folder: Path) -> None:
+    """Refuse shards that came into a folder after vitctl indexed it by itself: nobody would read them."""
+    try:
+        index = read_index(folder)
+    except DataError:  # reported where this split is opened, if it is
+        return
+    added = sorted({path.name for path in folder.glob("*.tar")} - {shard.name for shard in index.shards})
+    if index.source == INDEXED and added:
+        raise DataError(
+            f"{folder}: {len(added):,} shard(s) came after it was indexed (such as {one_line(added[0])}); remove {folder / INDEX_FILE} "
+            "and run again to index all of them, or move the new ones away"
+        )
 
 
 def index_list(paths: Sequence[Path]) -> Path:
