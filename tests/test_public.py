@@ -19,7 +19,7 @@ import torch
 from PIL import Image
 
 import vitctl
-from tests.conftest import README, ROOT, Run
+from tests.conftest import README, ROOT, TINY, Run
 from vitctl import VitctlError, __version__, as_webdataset, load_model, load_recipe, open_split
 
 NAMES = ("VitctlError", "as_webdataset", "load_model", "load_recipe", "open_split")
@@ -172,3 +172,8 @@ def test_typed__the_marker_is_in_the_package_that_the_wheel_takes_whole() -> Non
     wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
     assert wheel["packages"] == ["vitctl"]
     assert not {"exclude", "include", "only-include"} & {*wheel, *project["tool"]["hatch"]["build"]}
+
+
+def test_paths__are_taken_as_text_is(tiny_data: Path) -> None:
+    assert len(open_split("test", path=tiny_data)) == len(open_split("test", path=str(tiny_data))) == 23
+    assert load_recipe(TINY).recipe == load_recipe(str(TINY)).recipe

@@ -95,7 +95,9 @@ def parse_override(text: str) -> Override:
         return Override(key.strip(), value)
 
 
-def load_recipe(name: str, overrides: Iterable[Override | tuple[str, Any]] = (), *, job: str | None = None) -> Loaded:
+def load_recipe(
+    name: str | Path, overrides: Iterable[Override | tuple[str, Any]] = (), *, job: str | None = None
+) -> Loaded:
     """Read, merge and check a recipe.
 
     Example:
@@ -117,6 +119,7 @@ def load_recipe(name: str, overrides: Iterable[Override | tuple[str, Any]] = (),
     Raises:
         RecipeError: with every problem of the recipe, one per line, each with file and line and the nearest known key.
     """
+    name = str(name)
     values, origins = _read_with_parents(find_recipe(name), ())
     _override(values, origins, (Override(*given) for given in overrides))
     if job is not None and values.get("job", job) in [other for other in JOBS if other != job]:

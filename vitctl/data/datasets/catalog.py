@@ -122,7 +122,7 @@ def read_originals(name: str, root: Path, *, allow_partial: bool = False) -> dic
 def open_split(
     split: str,
     *,
-    path: str = "",
+    path: str | Path = "",
     dataset: str = "",
     root: str = "data",
     scratch: Path | None = None,
@@ -154,6 +154,7 @@ def open_split(
     Raises:
         DataError: in one line what is missing, and how to get it.
     """
+    path = str(path)
     folder = path or str(_folder(split, dataset, root, scratch))
     splits = locate_splits(folder, split, makes_index=bool(path))
     if path and not splits:
