@@ -188,9 +188,9 @@ def test_soak__a_short_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     starting = {"Popen": warm.Popen, "run": warm.run}
     monkeypatch.setattr(soak, "subprocess", SimpleNamespace(**{**vars(subprocess), **starting}))
     tally = soak.soak(tmp_path, kills=2, steps=40, seed=5322)
-    assert sum(tally.kills.values()) == 2
+    assert sum(tally.kills.values()) >= 2
     assert tally.modes.keys() == soak.MODES.keys()
-    assert tally.rounds == 1
+    assert tally.rounds >= 1  # a kill that comes after the end begins another
 
 
 @pytest.mark.slow
