@@ -59,8 +59,10 @@ def wait_for(condition: Callable[[], Any], processes: "Sequence[subprocess.Popen
     """What the condition gives, once it holds."""
     until = time.monotonic() + 240
     while not (found := condition()):
-        assert [process.poll() for process in processes] == [None] * len(processes)
-        assert time.monotonic() < until
+        if any(process.poll() is not None for process in processes) or time.monotonic() > until:
+            for process in processes:
+                process.kill()
+            pytest.fail(f"still waiting, and they ended or were killed with: {ended(processes)}")
         time.sleep(0.02)
     return found
 

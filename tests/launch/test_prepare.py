@@ -2,16 +2,21 @@
 
 import json
 import shlex
+import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.launch.conftest import Load
+from tests.conftest import free_port
+from tests.launch.conftest import HOLD, Load
 from vitctl.errors import LaunchError, RecipeError
+from vitctl.launch.command import LaunchConfig
 from vitctl.launch.prepare import prepare_run
 from vitctl.recipe.load import Override, load_recipe
+from vitctl.recipe.write import to_toml
 
 
 def test_prepare__writes_what_the_processes_need(load: Load, tmp_path: Path) -> None:
@@ -122,3 +127,20 @@ def test_loaded__is_not_changed_by_prepare(load: Load, tmp_path: Path) -> None:
     copy = replace(loaded, origins=dict(loaded.origins))
     prepare_run(loaded, tmp_path)
     assert loaded == copy
+
+
+def test_prepare__waits_while_another_machine_writes_the_folder(load: Load, tmp_path: Path) -> None:
+    """It looked for files of others before it had the lock, and took the first files of its own run for them."""
+    loaded, config = load(**{"machine.processes": 2}), LaunchConfig(2, "127.0.0.1", free_port())
+    (tmp_path / "env.json").write_text("{}")
+    other = [sys.executable, "-c", HOLD, str(tmp_path / ".lock")]
+    with subprocess.Popen(other, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        with ThreadPoolExecutor() as pool:
+            second = pool.submit(prepare_run, loaded, tmp_path, config=config)
+            with pytest.raises(TimeoutError):
+                second.result(timeout=1.0)
+            (tmp_path / "recipe.toml").write_text(to_toml(loaded))
+            holder.communicate("\n")
+            assert second.result().recipe == loaded.recipe

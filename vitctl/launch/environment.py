@@ -29,7 +29,7 @@ _NUMBERS = (
 )
 UNUSED_SIGNAL = signal.SIGRTMAX.name  # for the agent, which would kill everything at one that comes
 _RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
-FIRST_PORT, NUM_PORTS = 20_000, 20_000
+FIRST_PORT, NUM_PORTS = 20_000, 12_000  # below those that Linux hands out to whoever connects
 
 
 def without_settings(env: Mapping[str, str]) -> dict[str, str]:

@@ -104,8 +104,8 @@ def _prepare(loaded: Loaded, run_dir: Path, allow: Sequence[str], config: Launch
     if has_control(str(run_dir)):
         raise RecipeError(f"--out {one_line(str(run_dir))}: has a control character in its name; choose another")
     file = run_dir / RECIPE
-    check_not_foreign(run_dir)
     with prepared_folder(run_dir, WAIT_SECONDS if config.nodes > 1 else 0.0):
+        check_not_foreign(run_dir)  # not before: another machine may be writing the files of this run
         before = load_recipe(str(file)).recipe if file.exists() and not failed_without_output(run_dir) else None
         loaded, taken = _pinned(loaded, before)
         loaded = fit_to_data(loaded, run_dir)

@@ -84,9 +84,10 @@ def prepared_folder(folder: Path, seconds: float = 0.0) -> Iterator[None]:
         seconds: to wait for another process that holds the lock.
 
     Raises:
-        LaunchError: another process holds the lock; nothing was changed.
+        LaunchError: it is a file, or another process holds the lock; nothing was changed.
         VitctlError: as `leaving_nothing`.
     """
+    _check_not_file(folder)
     made = [path for path in (folder, *folder.parents) if not os.path.lexists(path)]
     is_new = not (folder / LOCK).exists()
     with locked(folder, seconds):
@@ -198,12 +199,16 @@ def check_not_foreign(folder: Path, own: Collection[str] = (), *, what: str = "a
     """
     if (folder / RECIPE).is_file():
         return
-    if os.path.lexists(folder) and not folder.is_dir():
-        raise LaunchError(f"{folder}: is a file, should be a folder for {what}; choose another name with --out")
+    _check_not_file(folder, what)
     odd = sorted(name for name in _entries(folder) - {*own, *_OWN} if not name.startswith(".recipe."))
     if odd:
         more = f" and {len(odd) - 1} more" if len(odd) > 1 else ""
         raise LaunchError(f"{folder}: holds {odd[0]}{more}, but not {what}; choose a new or empty folder with --out")
+
+
+def _check_not_file(folder: Path, what: str = "a run") -> None:
+    if os.path.lexists(folder) and not folder.is_dir():
+        raise LaunchError(f"{folder}: is a file, should be a folder for {what}; choose another name with --out")
 
 
 def _entries(folder: Path) -> set[str]:
