@@ -80,6 +80,28 @@ def test_error__is_caught_whatever_is_wrong() -> None:
         assert len(str(error.value).splitlines()) == 1
 
 
+@pytest.mark.usefixtures("home")
+def test_error__is_caught_whatever_the_values_are() -> None:
+    """Of the right types, and senseless: names too long, places of the kernel, numbers that fit nowhere."""
+    endless, odd = "x" * 5000, Path("dangling")
+    odd.symlink_to("nothing")
+    for name in (endless, "/proc/self/mem", "/dev/zero", "a\0b", "", odd):
+        for wrong in (load_recipe, load_model, lambda name: open_split("train", path=str(name))):
+            with pytest.raises(VitctlError):
+                wrong(name)
+        with pytest.raises(VitctlError):
+            as_webdataset(name, batch_size=4)
+    with pytest.raises(VitctlError, match="'x y' should be last, best, ema, model or the number of a step"):
+        load_model("runs/mine", weights="x y")
+    with pytest.raises(VitctlError, match=r"dtype torch.int8: should be one of floating point numbers"):
+        load_model("runs/mine", dtype=torch.int8)
+    with pytest.raises(VitctlError):
+        open_split("train", dataset="digits", scratch=Path("/proc/none"))
+    for steps in ({"first_step": -1}, {"num_steps": -1}, {"first_step": 2**61}, {"num_steps": 10**30}):
+        with pytest.raises(VitctlError, match="steps should be 0 or more"):
+            as_webdataset("data/mine", batch_size=4, **steps)
+
+
 def test_load_recipe__values_with_their_origins() -> None:
     loaded = load_recipe("jft_b16", [("optimizer.lr", 0.25), ("data.image_size", 240)])
     recipe = loaded.recipe

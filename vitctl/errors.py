@@ -13,7 +13,7 @@ import errno
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 
@@ -137,6 +137,19 @@ def first_line(error: BaseException | None) -> str:
 
 def _after(then: str) -> str:
     return f", then {then}" if then else ""
+
+
+@contextmanager
+def explaining(place: Path | str = "") -> Iterator[None]:
+    """Operating system errors inside the block, or of the decorated function, become errors for the user, see `explained`."""
+    try:
+        with writing(place) if place else nullcontext():
+            yield
+    except Exception as error:
+        fixable = explained(error, place)
+        if fixable is not None and fixable is not error:
+            raise fixable from error
+        raise
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from vitctl.jobs import training
 from vitctl.jobs.record.tracking import tracker_config
 from vitctl.jobs.training import num_workers
 from vitctl.recipe.load import load_recipe
-from vitctl.recipe.sections import Machine, TrainMachine
+from vitctl.recipe.machine import Machine, TrainMachine
 
 
 @pytest.mark.parametrize(

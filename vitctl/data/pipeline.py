@@ -17,9 +17,10 @@ from vitctl.data.loader.batches import share
 from vitctl.data.source.order import Order, SampleOrder
 from vitctl.data.source.read import Source, sample_key
 from vitctl.data.writer.plan import label_text
-from vitctl.errors import DataError
+from vitctl.errors import DataError, explaining
 
 
+@explaining()
 def as_webdataset(
     data: Source | Path | str,
     *,
@@ -64,10 +65,15 @@ def as_webdataset(
     rank = found_rank if rank is None else rank
     num_processes = found_processes if num_processes is None else num_processes
     order = order or Order(len(source), seed)
-    if not 0 <= rank < num_processes <= batch_size or first_step < 0 or order.num_samples != len(source):
+    if not 0 <= rank < num_processes <= batch_size or order.num_samples != len(source):
         raise DataError(
-            f"process {rank} of {num_processes}, batch_size {batch_size}, first_step {first_step}, an order of {order.num_samples} for "
-            f"{len(source)} samples: every process needs a sample of each batch, and the order as many samples as there are"
+            f"process {rank} of {num_processes}, batch_size {batch_size}, an order of {order.num_samples} for {len(source)} samples: "
+            "every process needs a sample of each batch, and the order as many samples as there are"
+        )
+    if first_step < 0 or (num_steps or 0) < 0 or (first_step + (num_steps or 0) + 1) * batch_size >= 2**63:
+        raise DataError(
+            f"first_step {first_step}, num_steps {num_steps}, batch_size {batch_size}: steps should be 0 or more, and positions, "
+            "step * batch_size, below 2**63"
         )
     own = share(batch_size, num_processes, rank)
     return webdataset.DataPipeline(_Steps(source, order, batch_size, own, first_step, num_steps))

@@ -49,8 +49,9 @@ from vitctl.models.configs import ViTConfig
 from vitctl.models.costs import OPTIMIZER_SLOTS
 from vitctl.models.flops import training_flops
 from vitctl.recipe.images import TrainImages
+from vitctl.recipe.machine import Log, Machine, ShardedMachine, TrainMachine
 from vitctl.recipe.schema import Finetune, Pretrain, TrainRecipe, Vtab
-from vitctl.recipe.sections import Log, Loss, Machine, ShardedMachine, TrainMachine
+from vitctl.recipe.sections import Loss
 
 ATTENTION, MICRO_BATCH = "attention.json", "micro_batch.json"
 

@@ -11,7 +11,7 @@ from typing import IO
 
 from vitctl.engine.journal import LOG
 from vitctl.engine.run_files import CHECKPOINTS, RECIPE, RESULT, STEPS
-from vitctl.errors import CheckpointError, LaunchError, explained, writing
+from vitctl.errors import CheckpointError, LaunchError, explaining
 from vitctl.launch.errors import LOGS
 from vitctl.system.files import open_lock, read_json, write_bytes
 
@@ -45,7 +45,7 @@ def leaving_nothing(folder: Path) -> Iterator[None]:
     """
     made = [path for path in (folder, *folder.parents) if not os.path.lexists(path)]
     there = _entries(folder)
-    with _explaining(folder):
+    with explaining(folder):
         try:
             yield
         except Exception:
@@ -60,19 +60,6 @@ def _remove_empty(folders: Iterable[Path]) -> None:
     with suppress(OSError):
         for path in folders:
             path.rmdir()
-
-
-@contextmanager
-def _explaining(folder: Path) -> Iterator[None]:
-    """Turn operating system errors inside the block into messages for the user."""
-    try:
-        with writing(folder):
-            yield
-    except Exception as error:
-        fixable = explained(error)
-        if fixable is not None and fixable is not error:
-            raise fixable from error
-        raise
 
 
 @contextmanager
@@ -137,7 +124,7 @@ def _is_at(file: IO[bytes], path: Path) -> bool:
 
 
 def _lock_file(folder: Path) -> IO[bytes]:
-    with _explaining(folder):
+    with explaining(folder):
         folder.mkdir(parents=True, exist_ok=True)  # a refused command may have removed it while this one waited
         return open_lock(folder / LOCK)
 

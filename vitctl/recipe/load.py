@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from vitctl.errors import RecipeError
+from vitctl.errors import RecipeError, explaining
 from vitctl.recipe.schema import JOBS, Recipe
 from vitctl.system.bounds import RECIPE_LINE
 from vitctl.system.files import parse_toml, read_toml
@@ -95,6 +95,7 @@ def parse_override(text: str) -> Override:
         return Override(key.strip(), value)
 
 
+@explaining()
 def load_recipe(
     name: str | Path, overrides: Iterable[Override | tuple[str, Any]] = (), *, job: str | None = None
 ) -> Loaded:

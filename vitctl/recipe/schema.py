@@ -8,18 +8,16 @@ from typing import Literal
 from pydantic import model_validator
 
 from vitctl.recipe.images import EvaluateImages, PretrainImages, TrainImages
+from vitctl.recipe.machine import Checkpoint, Log, Machine, ShardedMachine, TrainMachine
 from vitctl.recipe.protocols import FewShot, FewshotImages, FewshotProbe, LrSweep, Repeats, Suite, VtabImages
 from vitctl.recipe.sections import (
     Averaging,
-    Checkpoint,
     EvaluateScoring,
     Evaluation,
     Export,
     FinetuneLoss,
     FittedSchedule,
-    Log,
     Loss,
-    Machine,
     MaskedPatch,
     Model,
     Optimizer,
@@ -27,9 +25,7 @@ from vitctl.recipe.sections import (
     Schedule,
     Scoring,
     Section,
-    ShardedMachine,
     StartWeights,
-    TrainMachine,
     WeightsSource,
     knob,
 )

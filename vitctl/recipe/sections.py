@@ -3,9 +3,10 @@
 Every field here is read by a job; a test checks this.
 """
 
+import re
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 
 def _tuple(value: Any) -> Any:
@@ -116,18 +117,24 @@ def _rate(value: Any) -> Any:
 Rate = Annotated[float | Literal["as_stored"], BeforeValidator(_rate)]
 
 
+def weights_choice(text: str) -> str:
+    """The same text, if it is one of those that --weights takes. Raises ValueError."""
+    if text and not re.fullmatch("last|best|ema|model|[0-9]{1,18}", text):
+        raise ValueError(f"{text!r} should be last, best, ema, model or the number of a step")
+    return text
+
+
 class WeightsSource(Section):
     """[weights] Where a job takes its pre-trained weights from."""
 
     source: str = knob("newest", "a run folder, a checkpoint folder, a .safetensors file, or 'newest': the newest finished "
                                  "run under ./runs, of any training for evaluate and export, of pre-training for the others; "
                                  "or a foreign file, https://, hf:// or gs:// address")  # fmt: skip
-    which: str = knob(
+    which: Annotated[str, AfterValidator(weights_choice)] = knob(
         "",
         "which weights of a run: last, best (by its accuracies), a step, ema (the Polyak average), model (not averaged); '': the "
         "best of a run with early stopping, else the last, averaged where there is an average",
         source="4.1, 4.3",
-        pattern=r"^(|last|best|ema|model|[0-9]+)$",
     )
     model: str = knob("", "name of the model, for what a foreign file's shapes cannot tell; '': as detected")
 
@@ -282,55 +289,6 @@ class Averaging(Section):
         return self
 
 
-class Machine(Section):
-    """[machine] How the work is distributed; nothing here changes the result beyond rounding, where precision matters most.
-
-    One exception: dropout and stochastic depth draw random numbers for each forward pass of each process, so that
-    `processes`, `micro_batch` and `compile` change the draws, and the result.
-    """
-
-    processes: int = knob(
-        1,
-        "processes, one per GPU; started by vitctl, or by srun, torchrun or accelerate launch; with dropout or drop_path "
-        "their number changes the random draws",
-        ge=1,
-    )
-    workers: int = knob(-1, "data loader workers of each process; -1: chosen by the number of cores; 0: none", ge=-1)
-    precision: Literal["auto", "bf16", "float32", "float64"] = knob(
-        "auto",
-        "auto: bf16 where the device computes it fast, else float32; master weights, loss and norms stay float32",
-    )
-    device: Literal["auto", "cpu"] = knob("auto", "auto: CUDA where available, else CPU")
-
-
-class TrainMachine(Machine):
-    """[machine] of the jobs that train."""
-
-    attention: Literal["fused", "math", "auto"] = knob(
-        "fused", "kernel of the attention product; auto: the faster one, measured at the start of the run and then kept"
-    )
-    checkpoint_blocks: bool = knob(
-        False, "activation checkpointing: recompute each layer in the backward pass instead of storing its activations"
-    )
-    compile: bool = knob(False, "torch.compile each layer; with dropout or drop_path this changes the random draws")
-    micro_batch: int = knob(
-        0,
-        "maximum number of images in one forward pass of a process; 0: its whole share; -1: as many as fit into device memory, "
-        "measured at the start of the run and then kept. With dropout or drop_path this changes the random draws and the result",
-        unit="images",
-        ge=-1,
-    )
-
-
-class ShardedMachine(TrainMachine):
-    """[machine] of the jobs that may train a model too large for one device."""
-
-    sharding: Literal["none", "fsdp"] = knob(
-        "none",
-        "fsdp: weights, gradients and optimizer state are sharded over the processes (FSDP2); none: each process has all (DDP)",
-    )
-
-
 class Scoring(Section):
     """[evaluation] of the jobs that only score."""
 
@@ -359,27 +317,6 @@ class Evaluation(Scoring):
         "a checkpoint at every score)",
         source="4.3",
     )
-
-
-class Checkpoint(Section):
-    """[checkpoint] What is kept on disk."""
-
-    every_steps: int = knob(1000, "save every so many steps; 0: only at the end and on a signal", unit="steps", ge=0)
-    background: bool = knob(
-        True, "write while training continues, from a copy in host memory; false: no copy, training waits"
-    )
-    keep_last: int = knob(2, "newest checkpoints kept", ge=1)
-    keep_best: int = knob(
-        0, "best checkpoints kept by accuracy on data.eval_split (needs evaluation.every_steps)", ge=0
-    )
-
-
-class Log(Section):
-    """[log] What is logged."""
-
-    every_steps: int = knob(50, "a record in log.jsonl, and a line where there is no terminal", unit="steps", ge=1)
-    trackers: Names = knob((), "accelerate trackers, e.g. ['tensorboard']")
-    sample_keys: bool = knob(False, "write the key of every sample of every step to samples/rank_*.jsonl")
 
 
 class Export(Section):

@@ -14,7 +14,7 @@ from vitctl.data.source.read import Source, SyntheticSource
 from vitctl.data.source.splits import resolve, select
 from vitctl.data.writer.items import Originals
 from vitctl.data.writer.write import write_split
-from vitctl.errors import DataError
+from vitctl.errors import DataError, explaining
 from vitctl.system.parsing import parsing
 from vitctl.system.text import did_you_mean, nearest
 
@@ -119,6 +119,7 @@ def read_originals(name: str, root: Path, *, allow_partial: bool = False) -> dic
     return splits
 
 
+@explaining()
 def open_split(
     split: str,
     *,

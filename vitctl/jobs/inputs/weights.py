@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from vitctl.errors import CheckpointError
+from vitctl.errors import CheckpointError, explaining
 from vitctl.jobs.record.runs import RUNS, ChosenWeights, choose_weights, newest_run
 from vitctl.models.build import Model, build, load_state, resized, transfer
 from vitctl.models.variants import downstream
@@ -68,6 +68,7 @@ def weights_of(recipe: WeightsRecipe) -> FoundWeights:
     return find_weights(recipe.weights.source, which=recipe.weights.which, model=recipe.weights.model, job=recipe.job)
 
 
+@explaining()
 def load_model(
     source: str | Path,
     *,
@@ -100,10 +101,12 @@ def load_model(
         colours between 0 and 1, `image_size` in pixels, and what else is known, such as `class_names` in the order of the logits.
 
     Raises:
-        CheckpointError: there are no such weights, they are damaged, or mean and std are not stored beside them.
+        VitctlError: there are no such weights, they are damaged, or mean and std are not stored beside them.
 
     Paper: Section 3.1, Section 3.2
     """
+    if not dtype.is_floating_point:
+        raise CheckpointError(f"dtype {dtype}: should be one of floating point numbers, such as torch.bfloat16")
     found = find_weights(str(source), which=weights, model=model)
     network, size = loaded_model(found, image_size, dtype)
     return network.eval(), {**found.weights.meta, "image_size": size}

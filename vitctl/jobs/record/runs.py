@@ -22,6 +22,7 @@ from vitctl.engine.run_files import (
 )
 from vitctl.errors import CheckpointError, RecipeError
 from vitctl.jobs.record.result import RunResult, read_result
+from vitctl.recipe.sections import weights_choice
 from vitctl.recipe.write import written_name
 from vitctl.system.files import read_toml
 
@@ -95,6 +96,10 @@ def choose_weights(place: Path, which: str = "", *, by_size: bool = False) -> tu
 
     Paper: Section 4.1 (averaging), Section 4.3 (early stopping)
     """
+    try:
+        weights_choice(which)
+    except ValueError as error:
+        raise CheckpointError(f"{place}: --weights {error}") from None
     if (place / RECIPE).is_file() and not (place / CHECKPOINTS).is_dir():
         raise CheckpointError(f"{place}: a run without checkpoints; give one that has been trained with --from")
     if (place / CHECKPOINTS).is_dir():

@@ -1,0 +1,75 @@
+"""The sections of a recipe that say how a run is carried out, kept and logged."""
+
+from typing import Literal
+
+from vitctl.recipe.sections import Names, Section, knob
+
+
+class Machine(Section):
+    """[machine] How the work is distributed; nothing here changes the result beyond rounding, where precision matters most.
+
+    One exception: dropout and stochastic depth draw random numbers for each forward pass of each process, so that
+    `processes`, `micro_batch` and `compile` change the draws, and the result.
+    """
+
+    processes: int = knob(
+        1,
+        "processes, one per GPU; started by vitctl, or by srun, torchrun or accelerate launch; with dropout or drop_path "
+        "their number changes the random draws",
+        ge=1,
+    )
+    workers: int = knob(-1, "data loader workers of each process; -1: chosen by the number of cores; 0: none", ge=-1)
+    precision: Literal["auto", "bf16", "float32", "float64"] = knob(
+        "auto",
+        "auto: bf16 where the device computes it fast, else float32; master weights, loss and norms stay float32",
+    )
+    device: Literal["auto", "cpu"] = knob("auto", "auto: CUDA where available, else CPU")
+
+
+class TrainMachine(Machine):
+    """[machine] of the jobs that train."""
+
+    attention: Literal["fused", "math", "auto"] = knob(
+        "fused", "kernel of the attention product; auto: the faster one, measured at the start of the run and then kept"
+    )
+    checkpoint_blocks: bool = knob(
+        False, "activation checkpointing: recompute each layer in the backward pass instead of storing its activations"
+    )
+    compile: bool = knob(False, "torch.compile each layer; with dropout or drop_path this changes the random draws")
+    micro_batch: int = knob(
+        0,
+        "maximum number of images in one forward pass of a process; 0: its whole share; -1: as many as fit into device memory, "
+        "measured at the start of the run and then kept. With dropout or drop_path this changes the random draws and the result",
+        unit="images",
+        ge=-1,
+    )
+
+
+class ShardedMachine(TrainMachine):
+    """[machine] of the jobs that may train a model too large for one device."""
+
+    sharding: Literal["none", "fsdp"] = knob(
+        "none",
+        "fsdp: weights, gradients and optimizer state are sharded over the processes (FSDP2); none: each process has all (DDP)",
+    )
+
+
+class Checkpoint(Section):
+    """[checkpoint] What is kept on disk."""
+
+    every_steps: int = knob(1000, "save every so many steps; 0: only at the end and on a signal", unit="steps", ge=0)
+    background: bool = knob(
+        True, "write while training continues, from a copy in host memory; false: no copy, training waits"
+    )
+    keep_last: int = knob(2, "newest checkpoints kept", ge=1)
+    keep_best: int = knob(
+        0, "best checkpoints kept by accuracy on data.eval_split (needs evaluation.every_steps)", ge=0
+    )
+
+
+class Log(Section):
+    """[log] What is logged."""
+
+    every_steps: int = knob(50, "a record in log.jsonl, and a line where there is no terminal", unit="steps", ge=1)
+    trackers: Names = knob((), "accelerate trackers, e.g. ['tensorboard']")
+    sample_keys: bool = knob(False, "write the key of every sample of every step to samples/rank_*.jsonl")
