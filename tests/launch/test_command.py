@@ -1,5 +1,6 @@
 """What --nodes and --restarts say, and the line `accelerate launch ...` of a run."""
 
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from tests.launch.conftest import Load
 from vitctl.errors import LaunchError
 from vitctl.launch.command import (
     LaunchConfig,
+    accelerate_arguments,
     check_processes,
     launch_line,
     own_address,
@@ -108,3 +110,14 @@ def test_own_address() -> None:
     assert own_address(LaunchConfig(2, "localhost")) == "localhost"
     with pytest.raises(LaunchError, match=r"--nodes: nowhere\.invalid cannot be reached from here \("):
         own_address(LaunchConfig(2, "nowhere.invalid"))
+
+
+@pytest.mark.parametrize(
+    ("text", "threads"), [("3", "3"), ("4,2", "4"), (" 5 ", "5"), ("abc", ""), ("", ""), ("-1", "")]
+)
+def test_line__openmp_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, threads: str) -> None:
+    """What OpenMP reads there, which accelerate does not."""
+    monkeypatch.setenv("OMP_NUM_THREADS", text)
+    words = accelerate_arguments(tmp_path, 2, LaunchConfig())
+    own = words[words.index("--num_cpu_threads_per_process") + 1]
+    assert own == (threads or str(max(1, (os.cpu_count() or 1) // 2)))

@@ -283,3 +283,15 @@ def test_line__pasted_by_a_person_says_how_it_ended(load: Load, tmp_path: Path) 
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
     assert "not a prepared run folder; type the vitctl command" in done.stderr
     assert not (tmp_path / "none").exists()
+
+
+def test_errors_into__a_full_disk_is_no_error_of_its_own() -> None:
+    """It hid why the processes had ended."""
+    code = (
+        "import logging; from pathlib import Path; from vitctl.launch import launcher\n"
+        "with launcher._errors_into(Path('/dev/full')):\n"
+        "    logging.getLogger('vitctl').error('why')\n"
+        "print('on')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240)
+    assert (done.returncode, done.stdout) == (0, "on\n"), done.stderr

@@ -181,7 +181,10 @@ def test_signal__the_second_leaves_nothing_behind(tiny_data: Path, tmp_path: Pat
         if len(numbers) > 1:
             wait_for(says(one, "stopping as soon as the work so far is safe"), [one])
             one.send_signal(numbers[1])
-        [(code, _, _)] = ended([one])
+        [(code, _, said)] = ended([one])
+        if name == "twice":
+            text = f"stopped at once; earlier checkpoints are complete; resume with: vitctl resume {folder}"
+            assert said.splitlines()[-1] == text
         assert code == (3 if name == "twice" else -signal.SIGKILL)
         assert_gone(family)
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vitctl.system.text import csv_cell, has_control, one_line, printable
+from vitctl.system.text import bytes_text, csv_cell, has_control, one_line, printable
 
 
 @pytest.mark.parametrize(
@@ -51,3 +51,13 @@ def test_a_cell_is_no_formula(name: str) -> None:
 @pytest.mark.parametrize("value", ["cat", "", 3, -3, -0.5, None, "a=b"])
 def test_other_cells_are_unchanged(value: object) -> None:
     assert csv_cell(value) is value
+
+
+def test_bytes_text() -> None:
+    assert [bytes_text(n) for n in (0, 1023, 1536, 3 * 2**30, 5 * 2**40)] == [
+        "0 B",
+        "1023 B",
+        "1.5 KiB",
+        "3.0 GiB",
+        "5.00 TiB",
+    ]

@@ -351,7 +351,8 @@ def exit_if_stopped(result: Mapping[str, Any], run_dir: Path) -> None:
     """Exit with code 3 where a run was stopped."""
     if result["status"] == "stopped":
         has_run = (run_dir / RECIPE).exists()
-        saved = f"stopped and saved in {run_dir}; resume with: vitctl resume {typed(run_dir)}"
+        said = result.get("error") or f"stopped and saved in {run_dir}"
+        saved = f"{said}; resume with: vitctl resume {typed(run_dir)}"
         print(saved if has_run else "vitctl: stopped", file=sys.stderr)
         raise typer.Exit(3)
 

@@ -16,6 +16,7 @@ from vitctl.system.text import one_line
 RESUMABLE = 3
 # Launchers forward a signal that the processes have already received.
 ECHO_SECONDS = 1.0
+AT_ONCE = "stopped at once; earlier checkpoints are complete"
 _SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
 _END = b"\0"  # no signal has this number
 _NEW_LINE, _SHOW_CURSOR = "\n", "\x1b[?25h"  # a progress bar hides the cursor, and would overwrite the text
@@ -78,7 +79,7 @@ def _exit_on_second_signal(read: int, echo_seconds: float) -> None:
         if number[0] not in STOP_SIGNALS:
             continue
         if first and time.monotonic() - first >= echo_seconds:
-            _exit_with_message("stopped at once; earlier checkpoints are complete")
+            _exit_with_message(AT_ONCE)
         first = first or time.monotonic()
     os.close(read)
 

@@ -110,13 +110,19 @@ def accelerate_arguments(run_dir: Path, processes: int, config: LaunchConfig) ->
         "--max_restarts": config.restarts,
         "--monitor_interval": 0.1,
         "--gpu_ids": "all",
-        "--num_cpu_threads_per_process": os.environ.get("OMP_NUM_THREADS") or max(1, (os.cpu_count() or 1) // here),
+        "--num_cpu_threads_per_process": _openmp_threads() or max(1, (os.cpu_count() or 1) // here),
         "--mixed_precision": "no",
         "--dynamo_backend": "no",
         "--log_dir": os.devnull,
     }
     several = ["--multi_gpu"] if processes > 1 else []  # also on CPUs; for one process the configuration file says it
     return [*several, *(str(word) for pair in flags.items() for word in pair), "--module", WORKER, str(run_dir)]
+
+
+def _openmp_threads() -> int:
+    """OMP_NUM_THREADS, of a list as 4,2 its outermost level; 0 where it is not set or is no number, which OpenMP ignores too."""
+    found = re.match(r"\s*([0-9]{1,4})\s*(,|$)", os.environ.get("OMP_NUM_THREADS", ""))
+    return int(found[1]) if found else 0
 
 
 def accelerate_environment(run_dir: Path, config: LaunchConfig) -> dict[str, str]:

@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 
 from vitctl.engine.journal import LOG, Report, never_raising, read_run_json, write_run_json
-from vitctl.engine.preemption import say
+from vitctl.engine.preemption import AT_ONCE, say
 from vitctl.engine.run_files import RECIPE, RESULT
 from vitctl.errors import LaunchError, first_line
 from vitctl.launch.command import WORKER, LaunchConfig, accelerate_arguments, accelerate_environment, own_address
@@ -140,18 +140,21 @@ def _errors_into(log: Path) -> Iterator[int]:
     """Within the block standard error of this process and its children goes to a log; yields the original descriptor."""
     root, screen = logging.getLogger(), os.dup(2)
     sys.stderr.flush()
-    with open(log, "a", encoding="utf-8", errors="backslashreplace", opener=no_links) as file:
-        os.dup2(file.fileno(), 2)
-        handler = logging.StreamHandler(file)
-        root.addHandler(handler)  # accelerate adds one that writes to the screen where there is none
-        try:
-            yield screen
-        finally:
-            root.removeHandler(handler)
-            with suppress(OSError):
-                sys.stderr.flush()
-            os.dup2(screen, 2)
-            os.close(screen)
+    file = open(log, "a", encoding="utf-8", errors="backslashreplace", opener=no_links)  # noqa: SIM115
+    os.dup2(file.fileno(), 2)
+    handler = logging.StreamHandler(file)
+    root.addHandler(handler)  # accelerate adds one that writes to the screen where there is none
+    try:
+        yield screen
+    finally:
+        root.removeHandler(handler)
+        for stream in (sys.stderr, file):
+            with suppress(OSError):  # of a full disk: how the run ended matters more
+                stream.flush()
+        os.dup2(screen, 2)
+        os.close(screen)
+        with suppress(OSError):
+            file.close()
 
 
 class _Abort(BaseException):
@@ -165,7 +168,7 @@ class _MachineWatcher:
         self.run_dir, self.follower, self.screen = run_dir, follower, 2
         self.signals: list[int] = []
         self.signalled: set[int] = set()
-        self.had_workers = self.announced = self.aborting = False
+        self.had_workers = self.announced = self.aborting = self.at_once = False
         self.clocks: dict[str, float] = {}
         self.ended = threading.Event()
 
@@ -203,6 +206,7 @@ class _MachineWatcher:
         second = is_repeated(number, self.signals)
         self.signals.append(number)
         if second:
+            self.at_once = True
             self._kill_and_abort()
         if len(self.signals) == 1:
             name = signal.Signals(number).name
@@ -296,7 +300,8 @@ def _check_outcome(
     if status == "done" or (status == "stopped" and (machine.stopping or not is_cause(error))):
         return
     if machine.stopping and not is_cause(error):
-        write_run_json(run_dir / RESULT, {"job": recipe.job, "status": "stopped"})
+        said = {"error": AT_ONCE} if machine.at_once else {}
+        write_run_json(run_dir / RESULT, {"job": recipe.job, "status": "stopped", **said})
         return
     raise_first_error(run_dir, recipe.machine.processes)
     if config.nodes > 1:
@@ -306,8 +311,17 @@ def _check_outcome(
             "why; resume with the same command"
         )
     raise RuntimeError(
-        f"the processes ended ({first_line(ended)}) without an error message; {run_dir / LOGS} has their output"
+        f"the processes ended ({_end_of(ended)}) without an error message; {run_dir / LOGS} has their output"
     )
+
+
+def _end_of(ended: BaseException | None) -> str:
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    if not isinstance(ended, ChildFailedError):
+        return first_line(ended)
+    rank, first = ended.get_first_failure()
+    return f"process {rank} with exit code {first.exitcode}"
 
 
 def _only_lost_peers(error: Mapping[str, Any] | None) -> bool:

@@ -108,3 +108,12 @@ class PlainStream:
 def _escaped(letter: str) -> str:
     code = ord(letter)
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+
+
+def bytes_text(count: float) -> str:
+    """A size in the largest unit that keeps it above one."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.2f} TiB"

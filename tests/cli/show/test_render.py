@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from vitctl.cli.show.render import Screen, _line, bytes_text, waiting
+from vitctl.cli.show.render import Screen, _line, waiting
 
 TRAIN = {
     "kind": "train",
@@ -154,16 +154,6 @@ def test_screen__a_pass_has_a_bar_until_its_result_comes(monkeypatch: pytest.Mon
     assert scoring.endswith("2,500/50,000  0:10  left 3:10")
     screen.report({"kind": "evaluate", "step": 5, "accuracy": 0.5, "correct": 1, "total": 2})
     assert [line.split()[0] for line in seen(screen)] == ["training", "loss"]
-
-
-def test_bytes_text() -> None:
-    assert [bytes_text(n) for n in (0, 1023, 1536, 3 * 2**30, 5 * 2**40)] == [
-        "0 B",
-        "1023 B",
-        "1.5 KiB",
-        "3.0 GiB",
-        "5.00 TiB",
-    ]
 
 
 def test_waiting__is_a_line_that_goes_and_nothing_elsewhere() -> None:

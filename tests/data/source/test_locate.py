@@ -176,6 +176,7 @@ def test_locate_splits__some_shards_of_a_split(make_split: MakeSplit, tmp_path: 
             f"{folder}/shard-000002.tar,{folder}/shard-{{000000,000001}}.tar": [*range(14, 20), *range(14)],
             f"@{tmp_path}/list.txt": [*range(14, 20), *range(7)],
             f"{url}/train/shard-00000{{1..2}}.tar": [*range(7, 20)],
+            f"{folder}/shard-*[12].tar": [*range(7, 20)],
         }.items():
             assert contents(open_split("train", path=text)) == [everything[row] for row in rows], text
 
@@ -186,6 +187,7 @@ def test_locate_splits__some_shards_of_a_split(make_split: MakeSplit, tmp_path: 
         ("{0..1}", "names 2 files in 1 folders, should be the .tar shards of one split"),
         ("a/x.tar,b/x.tar", "names 2 files in 2 folders"),
         ("nowhere/{0..1}.tar", r"no index.json beside these shards; .*data index 'nowhere/\{0..1\}.tar' --out"),
+        ("nowhere/*.tar", r"nowhere/\*.tar: no file matches this pattern"),
         ("a{0}.tar", "should be a range as"),
         ("a{0..9999999}.tar", "more than 1,000,000 names"),
         ("@nowhere.txt", "nowhere.txt: cannot be read"),

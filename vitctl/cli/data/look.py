@@ -59,7 +59,7 @@ def stats(
 
 def _column(one: "Stats") -> list[tuple[str, str]]:
     """One split as lines of a table."""
-    from vitctl.cli.show.render import bytes_text
+    from vitctl.system.text import bytes_text
 
     counts = sorted(one.images_per_class)
     share = 100 / max(1, one.num_sampled)

@@ -81,8 +81,9 @@ def shards(
 def _write(splits: "Mapping[str, Originals]", out: Path, write: "Callable[..., Index]") -> None:
     """Write every split, and print what was written."""
     from vitctl.cli.show.intake import say_splits
-    from vitctl.cli.show.render import CONSOLE, bytes_text
+    from vitctl.cli.show.render import CONSOLE
     from vitctl.errors import writing
+    from vitctl.system.text import bytes_text
 
     # A split that is there already is compared first: where it is another one, none is written beside it.
     for split, originals in sorted(splits.items(), key=lambda one: not (out / one[0]).exists()):

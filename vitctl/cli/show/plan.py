@@ -5,13 +5,14 @@ from typing import TYPE_CHECKING, cast
 
 from rich.markup import escape
 
-from vitctl.cli.show.render import CONSOLE, bytes_text, show_table
+from vitctl.cli.show.render import CONSOLE, show_table
 from vitctl.launch.command import LaunchConfig, launch_line
 from vitctl.models.configs import Config, HybridConfig, ResNetConfig, ViTConfig
 from vitctl.models.hardware import PEAK_TFLOPS
 from vitctl.recipe.load import Loaded
 from vitctl.recipe.schema import Finetune, Pretrain
 from vitctl.recipe.write import to_toml
+from vitctl.system.text import bytes_text
 
 if TYPE_CHECKING:
     from vitctl.jobs.plan import TrainingPlan

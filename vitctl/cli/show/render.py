@@ -374,12 +374,3 @@ def show_table(
     for row in rows:
         table.add_row(*(escape(str(cell)) for cell in row))
     CONSOLE.print(table)
-
-
-def bytes_text(count: float) -> str:
-    """A size in the largest unit that keeps it above one."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.2f} TiB"

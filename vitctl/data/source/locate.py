@@ -1,5 +1,6 @@
 """Finds the splits that --data names: a folder, a URL, or shards by pattern, by list or by @file."""
 
+import glob
 import hashlib
 import os
 import re
@@ -103,7 +104,7 @@ def locate_splits(text: str, split: str, *, makes_index: bool = True) -> dict[st
 
     Args:
         text: a local folder of shards or of splits; the URL of one; shards as `train/{000..127}.tar`, joined by
-            commas, or in a text file as `@shards.txt`.
+            commas, or in a text file as `@shards.txt`; local ones also as `train/*.tar`.
         split: the split expression; a URL cannot be listed, so its splits are requested by name.
         makes_index: index local shards that have no index.
 
@@ -167,17 +168,26 @@ def expand(text: str) -> list[str]:
     """Expand a pattern, a list or an @file to names, in order.
 
     Raises:
-        DataError: braces are malformed, the file cannot be read, or it is more than a million names.
+        DataError: braces are malformed, no file matches, the list cannot be read, or it is more than a million names.
     """
     names: list[str] = []
     for name in _parts(text):
         for expanded in _expand_braces(name):
-            names.append(expanded)
+            names += _matching(expanded)
             if len(names) > _MAX_NAMES:
                 raise DataError(f"{text[:80]}: more than {_MAX_NAMES:,} names")
     if not names:
         raise DataError(f"{text}: names nothing")
     return names
+
+
+def _matching(name: str) -> list[str]:
+    """The local files that a pattern with *, ? or [ matches, in order; any other name as it is."""
+    if is_remote(name) or glob.escape(name) == name or os.path.lexists(name):
+        return [name]
+    if not (found := sorted(glob.glob(name))):
+        raise DataError(f"{name}: no file matches this pattern")
+    return found
 
 
 def _parts(text: str) -> Iterator[str]:

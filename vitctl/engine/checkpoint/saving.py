@@ -24,6 +24,7 @@ from vitctl.engine.journal import Journal
 from vitctl.engine.optimizer import optimizer_bytes, optimizer_tensors
 from vitctl.engine.run_files import AVERAGE, MODEL, OPTIMIZER
 from vitctl.errors import CheckpointError, os_code
+from vitctl.system.text import bytes_text
 
 Snapshot = dict[str, dict[str, Tensor]]
 RETRY_SECONDS = 10.0  # between two attempts on a full disk
@@ -202,7 +203,7 @@ def check_space(root: Path, model: nn.Module, average: Average | None, optimizer
     free = shutil.disk_usage(existing).free
     if free + there < one * (kept + 1):
         raise CheckpointError(
-            f"{root}: {free / 1e9:.1f} GB are free, the checkpoints of this run need {(one * (kept + 1) - there) / 1e9:.1f} GB "
-            f"more ({kept} kept and one being written, {one / 1e9:.1f} GB each); free some space, choose another folder with --out, or "
+            f"{root}: {bytes_text(free)} are free, the checkpoints of this run need {bytes_text(one * (kept + 1) - there)} "
+            f"more ({kept} kept and one being written, {bytes_text(one)} each); free some space, choose another folder with --out, or "
             "lower checkpoint.keep_last or keep_best"
         )
