@@ -173,7 +173,12 @@ def test_dry_run__the_plan_is_on_the_first_screen_and_defaults_are_asked_for(
     monkeypatch.setattr(CONSOLE, "width", 80)
     out = vitctl("pretrain", "--recipe", "jft_h14", "--dry-run", "--seed", 7).out
     screen = "\n".join(out.splitlines()[:24])
-    for words in ("steps", "exaFLOPs: 124.6 days on 1 H100", "does not fit 80 GiB", "--processes 24 (71.9 GiB)"):
+    for words in (
+        "steps",
+        "exaFLOPs: 124.6 days on 1 H100",
+        "does not fit 80 GiB (10% kept free)",
+        "--processes 24 (71.9 GiB)",
+    ):
         assert words in screen
     assert "TiB per process" in screen
     assert "seed = 7                                  # --seed" in out
@@ -418,6 +423,12 @@ def test_slurm__of_the_other_jobs(vitctl: Vitctl, pretrained: Path, tiny_data: P
         ),
         (("--nodes", "2@gpu01", "--out", "run"), "--nodes 2: 1 process cannot be spread evenly over the machines"),
         (("--restarts", "-1"), "--restarts -1: should be 0 or more"),
+        (
+            ("-n", "4", "--slurm", "nodes=1,tasks=2,time=10"),
+            "--processes says 4 processes, --slurm nodes=1,tasks=2,time=10 starts 2",
+        ),
+        (("--recipe", "d4"), "no recipe is called 'd4', a sweep is; type `vitctl sweep d4`"),
+        (("--steps", "0"), "vitctl: --steps: schedule: set exactly one of"),
         (("--restarts", "2", "--slurm", "time=10"), "--nodes and --restarts start processes, and so does --slurm"),
     ],
 )

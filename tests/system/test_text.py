@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vitctl.system.text import bytes_text, csv_cell, has_control, one_line, printable
+from vitctl.system.text import bytes_text, csv_cell, has_control, nearest, one_line, printable
 
 
 @pytest.mark.parametrize(
@@ -61,3 +61,18 @@ def test_bytes_text() -> None:
         "3.0 GiB",
         "5.00 TiB",
     ]
+
+
+@pytest.mark.parametrize(
+    ("word", "first"),
+    [
+        ("optimizer.wd", "optimizer.weight_decay"),
+        ("optimizer.learning_rate", "optimizer.lr"),
+        ("optimizer.weight_decya", "optimizer.weight_decay"),
+        ("schedule.wd", "schedule.warmup"),
+        ("zzz", None),
+    ],
+)
+def test_nearest__knows_abbreviations(word: str, first: str | None) -> None:
+    known = ["optimizer.lr", "optimizer.weight_decay", "optimizer.name", "schedule.warmup"]
+    assert next(iter(nearest(word, known)), None) == first

@@ -199,7 +199,7 @@ def run_job(
     config = launch_config(member, nodes, restarts, out, slurm)
     overrides = [parse_override(text) for text in sets or ()]
     overrides += [Override(key, value, flag) for flag, (key, value) in flags.items() if value is not None]
-    overrides += processes_from_launcher(member) + processes_from_slurm(slurm)
+    overrides += processes_from_launcher(member) + processes_from_slurm(slurm, overrides)
     loaded = _load_fitted(recipe, overrides, job, in_time=dry_run)
     source = getattr(getattr(loaded.recipe, "weights", None), "source", "")
     if "://" in source and not dry_run:
@@ -316,15 +316,26 @@ def processes_from_launcher(member: "Member | None") -> "list[Override]":
     return [Override("machine.processes", member.num_processes, member.launcher)] if member else []
 
 
-def processes_from_slurm(slurm: str | None) -> "list[Override]":
-    """The number of processes of --slurm."""
+def processes_from_slurm(slurm: str | None, given: "Sequence[Override]") -> "list[Override]":
+    """The number of processes of --slurm.
+
+    Raises:
+        LaunchError: `given` holds another number.
+    """
+    from vitctl.errors import LaunchError
     from vitctl.recipe.load import Override
 
     if slurm is None:
         return []
     from vitctl.launch.slurm import parse_job
 
-    return [Override("machine.processes", parse_job(slurm).num_processes, "--slurm")]
+    processes = parse_job(slurm).num_processes
+    for other in given:
+        if other.key == "machine.processes" and other.value != processes:
+            raise LaunchError(
+                f"{other.flag} says {other.value} processes, --slurm {slurm} starts {processes}: leave {other.flag} out"
+            )
+    return [Override("machine.processes", processes, "--slurm")]
 
 
 def launch_config(

@@ -77,7 +77,7 @@ def sweep(
         Override("machine.processes", processes, "--processes"),
     )
     sets = [parse_override(text) for text in set_ or ()] + [flag for flag in flags if flag.value is not None]
-    sets += processes_from_slurm(slurm)
+    sets += processes_from_slurm(slurm, sets)
     cells = expand_sweep(found, dict(parse_axis(text) for text in grid or ()), sets)
     if dry_run:
         from vitctl.cli.show.sweep import show_costs

@@ -202,7 +202,7 @@ def resume(
         )
     overrides = [parse_override(text) for text in set_ or ()]
     overrides += [Override("machine.processes", processes, "--processes")] if processes else []
-    overrides += processes_from_launcher(member) + processes_from_slurm(slurm)
+    overrides += processes_from_launcher(member) + processes_from_slurm(slurm, overrides)
     loaded = load_recipe(str(run / RECIPE), overrides)
     check_processes(config, loaded.recipe.machine.processes)
     with waiting("checking data and weights"):

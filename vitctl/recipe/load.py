@@ -68,6 +68,8 @@ def find_recipe(name: str) -> Path:
         raise RecipeError(f"{name}: no such recipe file")
     if name in recipe_names():
         return recipe_folder() / f"{name}.toml"
+    if path.name == name and (recipe_folder() / "sweeps" / f"{name}.toml").is_file():
+        raise RecipeError(f"no recipe is called '{name}', a sweep is; type `vitctl sweep {name}`")
     raise RecipeError(
         f"no recipe is called '{name}'{_suggest(name, recipe_names()) or ';'} `vitctl recipes list` shows them all"
     )
@@ -250,9 +252,9 @@ def _problem(detail: ErrorDetails, schema: type[BaseModel], origins: Mapping[str
     """One line: where, what, and how to fix it."""
     key = ".".join(str(part) for part in detail["loc"])
     value = detail.get("input")
-    where = origins.get(key) or next(
-        (o for k, o in origins.items() if k.startswith(key + ".") or key.startswith(k + ".")), name
-    )
+    related = [o for k, o in origins.items() if k.startswith(key + ".") or key.startswith(k + ".")]
+    flags = [origin for origin in related if origin.startswith("--")]  # given last, and more often wrong than a recipe
+    where = origins.get(key) or next(iter(flags + related), name)
     match detail["type"]:
         case "extra_forbidden":
             *tables, leaf = key.split(".")

@@ -65,9 +65,23 @@ def csv_cell(value: object) -> object:
 
 
 def nearest(word: str, known: Iterable[str], max_words: int = 3) -> list[str]:
-    """The known words that are most similar to `word`, the closest first; none where all differ too much."""
+    """The known words that are most similar to `word`, the closest first; none where all differ too much.
+
+    Of words with dots and underscores first those that `word` abbreviates, or that abbreviate it, as wd weight_decay.
+    """
+    known = list(known)
+    head, _, tail = word.rpartition(".")
+    if short := [one for one in known if one.rpartition(".")[0] == head and _abbreviates(tail, one.rpartition(".")[2])]:
+        return short[:max_words]
     cutoff = _CUTOFF if len(word) > _SHORT else _CUTOFF_IF_SHORT
     return difflib.get_close_matches(word, list(known), n=max_words, cutoff=cutoff)
+
+
+def _abbreviates(one: str, other: str) -> bool:
+    """Whether one of two words consists of the first letters of the parts of the other."""
+    return any(
+        "_" in long and short == "".join(p[:1] for p in long.split("_")) for short, long in ((one, other), (other, one))
+    )
 
 
 def did_you_mean(words: Iterable[str]) -> str:

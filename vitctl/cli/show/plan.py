@@ -80,7 +80,13 @@ def _time(plan: "TrainingPlan", processes: int) -> str:
 
 
 def _fit(plan: "TrainingPlan") -> str:
-    return f"does not fit {GPU_TEXT}" if plan.ways or not plan.fitting_micro_batch else f"fits {GPU_TEXT}"
+    from vitctl.jobs.plan import USABLE_SHARE
+
+    return (
+        f"does not fit {GPU_TEXT} ({1 - USABLE_SHARE:.0%} kept free)"
+        if plan.ways or not plan.fitting_micro_batch
+        else f"fits {GPU_TEXT}"
+    )
 
 
 def _model(config: Config) -> str:
