@@ -1,7 +1,7 @@
 """vitctl: the ViT paper (Dosovitskiy et al. 2021) as a command-line toolkit.
 
 The names of `__all__` are the public API. Each keeps its name, its arguments and what its docstring says within a major
-version; while that is 0, within a minor one. What changes is told in CHANGELOG.md. Everything else is internal, the modules
+version; while that is 0, within a minor one. CHANGELOG.md lists what changes. Everything else is internal, the modules
 that these names come from too. Beside it the command line, the keys of recipes and the files of a run are what to build on.
 
 Names are imported when they are asked for, so that `import vitctl` costs nothing and imports no torch.

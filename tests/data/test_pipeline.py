@@ -109,9 +109,7 @@ def test_as_webdataset__travels_to_workers_that_are_not_forked(make_split: MakeS
     assert list(pickle.loads(pickle.dumps(pipeline))) == list(pipeline)
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"batch_size": 1}, {"rank": 2}, {"rank": -1}, {"first_step": -1}, {"order": Order(3, 0)}]
-)
+@pytest.mark.parametrize("wrong", [{"batch_size": 1}, {"rank": 2}, {"rank": -1}, {"order": Order(3, 0)}])
 def test_as_webdataset__refuses_numbers_that_do_not_fit(make_split: MakeSplit, wrong: dict[str, Any]) -> None:
     source = ShardSource(make_split(6))
     with pytest.raises(DataError, match="every process needs a sample of each batch"):

@@ -266,7 +266,7 @@ def test_cached_shards__overwritten_at_the_same_size(
         content = bytearray(victim.read_bytes())
         content[-1] ^= 1
         victim.write_bytes(content)
-        with pytest.raises(DataError, match=r"sha256 is .*a copy in the cache; it was removed and is fetched anew"):
+        with pytest.raises(DataError, match=r"sha256 is .*a copy in the cache; it was removed and is fetched again"):
             score("evaluate", speck, url, tmp_path / "two")
         third = score("evaluate", speck, url, tmp_path / "three")
     assert third["metrics"] == first["metrics"]

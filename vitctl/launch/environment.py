@@ -43,7 +43,7 @@ def has_agent(env: Mapping[str, str] = os.environ) -> bool:
 
 
 def started_by_vitctl(env: Mapping[str, str] = os.environ) -> bool:
-    """Whether vitctl's own launcher started this process and shows its progress: it gives the agent a signal that nobody sends."""
+    """Whether vitctl's own launcher started this process and shows its progress: it gives the agent a signal that is never sent."""
     return env.get("PET_SIGNALS_TO_HANDLE") == UNUSED_SIGNAL
 
 

@@ -47,7 +47,7 @@ from vitctl.system.signals import SIGNALS, STOP_SIGNALS, handles_signal, is_repe
 POLL_SECONDS = 0.2
 GRACE_SECONDS = 15.0  # for the other processes, once one has failed for good: they notice the loss and exit
 LINGER_SECONDS = 20.0  # for the other machines, once the processes of this one have finished
-WAIT_SECONDS = 5.0  # without processes, before the user is told
+WAIT_SECONDS = 5.0  # without processes, before a message says so
 NOTES_SECONDS = 5.0  # until the note of a process on another machine is visible here
 
 

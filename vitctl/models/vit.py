@@ -66,7 +66,7 @@ class DropPath(nn.Module):
     def __init__(self, rate: float) -> None:
         super().__init__()
         self.active = rate > 0
-        # A tensor, because compiled code is made anew for every other float; on the CPU, because it is never moved.
+        # A tensor, because a float would be compiled again for each value; on the CPU, because it is never moved.
         self.rate = torch.tensor(rate, dtype=torch.float64, device="cpu")
 
     def forward(self, branch: Tensor) -> Tensor:

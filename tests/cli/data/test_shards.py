@@ -122,7 +122,7 @@ def test_check__names_what_is_missing_and_what_is_left_over(vitctl: Vitctl, tmp_
     (out / "test/.samples.npy.partial").write_bytes(b"")
     said = vitctl("data", "check", "out")
     assert said.code == 2
-    assert "out/train: shard-000009.tar: not in the index, nobody reads them" in said.out
+    assert "out/train: shard-000009.tar: not in the index, so they are not read" in said.out
     assert "out/.test.partial: writing of 'test' was not finished" in said.out
     assert "out/notes.txt: left over, of no split" in said.out
     assert "out/test/.samples.npy.partial: left over, of no split" in said.out

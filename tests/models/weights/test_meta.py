@@ -14,7 +14,7 @@ from vitctl.models.build import build
 from vitctl.models.configs import ViTConfig
 from vitctl.models.variants import to_dict
 from vitctl.models.weights.load import Weights, read_weights, save_weights
-from vitctl.models.weights.meta import check_told
+from vitctl.models.weights.meta import require_meta
 from vitctl.models.weights.write import write_weights
 
 GOOD: dict[str, Any] = {
@@ -128,7 +128,7 @@ def test_read_weights__archives_that_are_no_numbers(tmp_path: Path) -> None:
         read_weights(tmp_path / "nan.npz")
 
 
-def test_check_told__names_what_is_missing() -> None:
-    check_told(GOOD, ("mean", "std"))
+def test_require_meta__names_what_is_missing() -> None:
+    require_meta(GOOD, ("mean", "std"))
     with pytest.raises(CheckpointError, match="mean, eval_method of the images is not stored beside the weights"):
-        check_told({"std": [1.0] * 3}, ("mean", "std", "eval_method"))
+        require_meta({"std": [1.0] * 3}, ("mean", "std", "eval_method"))

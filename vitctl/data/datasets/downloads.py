@@ -12,7 +12,7 @@ class Archive:
 
     Args:
         url: its https address.
-        digest: `sha256:...` or `md5:...` of the whole file; empty when nobody published one.
+        digest: `sha256:...` or `md5:...` of the whole file; empty when none is published.
         num_bytes: its size; 0 when not known.
         into: folder below the originals that it is unpacked into.
         inner: archives within it that are unpacked too.

@@ -34,7 +34,7 @@ class InventoryEntry:
         uses: what the paper and this project use it for.
         num_classes: size of its head.
         sizes: images of every split, by the table.
-        state: absent, originals, shards, a copy or a part told in words, or that it comes with vitctl.
+        state: absent, originals, shards, a copy or a part in words, or that it comes with vitctl.
         ready: whether `--dataset NAME` finds it.
     """
 
@@ -59,14 +59,14 @@ def _holding(row: DataSet, root: Path) -> InventoryEntry:
         return InventoryEntry(
             row.name, uses_of(row), row.num_classes, dict(row.sizes), f"damaged: {error}", ready=False
         )
-    told = [
+    found = [
         text for text in dict.fromkeys(index.source for index in held.values()) if "partial" in text or "copy" in text
     ]
     missing = [name for name in row.sizes if name not in held and "train800" not in held]
     if held and missing:
         state = f"{SHARDS} without {', '.join(missing)}"
     elif held:
-        state = "; ".join(told) or SHARDS
+        state = "; ".join(found) or SHARDS
     elif row.make is not None:
         state = BUILT_IN
     else:
@@ -145,8 +145,8 @@ def _verdict(task: VtabTask, opened: list[Source], train800: list[str], digests:
     if task.name == "caltech101":
         return f"ours: {SPLIT_NAME}; the benchmark's split cannot be drawn again", False
     known = [split for split, same in agree.items() if same]
-    told = f"{MATCH} ({', '.join(known)})" if known else COUNTS
-    return told + (f"; {copies[0]}" if copies else ""), False
+    text = f"{MATCH} ({', '.join(known)})" if known else COUNTS
+    return text + (f"; {copies[0]}" if copies else ""), False
 
 
 def _same(digests: tuple[str, ...], wanted: tuple[str, str] | None) -> tuple[bool | None, ...]:

@@ -64,7 +64,7 @@ def _check_digest(archive: Archive, path: Path) -> None:
     if found != wanted:
         path.unlink()
         raise DataError(
-            f"{archive.url}: its {algorithm} is {found[:16]}..., should be {wanted[:16]}...; removed, run again to fetch it anew"
+            f"{archive.url}: its {algorithm} is {found[:16]}..., should be {wanted[:16]}...; removed; run again to download it"
         )
 
 

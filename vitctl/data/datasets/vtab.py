@@ -126,7 +126,7 @@ TRAIN800_DIGESTS = {
     "dsprites-loc": "a28a98f0345bb70e",
     "dsprites-ori": "a28a98f0345bb70e",
 }
-# Names in the published lists where they are not the keys; of one task it was not told whether with the extension.
+# Names in the published lists where they are not the keys; for one task it is not published whether with the extension.
 _PUBLISHED_NAMES: dict[str, tuple[Callable[[str], str], ...]] = {
     "cifar100": (lambda key: f"train_{int(key):05d}",),
     "eurosat": (lambda key: key.partition("_")[2],),

@@ -60,7 +60,7 @@ def _names_differ(splits: Mapping[str, Path]) -> list[str]:
     """Splits of one set have one list of classes; training on such a set is refused."""
     names = {}
     for split, place in splits.items():
-        with suppress(DataError):  # the index is told of when it is checked
+        with suppress(DataError):  # reported when the index is checked
             names[split] = read_index(place).class_names
     first = next(iter(names), "")
     return [
@@ -77,7 +77,7 @@ def _of_split(folder: Path) -> tuple[list[str], list[str]]:
     except DataError as error:
         return [str(error)] if str(error).startswith(
             str(folder / EXCLUDED)
-        ) else [], []  # the index is told of when it is checked
+        ) else [], []  # reported when the index is checked
     own = {*_OWN, *(shard.name for shard in index.shards), *((LABELS,) if index.labels is not None else ())}
     others = sorted(path for path in folder.iterdir() if path.name not in own)
     shards = [path.name for path in others if path.suffix == ".tar"]
@@ -91,7 +91,7 @@ def _of_split(folder: Path) -> tuple[list[str], list[str]]:
         more = f" and {len(shards) - _SHOWN} more" if len(shards) > _SHOWN else ""
         names = ", ".join(shards[:_SHOWN]) + more
         problems.append(
-            f"{folder}: {names}: not in the index, nobody reads them; `vitctl data index {folder}` takes all"
+            f"{folder}: {names}: not in the index, so they are not read; `vitctl data index {folder}` takes all"
         )
     return problems, [f"{path}: left over, of no split" for path in others if path.suffix != ".tar"]
 

@@ -25,7 +25,7 @@ from vitctl.system.files import open_regular, read_bytes
 
 FOLDER = "verified"
 _CHANGED = "changed after it was verified, while it was in use"
-_REMOVED = " (a copy in the cache; it was removed and is fetched anew)"
+_REMOVED = " (a copy in the cache; it was removed and is fetched again)"
 
 
 class _File(NamedTuple):

@@ -51,7 +51,7 @@ def index_folder(folder: Path, splits: Sequence[str]) -> None:
 
 
 def _check_none_added(folder: Path) -> None:
-    """Refuse shards that came into a folder after vitctl indexed it by itself: nobody would read them."""
+    """Refuse shards that came into a folder after vitctl indexed it by itself: they would not be read."""
     try:
         index = read_index(folder)
     except DataError:  # reported where this split is opened, if it is

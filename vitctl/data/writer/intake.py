@@ -181,7 +181,7 @@ def _is_bad(found: str) -> bool:
 
 
 def _rest(one: _Split, drop: set[str]) -> Originals:
-    """What is to be written: without bad images and dropped classes, HEIC as JPEG, labels counted anew."""
+    """What is to be written: without bad images and dropped classes, HEIC as JPEG, labels counted again."""
     names = one.originals.class_names
     kept = [name for name in names if name not in drop]
     new = {names.index(name): label for label, name in enumerate(kept)}
@@ -193,9 +193,9 @@ def _rest(one: _Split, drop: set[str]) -> Originals:
         if found == _HEIC:
             item = replace(item, read=partial(_converted, item), size=None)
         items.append(replace(item, label=label))
-    told = [f"{sum(map(_is_bad, one.found)):,} bad image(s) left out"] if any(map(_is_bad, one.found)) else []
-    told += [f"{one.found.count(_HEIC):,} {CONVERSION}"] if _HEIC in one.found else []
-    source = "; ".join([one.originals.source, *told])
+    notes = [f"{sum(map(_is_bad, one.found)):,} bad image(s) left out"] if any(map(_is_bad, one.found)) else []
+    notes += [f"{one.found.count(_HEIC):,} {CONVERSION}"] if _HEIC in one.found else []
+    source = "; ".join([one.originals.source, *notes])
     return replace(one.originals, items=items, class_names=tuple(kept), source=source, left_out=(), empty_classes=())
 
 
@@ -242,7 +242,7 @@ def _doubts(looked: Mapping[str, _Split], drop: set[str], keep: set[str]) -> lis
         elif is_usable and "train" in usable and not usable["train"][label]:
             where = " and ".join(split for split, counts in usable.items() if counts[label])
             doubts.append(
-                f"class {name!r} is in {where} alone, so that nobody can learn it: type --drop-class {_typed(name)}, or "
+                f"class {name!r} is in {where} alone, so that it cannot be learned: type --drop-class {_typed(name)}, or "
                 f"--keep-class {_typed(name)}"
             )
     return doubts + _twins([name for name in names if name not in drop], keep)

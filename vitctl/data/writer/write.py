@@ -54,7 +54,7 @@ def write_split(
 
     Each shard tells its class names, see `ShardWriter`. The extension of a member follows the bytes of the image, not its
     old name, so that a PNG called `.jpg` is stored untouched as `.png`. The same items and seed give the same bytes, whatever
-    the number of processes, and whether or not writing was killed in between: it goes on behind the shards that are finished
+    the number of processes, and do not depend on interruptions: writing resumes after the shards that are finished
     in `.OUT.partial`. A split that is there already with the same images is left as it is.
 
     Args:

@@ -11,7 +11,7 @@ from vitctl.jobs.record.runs import RUNS, ChosenWeights, choose_weights, newest_
 from vitctl.models.build import Model, build, load_state, resized, transfer
 from vitctl.models.variants import downstream
 from vitctl.models.weights.load import Weights, read_weights
-from vitctl.models.weights.meta import check_told
+from vitctl.models.weights.meta import require_meta
 from vitctl.recipe.schema import Evaluate, ExportRecipe, Fewshot, Finetune, Vtab
 from vitctl.recipe.sections import StartWeights
 
@@ -52,7 +52,7 @@ def find_weights(source: str, runs: Path = RUNS, *, which: str = "", model: str 
 def _check_meta(found: FoundWeights, names: tuple[str, ...] = ("mean", "std")) -> FoundWeights:
     """The same weights, if the metadata that a job needs is stored with them. Raises CheckpointError."""
     try:
-        check_told(found.weights.meta, names)
+        require_meta(found.weights.meta, names)
     except CheckpointError as error:
         raise CheckpointError(f"{found.path}: {error}") from None
     return found

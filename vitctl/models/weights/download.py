@@ -47,7 +47,7 @@ def fetch(
 ) -> Path:
     """Return the file behind `url`, from the cache when it is there, otherwise downloaded and checked.
 
-    An interrupted download goes on where it stopped, in this call and in the next one. The size is checked against the
+    An interrupted download resumes where it stopped, in this call and in the next one. The size is checked against the
     server's, the content against every digest that server or name tell. `HF_TOKEN` goes to Hugging Face alone.
 
     Args:
@@ -146,7 +146,7 @@ def _transfer(url: str, part: Path, progress: Progress, client: Client) -> Path:
 
 
 def _receive(url: str, response: Response, part: Path, version: Path, progress: Progress) -> int:
-    """Append to `part`, or start it anew, and return the size that the whole file should have (0: not told)."""
+    """Append to `part`, or start it again, and return the size that the whole file should have (0: unknown)."""
     headers: Message = response.headers
     if headers.get_content_type() == "text/html":
         raise CheckpointError(f"{url}: answered with a web page, not weights; the link is wrong or needs a login")

@@ -50,7 +50,7 @@ class Beside:
 
 @dataclass(frozen=True)
 class Described:
-    """A model told from its file: configuration, pre-processing and other metadata."""
+    """A model as recognised from its file: configuration, pre-processing and other metadata."""
 
     config: Config
     meta: dict[str, Any]
@@ -63,7 +63,7 @@ class Format:
     `title` is for messages. `marks` are tensors of which each file has one. `tidy` brings every spelling of the names
     to the one that `table` writes; `table` depends on the number of heads where the layout does. `describe` reads
     the configuration. For writing: `misfits` says what of a configuration the format cannot hold, `notes` what its
-    reader has to be told, `sidecars` which JSON files belong beside the weights.
+    reader needs as an argument, `sidecars` which JSON files belong beside the weights.
     """
 
     title: str

@@ -147,7 +147,7 @@ def weights_digest(state: Mapping[str, Tensor]) -> str:
 
 
 def _read_ours(path: Path, text: str) -> Weights:
-    """What the header claims is held against the tensors before anything of the claimed size is made."""
+    """What the header claims is compared with the tensors before anything of the claimed size is made."""
     header, state = _header(path, text), read_tensors(path)
     try:
         weights = Weights(from_dict(header["config"]), state, header["meta"])

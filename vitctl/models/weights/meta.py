@@ -69,7 +69,7 @@ def check_meta(meta: Mapping[str, Any], config: Config) -> None:
         )
 
 
-def check_told(meta: Mapping[str, Any], names: tuple[str, ...]) -> None:
+def require_meta(meta: Mapping[str, Any], names: tuple[str, ...]) -> None:
     """Raises CheckpointError where metadata lack something that a job cannot do without."""
     if missing := [name for name in names if meta.get(name) is None]:
         raise CheckpointError(

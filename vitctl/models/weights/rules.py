@@ -114,7 +114,7 @@ def to_ours(tensors: Tensors, rules: Iterable[Rule], model: Mapping[str, Tensor]
 
 
 def mismatches(tensors: Mapping[str, Tensor], wanted: Mapping[str, Tensor], should: str) -> dict[str, list[str]]:
-    """Kind of problem -> names, of tensors that are held against others; `should` stands before a wanted shape."""
+    """Kind of problem -> names, of tensors that are compared with others; `should` stands before a wanted shape."""
     return {
         "missing": [name for name in wanted if name not in tensors],
         "unexpected": [name for name in tensors if name not in wanted],

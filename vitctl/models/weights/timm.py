@@ -35,7 +35,7 @@ _PECULIAR: dict[str, dict[str, Any]] = {
     "vit_giantopt_patch16_siglip_gap_256": {"act_layer": "gelu_tanh"},
     "vit_giantopt_patch16_siglip_gap_384": {"act_layer": "gelu_tanh"},
 }
-_ANY_ARCHITECTURE = "vit_base_patch16_224"  # every size can be told to it
+_ANY_ARCHITECTURE = "vit_base_patch16_224"  # it takes every size as an argument
 
 TABLE: Table = {
     "class_token": entry("cls_token"),
@@ -156,7 +156,7 @@ def _sidecars(config: Config, meta: Mapping[str, Any]) -> dict[str, dict[str, An
         "model_args": _sizes(config) | _switches(config),
         "pretrained_cfg": pretrained,
         **({"label_names": list(meta["class_names"])} if meta.get("class_names") else {}),
-        # timm cannot be told, but the way back must not lose it.
+        # timm has no field for it, but the way back must not lose it.
         **({} if config.norm_eps == NUMERICS["norm_eps"] else {"norm_eps": config.norm_eps}),
     }
     return {CONFIG: described}

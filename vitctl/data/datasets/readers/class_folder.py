@@ -77,7 +77,7 @@ def arrange(
         items: their keys are relative paths, with `/`; the path within its split becomes the key. Labels are not looked at.
         source: where they come from, in words.
         left_out: files that are no images, by their paths.
-        folders: paths of folders, of which those that should be classes are held against those that are.
+        folders: paths of folders, of which those that should be classes are compared with those that are.
 
     Raises:
         DataError: as `read_class_folder`.
@@ -166,7 +166,7 @@ def _beginning(item: Item) -> bytes:
 
 
 def _head(path: Path) -> bytes:
-    """The first bytes of a file; none of what is no plain file or cannot be read."""
+    """The first bytes of a file; empty for what is not a regular file or cannot be read."""
     try:
         if not path.is_file():
             return b""

@@ -32,13 +32,13 @@ def read(folder: Path, num_classes: int, test_sizes: Collection[int]) -> dict[st
     Raises:
         DataError: the lists are missing, of the wrong length, or name files or labels that do not exist.
     """
-    source = _told_source(folder)
+    source = _note_source(folder)
     splits = {split: _split(folder, split, num_classes, source) for split in (*SIZES, "test")}
     for split, originals in splits.items():
         wanted = {SIZES[split]} if split in SIZES else set(test_sizes)
         if len(originals.items) not in wanted:
-            told = " or ".join(f"{size:,}" for size in sorted(wanted))
-            raise DataError(f"{folder / split}.txt: {len(originals.items):,} images, should be {told}")
+            expected = " or ".join(f"{size:,}" for size in sorted(wanted))
+            raise DataError(f"{folder / split}.txt: {len(originals.items):,} images, should be {expected}")
     return splits
 
 
@@ -57,18 +57,18 @@ def _split(folder: Path, split: str, num_classes: int, source: str) -> Originals
     return Originals(file_items(folder, names, labels, keys), class_names, source)
 
 
-def _told_source(folder: Path) -> str:
+def _note_source(folder: Path) -> str:
     path = folder / NOTE
     if not path.is_file():
         return SOURCE
     try:
         note = json.loads(read_bytes(path))
-        told, form = str(note["source"]), note["format"]
+        source, form = str(note["source"]), note["format"]
     except (ValueError, KeyError, TypeError, RecursionError):
-        told, form = "", ""
+        source, form = "", ""
     if form != FORMAT:
         raise DataError(f"{path}: should be a note of the format {FORMAT}")
-    return told
+    return source
 
 
 def _is_sound(name: str, label: str) -> bool:

@@ -38,12 +38,12 @@ def check_classes(folder: Path, folders: Sequence[str]) -> None:
     found = {path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")}
     missing, others = sorted(set(folders) - found), sorted(found - set(folders))
     if missing or others:
-        told = [
+        problems = [
             f"{len(names)} {what}: {', '.join(names[:5])}{' ...' if len(names) > 5 else ''}"
             for names, what in ((missing, "missing"), (others, "unknown"))
             if names
         ]
-        raise DataError(f"{folder}: should hold {len(folders)} class folders; {'; '.join(told)}")
+        raise DataError(f"{folder}: should hold {len(folders)} class folders; {'; '.join(problems)}")
 
 
 def image_names(folder: Path, suffixes: tuple[str, ...] = (".jpg",)) -> list[str]:

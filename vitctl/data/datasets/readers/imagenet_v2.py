@@ -1,4 +1,4 @@
-"""ImageNet-V2: 10,000 photographs gathered anew for the 1,000 classes of ImageNet."""
+"""ImageNet-V2: 10,000 newly collected photographs of the 1,000 classes of ImageNet."""
 
 from pathlib import Path
 

@@ -50,8 +50,8 @@ def _listed(path: Path) -> list[dict[str, str]]:
     rows: list[dict[str, Any]] = []
     num_bytes = 0
     for batch in _reading(path, open_table(path).iter_batches(batch_size=1024)):  # a dictionary makes much of little
-        rows += (told := batch.to_pylist())
-        num_bytes += sum(len(value) for row in told for value in row.values() if isinstance(value, str | list))
+        rows += (new := batch.to_pylist())
+        num_bytes += sum(len(value) for row in new for value in row.values() if isinstance(value, str | list))
         if num_bytes > TABLE.limit:
             raise DataError(f"{path}: holds more than {TABLE} bytes of text")
     if not rows or not all(row["path"] and row.get("label", row.get("labels")) not in (None, []) for row in rows):

@@ -1,4 +1,4 @@
-"""Shards that are there already, to be written anew: shuffled by another seed, or in another size."""
+"""Existing shards, to be written again: shuffled with another seed, or in another size."""
 
 from functools import partial
 from pathlib import Path
