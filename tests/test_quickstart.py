@@ -17,9 +17,10 @@ from vitctl.recipe.load import Loaded
 def test_quickstart__fine_tuned_beats_scratch_beats_majority(
     tmp_path: Path, seed: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    out = tmp_path / "out"
     rows = {
         row.step + (" " + row.what.split(",")[0] if row.step == "vtab" else ""): row
-        for row in quickstart.run_quickstart(tmp_path, seed)
+        for row in quickstart.run_quickstart(out, seed)
     }
     assert list(rows)[:4] == ["shards", "pretrain", "fewshot", "finetune"]
     fine = rows["finetune"]
@@ -34,8 +35,8 @@ def test_quickstart__fine_tuned_beats_scratch_beats_majority(
     assert few.accuracy is not None
     assert few.scratch is not None
     assert few.accuracy > few.scratch
-    assert sum(row.step == "vtab" for row in quickstart.run_quickstart(tmp_path, seed)) == len(quickstart.TASKS)
-    result = json.loads((tmp_path / "export" / "result.json").read_text())
+    assert sum(row.step == "vtab" for row in quickstart.run_quickstart(out, seed)) == len(quickstart.TASKS)
+    result = json.loads((out / "export" / "result.json").read_text())
     model = onnx.load(result["files"]["onnx"])
     assert json.loads({p.key: p.value for p in model.metadata_props}["class_names"]) == list("0123456789")
     assert read_weights(result["files"]["safetensors"]).config.num_classes == 10

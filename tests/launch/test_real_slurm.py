@@ -26,11 +26,11 @@ pytestmark = [
 ]
 
 
-def until(what: Callable[[], bool], seconds: float = 400) -> None:
-    """Wait for something that must come."""
+def until(what: Callable[[], bool], seconds: float = 400, then: Callable[[], str] = str) -> None:
+    """Wait for something that must come; `then` says more where it did not."""
     end = time.monotonic() + seconds
     while not what():
-        assert time.monotonic() < end, "it did not come"
+        assert time.monotonic() < end, f"it did not come; {then()}"
         time.sleep(0.2)
 
 
@@ -131,7 +131,7 @@ def test_job__is_signalled_saves_is_queued_again_and_ends_bit_for_bit(
     said(*line, "--slurm", "nodes=1,tasks=2,time=30:00,submit")
     [job] = said("squeue", "-h", "-o", "%i").split()
     log = folder / "log.jsonl"
-    until(lambda: log.exists() and '"step": 10,' in log.read_text())
+    until(lambda: log.exists() and '"step": 10,' in log.read_text(), then=lambda: queue(folder, job))
     said("scancel", "--signal=USR1", job)
     until(lambda: "Requeued" in log_of(folder, job) or "Restarts=1" in said("scontrol", "show", "job", job))
     state = folder / "result.json"
@@ -151,11 +151,16 @@ def test_job__that_is_cancelled_saves_and_is_not_queued_again(tiny_data: Path, t
     said(*command(folder, tiny_data, **values), "--slurm", "nodes=1,tasks=2,time=30:00,submit")
     [job] = said("squeue", "-h", "-o", "%i").split()
     log = folder / "log.jsonl"
-    until(lambda: log.exists() and '"step": 10,' in log.read_text())
+    until(lambda: log.exists() and '"step": 10,' in log.read_text(), then=lambda: queue(folder, job))
     said("scancel", job)
     until(lambda: not said("squeue", "-h"))
     assert json.loads((folder / "result.json").read_text())["status"] == "stopped", log_of(folder, job)
     assert next((folder / "checkpoints").glob("step_*"))
+
+
+def queue(folder: Path, job: str) -> str:
+    """What Slurm says of a job, and the job of itself."""
+    return said("scontrol", "show", "job", job) + log_of(folder, job)
 
 
 def log_of(folder: Path, job: str) -> str:
