@@ -17,6 +17,8 @@ FORMATS = ("onnx", "safetensors", "google", "timm", "hf", "torchvision")
 SPLITS = ("train", "validation", "test")
 LABELS = ("original", "real", "objectnet", "objectnet_restricted")
 SUITES = ("vtab", "mini")
+PREDICTION_FORMATS = ("table", "csv", "jsonl")
+DEVICES = ("auto", "cpu", "cuda")
 PRECISIONS = ("auto", "bf16", "float32", "float64")
 
 
