@@ -203,7 +203,8 @@ class Classifier:
             batch = [
                 self._shown(several, number) for number in range(begin, min(begin + self._batch_size, len(several)))
             ]
-            outputs = self._opened.network(torch.stack(batch), with_features=with_features)
+            shown = torch.stack(batch).contiguous(memory_format=torch.channels_last)  # as the loader makes them
+            outputs = self._opened.network(shown, with_features=with_features)
             check_finite(outputs)
             yield outputs
 
