@@ -3,6 +3,7 @@
 import csv
 import hashlib
 import io
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from tests.conftest import TINY
 from tests.jobs.conftest import CPU, Job, do
 from vitctl import VitctlError, load_classifier, open_split
+from vitctl.data.images.heic import heic_to_jpeg
 from vitctl.data.source.image_files import ImageFiles
 from vitctl.data.source.read import Source
 from vitctl.errors import CheckpointError, DataError, RecipeError
@@ -231,6 +233,25 @@ def test_predict__a_folder_with_good_and_bad_photographs(trained: Path, photogra
     for name in alone.keys() & told.keys():
         assert [label for label, _ in alone[name].classes] == [label for label, _ in told[name].classes]
         np.testing.assert_allclose(*[[p for _, p in one[name].classes] for one in (alone, told)], atol=1e-6)
+
+
+def test_predict__heic_is_shown_as_the_jpeg_that_shards_get(
+    trained: Path, photographs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pillow_heif = pytest.importorskip("pillow_heif")
+    phone = tmp_path / "phone.heic"
+    pillow_heif.from_pillow(pillow(photographs["upright.png"])).save(phone)
+    stored = tmp_path / "stored.jpg"
+    stored.write_bytes(heic_to_jpeg(phone.read_bytes()))
+    own, theirs = predicted(trained, [phone, stored])
+    assert own.classes == theirs.classes != []
+    file = tmp_path / "out.safetensors"
+    predicted(trained, [phone], features=file)
+    with safe_open(file, "np") as opened:
+        assert bytes(opened.get_tensor("sha256")[0]).hex() == hashlib.sha256(phone.read_bytes()).hexdigest()
+    monkeypatch.setitem(sys.modules, "pillow_heif", None)
+    [lacking] = predicted(trained, [phone])
+    assert lacking.error == "HEIC: read with pillow-heif: pip install 'vitctl[heic]'"
 
 
 def test_predict__stored_pixels_where_the_weights_say_so(

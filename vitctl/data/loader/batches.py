@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from vitctl.data.images.decode import BadSample, Picture, open_picture
+from vitctl.data.images.heic import without_heic
 from vitctl.data.images.transforms import EvalTransform, TrainTransform, augmentation_rng
 from vitctl.data.loader.prefetch import Prefetcher, reads_whole_shards
 from vitctl.data.loader.shared_memory import SharedMemory
@@ -182,7 +183,7 @@ def eval_batches(
     rank: int,
     num_processes: int,
     num_workers: int,
-    keeps_bad: bool = False,
+    unchecked: bool = False,
     digests: bool = False,
 ) -> Iterator[Batch]:
     """Batches of one process for evaluation; over all processes, every sample occurs exactly once.
@@ -196,11 +197,12 @@ def eval_batches(
         rank: of this process.
         num_processes: that share the split.
         num_workers: loader processes, 0 to work in this one.
-        keeps_bad: leave a sample that cannot be used as zeros of weight 0, listed in `bad`.
+        unchecked: the images were not checked when shards were made of them: HEIC is converted here, and a sample that cannot be
+            used is left as zeros of weight 0, listed in `bad`.
         digests: fill `Batch.digests`.
 
     Raises:
-        DataError: without `keeps_bad`, a sample cannot be used, named by key and shard; or a loader process was killed.
+        DataError: without `unchecked`, a sample cannot be used, named by key and shard; or a loader process was killed.
     """
     own = share(len(source), num_processes, rank)
     longest = -(-len(source) // num_processes)
@@ -210,8 +212,8 @@ def eval_batches(
         for begin in range(own.start, own.start + longest, size):
             yield [sample if sample < own.stop else PADDING for sample in range(begin, begin + size)]
 
-    for batch in _batches(_EvalSamples(source, transform, digests), positions(), num_workers):
-        for sample, key, reason in () if keeps_bad else batch.bad:
+    for batch in _batches(_EvalSamples(source, transform, unchecked, digests), positions(), num_workers):
+        for sample, key, reason in () if unchecked else batch.bad:
             can_pad = reason in ("truncated", "damaged") and transform.truncated == "refuse"
             pad = "; of a JPEG data.truncated = 'pad' scores what is there" if can_pad else ""
             raise DataError(
@@ -265,7 +267,8 @@ class _EvalSamples(Dataset[Batch]):
 
     source: Source
     transform: EvalTransform
-    digests: bool = False
+    unchecked: bool
+    digests: bool
 
     def __getitems__(self, positions: list[int]) -> Batch:
         samples = np.array(positions, np.int64)
@@ -277,7 +280,7 @@ class _EvalSamples(Dataset[Batch]):
             data = self.source.read(sample)
             if self.digests:
                 found[row] = hashlib.sha256(data).hexdigest()
-            picture = _opened(data, self.transform)
+            picture = _opened(without_heic(data) if self.unchecked else data, self.transform)
             return Begun(partial(self.transform, picture), picture.num_bytes)
 
         batch = _batch(self.source, samples, labels, self.transform.image_size, begin)

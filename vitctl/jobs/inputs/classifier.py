@@ -91,7 +91,7 @@ class OpenClassifier:
             rank=0,
             num_processes=1,
             num_workers=workers if len(source) > batch_size else 0,
-            keeps_bad=True,
+            unchecked=True,
             digests=with_features,
         )
         for batch in batches:
