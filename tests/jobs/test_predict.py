@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from tests.conftest import TINY
 from tests.jobs.conftest import CPU, Job, do
 from vitctl import VitctlError, load_classifier, open_split
+from vitctl.data.datasets.readers import shapes
 from vitctl.data.images.heic import heic_to_jpeg
 from vitctl.data.source.image_files import ImageFiles
 from vitctl.data.source.read import Source
@@ -116,6 +117,17 @@ def test_predict__gives_the_logits_of_evaluate_bit_for_bit(
     assert len(own.argmax(1).unique()) > 2
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_predict__gives_the_logits_of_evaluate_on_a_gpu(
+    job: Job, trained: Path, extracted: list[Path], precision: str
+) -> None:
+    how = {"machine.precision": precision, "machine.device": "cuda", "evaluation.batch_size": 10}
+    with outputs_of_models() as seen:
+        job("evaluate", **{"weights.source": str(trained), **how})
+    assert torch.equal(logits(trained, extracted, **how), torch.cat(seen)[: len(extracted)].cpu())
+
+
 def test_predict__its_best_classes_are_those_that_evaluate_counts(
     job: Job, trained: Path, extracted: list[Path], tiny_data: Path
 ) -> None:
@@ -177,6 +189,19 @@ def jpeg(pixels: np.ndarray, **how: Any) -> bytes:
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, "JPEG", **how)
     return file.getvalue()
+
+
+@pytest.mark.parametrize("to", ["timm", "hf", "google", "safetensors"])
+def test_predict__weights_of_other_programs(job: Job, extracted: list[Path], tmp_path: Path, to: str) -> None:
+    job("finetune", "fine", **{"schedule.total_steps": 20, "optimizer.lr": 0.05, "data.image_size": 16})
+    do("export", tmp_path / "out", **{"weights.source": str(tmp_path / "fine"), "export.to": (to,)})
+    file = next((tmp_path / "out").rglob("model.*"))
+    told = predicted(file, extracted)
+    own = predicted(tmp_path / "fine", extracted, **{"data.eval_method": "square"})
+    if to == "google":  # the format names no classes, and its images are resized without antialias: here not at all
+        numbers = {name: str(n) for n, name in enumerate(shapes.SHAPES)}
+        own = [replace(one, classes=[(numbers[name], p) for name, p in one.classes]) for one in own]
+    assert [one.classes for one in told] == [one.classes for one in own]
 
 
 BAD = ("corrupt.jpg", "empty.jpg", "gone.jpg", "text.jpg", "folder.jpg")
