@@ -182,6 +182,29 @@ def test_predict__features_and_the_newest_run(vitctl: Vitctl, pretrained: Path, 
     assert names == [*(f"photos/{n}.png" for n in range(3)), "photos/more/3.png", "photos/more/4.png"]
 
 
+def test_predict__weights_from_an_address(
+    vitctl: Vitctl, pretrained: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights are fetched over https alone, which a test cannot serve; what is said of the download goes to standard error."""
+
+    def fetched(url: str, progress: object = None) -> Path:
+        assert (url, callable(progress) or progress is None) == ("https://example.org/model.onnx", True)
+        return Path("out/model.onnx").resolve()
+
+    monkeypatch.setattr("vitctl.jobs.inputs.classifier.fetch", fetched)
+    monkeypatch.setattr("vitctl.cli.show.download.fetch", fetched)
+    assert vitctl("export", "--from", pretrained, "--to", "onnx", "-o", "out").code == 0
+    line = ("predict", photos.name, "--top", 1, "--format", "jsonl", *FAST)
+    own = records(vitctl(*line, "--from", pretrained).out)
+    said = vitctl(*line, "--from", "https://example.org/model.onnx")
+    assert said.code == 0
+    assert [[c["class"] for c in one["classes"]] for one in records(said.out)] == [
+        [c["class"] for c in one["classes"]] for one in own
+    ]
+    assert f"https://example.org/model.onnx: {Path('out/model.onnx').resolve()}" in said.err
+    assert "weights: https://example.org/model.onnx (images of 16 pixels)" in said.err
+
+
 def command(*arguments: object) -> list[str]:
     return [sys.executable, "-m", "vitctl", "predict", *map(str, arguments), *FAST]
 

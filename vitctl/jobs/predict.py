@@ -70,9 +70,7 @@ def predict(
     """
     opened = open_classifier(recipe, needs_head=features is None, note=note)
     if features is not None and not opened.network.has_features:
-        raise CheckpointError(
-            f"{opened.path}: gives no features; use the run that it was exported from, without --features"
-        )
+        raise CheckpointError(f"{opened.path}: gives no features; use the run that it was exported from")
     note(f"weights: {opened.path} ({opened.text})")
     for text in opened.warnings:
         note(f"warning: {text}")

@@ -153,7 +153,9 @@ def open_classifier(
         note(newest_run(recipe.job).text)
     opened = _from_onnx(recipe) if recipe.weights.source.endswith(ONNX) else _from_weights(recipe, needs_head)
     if needs_head and not opened.network.has_head:
-        raise CheckpointError(f"{opened.path}: has features and no classes; give --features alone what it can give")
+        raise CheckpointError(
+            f"{opened.path}: gives no logits, so that it predicts no classes; write its features with --features"
+        )
     return opened
 
 
