@@ -411,5 +411,5 @@ def test_cli__at_most_fifteen_options() -> None:
 def test_cli__help_names_every_command_and_an_example() -> None:
     """The first lines of a command's help show a line to type."""
     command: Any = typer.main.get_command(app)
-    for name in ("pretrain", "finetune", "fewshot", "vtab", "evaluate", "export"):
+    for name in ("pretrain", "finetune", "fewshot", "vtab", "evaluate", "predict", "export"):
         assert f"For example: vitctl {name}" in (command.commands[name].help or "")

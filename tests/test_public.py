@@ -22,7 +22,7 @@ import vitctl
 from tests.conftest import README, ROOT, TINY, Run
 from vitctl import VitctlError, __version__, as_webdataset, load_model, load_recipe, open_split
 
-NAMES = ("VitctlError", "as_webdataset", "load_model", "load_recipe", "open_split")
+NAMES = ("VitctlError", "as_webdataset", "load_classifier", "load_model", "load_recipe", "open_split")
 
 
 @pytest.fixture
@@ -32,6 +32,7 @@ def home(run: Run, tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (tmp_path / "data" / "mine").symlink_to(tiny_data)
     (tmp_path / "runs").mkdir()
     run("runs/mine")
+    Image.linear_gradient("L").save(tmp_path / "photo.jpg")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -184,7 +185,7 @@ def test_readme__from_python_names_all_and_its_code_runs() -> None:
     first = section.split("```python\n")[1].partition("```")[0]
     names: dict[str, object] = {}
     exec(compile(first, "README.md", "exec"), names)
-    assert {"load_model", "load_recipe", "open_split"} <= {*names}
+    assert {"load_classifier", "load_model", "load_recipe", "open_split"} <= {*names}
 
 
 def test_typed__the_marker_is_in_the_package_that_the_wheel_takes_whole() -> None:

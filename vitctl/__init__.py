@@ -10,18 +10,20 @@ Names are imported when they are asked for, so that `import vitctl` costs nothin
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ("VitctlError", "__version__", "as_webdataset", "load_model", "load_recipe", "open_split")
+__all__ = ("VitctlError", "__version__", "as_webdataset", "load_classifier", "load_model", "load_recipe", "open_split")
 
 if TYPE_CHECKING:
     from vitctl.data.datasets.catalog import open_split as open_split
     from vitctl.data.pipeline import as_webdataset as as_webdataset
     from vitctl.errors import VitctlError as VitctlError
     from vitctl.jobs.inputs.weights import load_model as load_model
+    from vitctl.jobs.predict import load_classifier as load_classifier
     from vitctl.recipe.load import load_recipe as load_recipe
 else:
     _MODULES = {
         "VitctlError": "vitctl.errors",
         "as_webdataset": "vitctl.data.pipeline",
+        "load_classifier": "vitctl.jobs.predict",
         "load_model": "vitctl.jobs.inputs.weights",
         "load_recipe": "vitctl.recipe.load",
         "open_split": "vitctl.data.datasets.catalog",

@@ -62,6 +62,7 @@ def test_export__onnx_carries_names_and_preprocessing(exported: tuple[dict[str, 
         "exif_orientation": True,
         "mean": [0.5, 0.5, 0.5],
         "std": [0.5, 0.5, 0.5],
+        "loss": "sigmoid",
     }
     assert (notes["producer"], notes["weights_sha256"]) == ("vitctl", weights_digest(weights.state))
 

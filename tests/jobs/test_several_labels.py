@@ -10,9 +10,12 @@ from PIL import Image
 
 from tests.conftest import TINY
 from tests.jobs.conftest import CPU, do
+from vitctl import load_recipe, open_split
 from vitctl.data.writer.items import Item
 from vitctl.data.writer.write import write_split
 from vitctl.errors import RecipeError
+from vitctl.jobs.predict import predict
+from vitctl.recipe.schema import Evaluate
 
 
 def tinted(labels: tuple[int, ...], seed: int) -> bytes:
@@ -39,5 +42,12 @@ def test_several_labels__are_learned_and_scored(shards: Path, tmp_path: Path) ->
     assert (result["metrics"]["total"], result["metrics"]["correct"]) == (21, 21)  # by chance 12 of 21
     scored = do("evaluate", tmp_path / "score", **{"weights.source": str(tmp_path / "run"), "data.path": str(shards)})
     assert scored["metrics"]["correct"] == 21
+    source = open_split("test", path=shards)
+    recipe = load_recipe("evaluate", [("weights.source", str(tmp_path / "run")), ("machine.device", "cpu")]).recipe
+    assert isinstance(recipe, Evaluate)
+    [told] = predict(recipe, [source], threshold=0.5)
+    found = [{"rgb".index(name) for name, _ in one.classes} for one in told]
+    assert sum(own == {*row} - {-1} for own, row in zip(found, source.labels().tolist(), strict=True)) >= 12
+    assert max(sum(p for _, p in one.classes) for one in told) > 1  # each class has a probability of its own
     with pytest.raises(RecipeError, match=r"'softmax' needs one label per image, .* set loss\.name = 'sigmoid'"):
         do(TINY, tmp_path / "softmax", **{**values, "loss.name": "softmax"})

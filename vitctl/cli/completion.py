@@ -13,10 +13,13 @@ import typer
 
 from vitctl.engine.run_files import RECIPE
 
+RECIPE_OF = {"predict": "evaluate"}  # commands that take the values of another command's recipe
 FORMATS = ("onnx", "safetensors", "google", "timm", "hf", "torchvision")
 SPLITS = ("train", "validation", "test")
 LABELS = ("original", "real", "objectnet", "objectnet_restricted")
 SUITES = ("vtab", "mini")
+PREDICTION_FORMATS = ("table", "csv", "jsonl")
+DEVICES = ("auto", "cpu", "cuda")
 PRECISIONS = ("auto", "bf16", "float32", "float64")
 
 
@@ -70,7 +73,8 @@ def bare_keys(context: typer.Context, incomplete: str) -> list[str]:
     from vitctl.recipe.load import every_key
     from vitctl.recipe.schema import JOBS
 
-    chosen = [JOBS[context.info_name]] if context.info_name in JOBS else list(JOBS.values())
+    job = RECIPE_OF.get(context.info_name or "", context.info_name)
+    chosen = [JOBS[job]] if job in JOBS else list(JOBS.values())
     return _matching(dict.fromkeys(key for schema in chosen for key in every_key(schema)), incomplete)
 
 

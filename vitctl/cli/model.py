@@ -1,7 +1,9 @@
-"""`vitctl fewshot`, `vtab`, `evaluate`, `export`."""
+"""`vitctl fewshot`, `vtab`, `evaluate`, `predict`, `export`."""
 
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,10 +21,14 @@ from vitctl.cli.common import (
     Set,
     Slurm,
     WhichWeights,
+    check_flags,
     run_job,
     schedule_flags,
     weights_flags,
 )
+
+if TYPE_CHECKING:
+    from vitctl.recipe.schema import Evaluate
 
 # File extensions of weights files, and the formats that use them.
 WEIGHTS_FILES = {
@@ -180,6 +186,107 @@ def evaluate(
         "--precision": ("machine.precision", precision),
     }
     run_job("evaluate", recipe, flags, set_, out)
+
+
+ToPredict = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="IMAGES",
+        help="Images, folders, patterns, https addresses of images, shards (FOLDER:SPLIT); - for a list on standard input.",
+    ),
+]
+Format = Annotated[
+    str,
+    typer.Option(
+        "--format", help="table, csv or jsonl.", autocompletion=completion.one_of(completion.PREDICTION_FORMATS)
+    ),
+]
+SplitOfShards = Annotated[
+    str | None,
+    typer.Option("--split", help="Of shards: which split.", autocompletion=completion.one_of(completion.SPLITS)),
+]
+Device = Annotated[
+    str | None,
+    typer.Option("--device", help="auto, cpu or cuda.", autocompletion=completion.one_of(completion.DEVICES)),
+]
+
+
+def predict(
+    images: ToPredict,
+    from_: From = None,
+    weights: WhichWeights = None,
+    top: Annotated[int, typer.Option("--top", help="How many classes of each image.", min=1)] = 5,
+    threshold: Annotated[
+        float, typer.Option("--threshold", help="Leave out classes that are less probable, 0 to 1.", min=0, max=1)
+    ] = 0.0,
+    format_: Format = "table",
+    features: Annotated[
+        Path | None,
+        typer.Option("--features", help="Also write features, names and SHA-256 of all images to this .safetensors."),
+    ] = None,
+    split: SplitOfShards = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Exit with code 2 when an image cannot be used; else it is only reported.")
+    ] = False,
+    batch: Annotated[int | None, typer.Option("--batch", help="Images in one forward pass.")] = None,
+    device: Device = None,
+    res: Res = None,
+    model: Model = None,
+    set_: Set = None,
+    precision: Precision = None,
+) -> None:
+    """Predict the classes of images. For example: vitctl predict photos/ --from RUN
+
+    --from also takes an exported .onnx file. Pre-processing and class names come with the weights.
+    """
+    flags = {
+        **weights_flags(from_, weights, model),
+        "--batch": ("evaluation.batch_size", batch),
+        "--device": ("machine.device", device),
+        "--res": ("data.image_size", res),
+        "--precision": ("machine.precision", precision),
+    }
+    has_errors = _predict(_evaluate_recipe(flags, set_), images, split or "", format_, top, threshold, features)
+    if strict and has_errors:
+        raise typer.Exit(2)
+
+
+def _predict(
+    recipe: "Evaluate", images: list[str], split: str, format_: str, top: int, threshold: float, features: Path | None
+) -> bool:
+    """Predict and print; everything but the predictions goes to standard error. Returns whether an image cannot be used."""
+    from vitctl.cli.show.predictions import show_errors, show_predictions
+    from vitctl.jobs.inputs.images import find_images, some_names
+    from vitctl.jobs.predict import predict as predictions
+
+    def note(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    sources = find_images(images, recipe.data, split=split, stdin=sys.stdin.buffer, note=note)
+    total = sum(map(len, sources))
+    if "://" in recipe.weights.source:
+        from vitctl.cli.show.download import fetch_weights
+
+        fetch_weights(recipe.weights.source, on_stderr=True)
+    batches = predictions(recipe, sources, top=top, threshold=threshold, features=features, note=note)
+    errors = show_predictions(batches, format_, some_names(sources, 1000), total)
+    show_errors(errors, total)
+    if features is not None:
+        note(f"features of {total - errors.total():,} images: {features}")
+    return bool(errors)
+
+
+def _evaluate_recipe(flags: Mapping[str, tuple[str, Any]], sets: Sequence[str] | None) -> "Evaluate":
+    """The recipe of `vitctl evaluate` with the values of some flags."""
+    from vitctl.recipe.load import Override, load_recipe, parse_override
+    from vitctl.recipe.schema import Evaluate
+
+    check_flags({flag: value for flag, (_, value) in flags.items()})
+    overrides = [parse_override(text) for text in sets or ()]
+    overrides += [Override(key, value, flag) for flag, (key, value) in flags.items() if value is not None]
+    recipe = load_recipe("evaluate", overrides, job="evaluate").recipe
+    assert isinstance(recipe, Evaluate)
+    return recipe
 
 
 def export(

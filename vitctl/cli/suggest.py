@@ -4,6 +4,7 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
+from vitctl.cli.completion import RECIPE_OF
 from vitctl.system.text import nearest
 
 # Names of keys in other programs.
@@ -34,7 +35,8 @@ def set_instead(error: Any, arguments: Sequence[str]) -> str:
     from vitctl.recipe.schema import JOBS
 
     word = option.lstrip("-").replace("-", "_").lower()
-    schemas = [JOBS[context.command.name]] if context.command.name in JOBS else list(JOBS.values())
+    job = RECIPE_OF.get(context.command.name, context.command.name)
+    schemas = [JOBS[job]] if job in JOBS else list(JOBS.values())
     known = list(dict.fromkeys(key for schema in schemas for key in every_key(schema)))
     if word in SWITCHES and SWITCHES[word].partition("=")[0] in known:
         return f"--set {shlex.quote(SWITCHES[word])}"

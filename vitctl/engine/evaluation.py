@@ -10,11 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from vitctl.data.loader.batches import Batch
-from vitctl.engine.distributed.runtime import Runtime
+from vitctl.engine.distributed.runtime import Computation, Runtime
 from vitctl.engine.metrics import TOP_K, correct_predictions, count_by_class, count_hits, mean_per_class
 from vitctl.engine.preemption import StopFlag, Stopped
 from vitctl.errors import DataError
 from vitctl.models.build import Model
+
+NOT_FINITE = "the model's logits are NaN or infinite, so that its predictions mean nothing"
 
 
 @dataclass(frozen=True)
@@ -147,18 +149,32 @@ def top_predictions(
     finite: list[Tensor] = []
 
     def best(batch: Batch) -> Tensor:
-        with runtime.autocast():
-            logits = model(normalise(batch.images))
+        logits = class_logits(runtime.computation, model, normalise(batch.images))
         finite.append(logits.isfinite().all())
-        scores = to_scores(logits)
-        return scores.sort(dim=1, descending=True, stable=True).indices[:, :TOP_K]
+        return most_likely(to_scores(logits), TOP_K)
 
     found = _table(runtime, batches, best, num_images, stop)
     if runtime.sum([float(len(finite) - sum(map(bool, finite)))])[0]:
-        raise DataError(
-            "the model's logits are NaN or infinite, so that their accuracy means nothing; use other weights"
-        )
+        raise DataError(f"{NOT_FINITE}; use other weights")
     return found
+
+
+def class_logits(computation: Computation, model: nn.Module, images: Tensor) -> Tensor:
+    """Logits `[B, K]` of normalised images `[B, 3, S, S]`."""
+    with computation.autocast():
+        logits: Tensor = model(images)
+    return logits
+
+
+def image_features(computation: Computation, model: Model, images: Tensor) -> Tensor:
+    """The input of the classification layer, `[B, R]`, of normalised images `[B, 3, S, S]`."""
+    with computation.autocast():
+        return model.features(images)
+
+
+def most_likely(scores: Tensor, count: int) -> Tensor:
+    """The classes of the highest scores, int64 `[B, min(count, K)]` of `[B, K]`; of equal scores the lower class first."""
+    return scores.sort(dim=1, descending=True, stable=True).indices[:, :count]
 
 
 @torch.no_grad()
@@ -186,9 +202,7 @@ def representations(
     model.eval()
 
     def features(batch: Batch) -> Tensor:
-        with runtime.autocast():
-            found: Tensor = model.features(normalise(batch.images))
-        return found.float()
+        return image_features(runtime.computation, model, normalise(batch.images)).float()
 
     return _table(runtime, batches, features, num_images, stop)
 

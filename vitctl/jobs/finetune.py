@@ -204,7 +204,7 @@ def _train(
     for text in unseen_pixels(model.config):
         journal.write("warning", step=0, text=text)
     images = images_of(data, train_on, score_on, recipe.seed)
-    meta = images.meta(found.weights.meta["mean"], found.weights.meta["std"])
+    meta = images.meta(found.weights.meta["mean"], found.weights.meta["std"], recipe.loss.name)
     score = train(
         recipe,
         RunContext(context.runtime, folder, journal, context.stop),

@@ -62,7 +62,7 @@ def pretrain(recipe: Pretrain, run_dir: Path, report: Report = silent, stop: Sto
         RunContext(runtime, run_dir, journal, stop),
         images_of(recipe.data, train_on, score_on, recipe.seed),
     )
-    meta = images.meta(recipe.data.mean, recipe.data.std)
+    meta = images.meta(recipe.data.mean, recipe.data.std, recipe.loss.name)
     probe = make_probe(recipe, probed, runtime, journal, stop) if probed else None
     score = train(recipe, context, model, images, meta, objective=objective, probe=probe)
     used = trained(recipe, recipe.data, runtime, train_on, score_on, meta) | dropout_draws(recipe, config, run_dir)

@@ -74,10 +74,15 @@ def start_runtime(machine: Machine, run_dir: Path, log: Log | None = None) -> Ru
 
 def num_workers(machine: Machine, runtime: Runtime) -> int:
     """Data loader workers of each process: machine.workers, or up to 8 with a GPU, and half of the cores without one."""
+    return loader_workers(machine, runtime.device, runtime.num_processes)
+
+
+def loader_workers(machine: Machine, device: torch.device, num_processes: int) -> int:
+    """The same for a process without a `Runtime`."""
     if machine.workers >= 0:
         return machine.workers
-    cores = (os.cpu_count() or 1) // min(runtime.num_processes, max(1, torch.cuda.device_count()))
-    return min(8, cores) if runtime.device.type == "cuda" else max(1, min(8, cores // 2))
+    cores = (os.cpu_count() or 1) // min(num_processes, max(1, torch.cuda.device_count()))
+    return min(8, cores) if device.type == "cuda" else max(1, min(8, cores // 2))
 
 
 def open_journal(runtime: Runtime, run_dir: Path, report: Report) -> Journal:
@@ -113,7 +118,7 @@ class Images:
     order: SampleOrder | None = None
     mixing: Mixing = field(default_factory=Mixing)
 
-    def meta(self, mean: Sequence[float], std: Sequence[float]) -> dict[str, Any]:
+    def meta(self, mean: Sequence[float], std: Sequence[float], loss: str) -> dict[str, Any]:
         """Metadata to store with the weights, so that they give the same numbers elsewhere."""
         shown = self.pre_processing
         return {
@@ -124,6 +129,7 @@ class Images:
             "exif_orientation": shown.exif_orientation,
             "mean": list(mean),
             "std": list(std),
+            "loss": loss,
             "class_names": list(self.train.class_names),
         }
 

@@ -23,7 +23,9 @@ class Machine(Section):
         "auto",
         "auto: bf16 where the device computes it fast, else float32; master weights, loss and norms stay float32",
     )
-    device: Literal["auto", "cpu"] = knob("auto", "auto: CUDA where available, else CPU")
+    device: Literal["auto", "cpu", "cuda"] = knob(
+        "auto", "auto: CUDA where available, else CPU; cuda: an error where there is none"
+    )
 
 
 class TrainMachine(Machine):

@@ -74,7 +74,7 @@ MEMBER_HEADER = _bound("member_header", 64, "KiB", "headers of one member of a t
 TAR_COMMENT = _bound("tar_comment", 16, "MiB", "all global pax headers of a tar file; ours hold the class names")
 LABEL_FILE = _bound("label_file", 1, "MiB", "the label of a sample in a shard")
 INDEX = _bound("index", 256, "MiB", "index.json, a list of excluded images")
-SHARD_LIST = _bound("shard_list", 256, "MiB", "a list of shards, @shards.txt")
+SHARD_LIST = _bound("shard_list", 256, "MiB", "a list of shards, @shards.txt; a list of images on standard input")
 # Original files of data sets
 LIST_FILE = _bound("list_file", 256, "MiB", "a text, JSON or pickle file of a data set")
 TABLE = _bound(

@@ -22,10 +22,15 @@ def write_csv(path: Path, rows: Iterable[Sequence[object]]) -> Path:
         path: of the file.
         rows: the first is the header.
     """
+    return write_text(path, csv_text(rows))
+
+
+def csv_text(rows: Iterable[Sequence[object]]) -> str:
+    """The lines of a table, as `write_csv` writes them."""
     safe = os.environ.get(RAW_CSV, "") in ("", "0")
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([_safe(cell) if safe else cell for cell in row] for row in rows)
-    return write_text(path, text.getvalue())
+    return text.getvalue()
 
 
 def _safe(cell: object) -> object:

@@ -2,6 +2,8 @@
 
 import io
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Literal
 
 import numpy as np
@@ -144,6 +146,22 @@ def open_picture(
     return Picture(data=data, jpeg=jpeg, orientation=orientation, truncated=truncated)
 
 
+def from_pillow(image: Image.Image, *, exif_orientation: bool = True) -> Picture:
+    """An image that Pillow has opened, with the pixels and the orientation that `decode` gives of its file.
+
+    Args:
+        image: in any mode, loaded or not.
+        exif_orientation: as for `decode`.
+
+    Raises:
+        BadSample: as `decode`.
+    """
+    with _pillow_problems(b"", PIXELS.limit):
+        _check_size(image.mode, image.width, image.height, PIXELS.limit)
+        pixels = _rgb(image)
+        return Picture(pixels, orientation=_orientation(image) if exif_orientation else 1)
+
+
 def decode(
     data: bytes, *, max_pixels: int | None = None, exif_orientation: bool = True, truncated: Truncated = "refuse"
 ) -> np.ndarray:
@@ -174,19 +192,25 @@ def _decode_with_pillow(data: bytes, max_pixels: int, truncated: Truncated) -> t
     """The stored pixels, and the orientation. Pillow does not report damage in the compressed data of a JPEG."""
     if is_webp(data):
         _check_size("WEBP", *webp_size(data), max_pixels)  # before Pillow allocates memory for all pixels
+    with _pillow_problems(data, max_pixels), Image.open(io.BytesIO(data), formats=_FORMATS) as image:
+        kind = "CMYK JPEG" if (image.mode, image.format) == ("CMYK", "JPEG") else image.mode
+        _check_size(kind, image.width, image.height, max_pixels)
+        if image.format == "JPEG":
+            _check_scans(data, image.width * image.height)
+        pixels, orientation = _rgb(image), _orientation(image)
+        fault = find_fault(data) if image.format == "JPEG" and truncated == "refuse" else None
+        if fault is not None:
+            raise BadSample(*fault)
+        return pixels, orientation
+
+
+@contextmanager
+def _pillow_problems(data: bytes, max_pixels: int) -> Iterator[None]:
+    """Whatever Pillow raises inside becomes a BadSample. Its warnings, about metadata and size, are ignored: we check the size."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Pillow's warnings about metadata and size; we check the size ourselves
+        warnings.simplefilter("ignore")
         try:
-            with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
-                kind = "CMYK JPEG" if (image.mode, image.format) == ("CMYK", "JPEG") else image.mode
-                _check_size(kind, image.width, image.height, max_pixels)
-                if image.format == "JPEG":
-                    _check_scans(data, image.width * image.height)
-                pixels, orientation = _rgb(image), _orientation(image)
-                fault = find_fault(data) if image.format == "JPEG" and truncated == "refuse" else None
-                if fault is not None:
-                    raise BadSample(*fault)
-                return pixels, orientation
+            yield
         except BadSample:
             raise
         except UnidentifiedImageError:

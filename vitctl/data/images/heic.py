@@ -22,6 +22,16 @@ def is_heic(data: bytes) -> bool:
     return bool(brands & _HEIC)
 
 
+def without_heic(data: bytes) -> bytes:
+    """HEIC as the JPEG that `vitctl data shards` makes of it; any other file unchanged. Raises `BadSample` with the reason in words."""
+    if not is_heic(data):
+        return data
+    try:
+        return heic_to_jpeg(data)
+    except BadSample as error:
+        raise BadSample(str(error) if error.reason == "HEIC" else error.reason) from None
+
+
 def heic_to_jpeg(data: bytes) -> bytes:
     """Convert to JPEG: orientation applied, colour profile kept, other metadata dropped.
 

@@ -1,10 +1,11 @@
 """Batches. The samples of a batch depend on the order only, not on the number of processes or workers."""
 
+import hashlib
 import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from vitctl.data.images.decode import BadSample, Picture, open_picture
+from vitctl.data.images.heic import without_heic
 from vitctl.data.images.transforms import EvalTransform, TrainTransform, augmentation_rng
 from vitctl.data.loader.prefetch import Prefetcher, reads_whole_shards
 from vitctl.data.loader.shared_memory import SharedMemory
@@ -52,6 +54,7 @@ class Batch:
         neighbour: the sample at the position before the first, as the mixup partner of the first. It is counted, and its `bad`
             listed, in its own batch.
         memory: in a worker, the shared memory of the images.
+        digests: hexadecimal SHA-256 of each encoded image, where they were asked for; "" of padding, and of what cannot be read.
     """
 
     images: Tensor
@@ -61,6 +64,7 @@ class Batch:
     bad: tuple[tuple[int, str, str], ...] = ()
     neighbour: "Batch | None" = None
     memory: SharedMemory | None = None
+    digests: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -68,7 +72,15 @@ class Batch:
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle for another process. Only the images use shared memory, because each shared tensor needs a connection."""
         small = (self.labels.numpy(), self.weights.numpy(), self.samples.numpy())
-        return _received, (self.memory or self.images, tuple(self.images.shape), *small, self.bad, self.neighbour)
+        return _received, (
+            self.memory or self.images,
+            tuple(self.images.shape),
+            *small,
+            self.bad,
+            self.neighbour,
+            None,
+            self.digests,
+        )
 
     def pin_memory(self) -> "Batch":
         """The same batch in page-locked memory; called by the DataLoader."""
@@ -78,6 +90,7 @@ class Batch:
             self.weights.pin_memory(),
             self.samples.pin_memory(),
             self.bad,
+            digests=self.digests,
         )
 
 
@@ -170,6 +183,8 @@ def eval_batches(
     rank: int,
     num_processes: int,
     num_workers: int,
+    unchecked: bool = False,
+    digests: bool = False,
 ) -> Iterator[Batch]:
     """Batches of one process for evaluation; over all processes, every sample occurs exactly once.
 
@@ -182,9 +197,12 @@ def eval_batches(
         rank: of this process.
         num_processes: that share the split.
         num_workers: loader processes, 0 to work in this one.
+        unchecked: the images were not checked when shards were made of them: HEIC is converted here, and a sample that cannot be
+            used is left as zeros of weight 0, listed in `bad`.
+        digests: fill `Batch.digests`.
 
     Raises:
-        DataError: a sample cannot be used, named by key and shard; or a loader process was killed.
+        DataError: without `unchecked`, a sample cannot be used, named by key and shard; or a loader process was killed.
     """
     own = share(len(source), num_processes, rank)
     longest = -(-len(source) // num_processes)
@@ -194,8 +212,8 @@ def eval_batches(
         for begin in range(own.start, own.start + longest, size):
             yield [sample if sample < own.stop else PADDING for sample in range(begin, begin + size)]
 
-    for batch in _batches(_EvalSamples(source, transform), positions(), num_workers):
-        for sample, key, reason in batch.bad:
+    for batch in _batches(_EvalSamples(source, transform, unchecked, digests), positions(), num_workers):
+        for sample, key, reason in () if unchecked else batch.bad:
             can_pad = reason in ("truncated", "damaged") and transform.truncated == "refuse"
             pad = "; of a JPEG data.truncated = 'pad' scores what is there" if can_pad else ""
             raise DataError(
@@ -235,7 +253,7 @@ class _TrainSamples(Dataset[Batch]):
                 raise BadSample("no label")
             if self.needs_labels and labels[row].max() >= num_classes:
                 raise BadSample("no such class", f"label {labels[row].max()} of {num_classes} classes")
-            picture = _opened(self.source, sample, self.transform)
+            picture = _opened(self.source.read(sample), self.transform)
             rng = augmentation_rng(self.seed, int(epochs[row]), sample)
             chosen = self.transform.draw(picture.height, picture.width, rng)
             return Begun(partial(self.transform.apply, picture, chosen), picture.num_bytes)
@@ -249,21 +267,27 @@ class _EvalSamples(Dataset[Batch]):
 
     source: Source
     transform: EvalTransform
+    unchecked: bool
+    digests: bool
 
     def __getitems__(self, positions: list[int]) -> Batch:
         samples = np.array(positions, np.int64)
         labels = self.source.labels(np.maximum(samples, 0))
         labels[samples == PADDING] = 0
+        found = [""] * len(positions) if self.digests else []
 
-        def begin(_: int, sample: int) -> Begun:
-            picture = _opened(self.source, sample, self.transform)
+        def begin(row: int, sample: int) -> Begun:
+            data = self.source.read(sample)
+            if self.digests:
+                found[row] = hashlib.sha256(data).hexdigest()
+            picture = _opened(without_heic(data) if self.unchecked else data, self.transform)
             return Begun(partial(self.transform, picture), picture.num_bytes)
 
-        return _batch(self.source, samples, labels, self.transform.image_size, begin)
+        batch = _batch(self.source, samples, labels, self.transform.image_size, begin)
+        return replace(batch, digests=tuple(found)) if self.digests else batch
 
 
-def _opened(source: Source, sample: int, transform: TrainTransform | EvalTransform) -> Picture:
-    data = source.read(sample)
+def _opened(data: bytes, transform: TrainTransform | EvalTransform) -> Picture:
     return open_picture(data, exif_orientation=transform.exif_orientation, truncated=transform.truncated)
 
 

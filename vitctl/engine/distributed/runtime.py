@@ -1,6 +1,6 @@
 """The runtime of every process of a job: accelerate, the device, and the precision."""
 
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,30 @@ from vitctl.errors import LaunchError
 from vitctl.models.hardware import PEAK_TFLOPS
 
 MIX = 0x9E3779B97F4A7C15
+
+
+@dataclass(frozen=True)
+class Computation:
+    """Where and how a process computes: its device, and "bf16", "float32" or "float64"."""
+
+    device: torch.device
+    precision: str
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the parameters: the master weights stay wide under bf16."""
+        return torch.float64 if self.precision == "float64" else torch.float32
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Forward passes outside the wrapped model's own forward run in here."""
+        return torch.autocast(self.device.type, torch.bfloat16) if self.precision == "bf16" else nullcontext()
+
+    def images(self, images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
+        """uint8 [B, 3, S, S] to the device, then normalised there: (x / 255 - mean) / std."""
+        on_device = images.to(self.device, non_blocking=True).to(self.dtype)
+        centre = torch.tensor(mean, dtype=self.dtype, device=self.device).view(1, 3, 1, 1)
+        spread = torch.tensor(std, dtype=self.dtype, device=self.device).view(1, 3, 1, 1)
+        return (on_device / 255.0 - centre) / spread
 
 
 @dataclass(frozen=True)
@@ -47,9 +71,14 @@ class Runtime:
         return torch.device(self.accelerator.device)
 
     @property
+    def computation(self) -> Computation:
+        """Of this process, without its peers."""
+        return Computation(self.device, self.precision)
+
+    @property
     def dtype(self) -> torch.dtype:
-        """Of the parameters: the master weights stay wide under bf16."""
-        return torch.float64 if self.precision == "float64" else torch.float32
+        """See `Computation`."""
+        return self.computation.dtype
 
     @property
     def peak_flops(self) -> float:
@@ -60,16 +89,12 @@ class Runtime:
         return next((tera * 1e12 for chip, tera in PEAK_TFLOPS.items() if chip in name), 0.0)
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Forward passes outside the wrapped model's own forward run in here."""
-        region: AbstractContextManager[Any] = self.accelerator.autocast()
-        return region
+        """See `Computation`."""
+        return self.computation.autocast()
 
     def images(self, images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
-        """uint8 [B, 3, S, S] to the device, then normalised there: (x / 255 - mean) / std."""
-        on_device = images.to(self.device, non_blocking=True).to(self.dtype)
-        centre = torch.tensor(mean, dtype=self.dtype, device=self.device).view(1, 3, 1, 1)
-        spread = torch.tensor(std, dtype=self.dtype, device=self.device).view(1, 3, 1, 1)
-        return (on_device / 255.0 - centre) / spread
+        """See `Computation`."""
+        return self.computation.images(images, mean, std)
 
     def sum(self, values: list[float]) -> list[float]:
         """Element-wise sum over all processes, in float64, the same numbers on each."""
@@ -103,19 +128,14 @@ def start(
 
     Args:
         precision: "auto", "bf16", "float32" or "float64".
-        device: "auto" or "cpu".
+        device: "auto", "cpu" or "cuda".
         processes: how many the recipe asks for.
         trackers, folder: accelerate's trackers and where they write.
 
     Raises:
         LaunchError: the number of processes is not the recipe's, the device cannot do the precision, or a tracker is missing.
     """
-    cpu = device == "cpu" or not torch.cuda.is_available()
-    chosen = best_precision(cpu) if precision == "auto" else precision
-    if chosen == "bf16" and not cpu and not torch.cuda.is_bf16_supported():
-        raise LaunchError(
-            "machine.precision = 'bf16': this GPU has no bf16; set machine.precision to 'float32' or 'auto'"
-        )
+    cpu, chosen = _device_and_precision(device, precision)
     if lacking := sorted({*trackers} - {str(name) for name in get_available_trackers()}):
         raise LaunchError(f"log.trackers: {', '.join(lacking)} is not installed here, or unknown to accelerate")
     AcceleratorState._reset_state()
@@ -130,6 +150,28 @@ def start(
             f"the recipe asks for {processes} processes (machine.processes), {accelerator.num_processes} were started"
         )
     return Runtime(accelerator, chosen)
+
+
+def alone(*, precision: str, device: str) -> Computation:
+    """How a process computes that has no peers, so that it needs no `Runtime`: with the device and the precision of one.
+
+    Args, Raises: as `start`.
+    """
+    cpu, chosen = _device_and_precision(device, precision)
+    return Computation(torch.device("cpu" if cpu else "cuda"), chosen)
+
+
+def _device_and_precision(device: str, precision: str) -> tuple[bool, str]:
+    """Whether the CPU computes, and the precision."""
+    if device == "cuda" and not torch.cuda.is_available():
+        raise LaunchError("machine.device = 'cuda': PyTorch finds no GPU here (`vitctl doctor` tells why); use 'auto'")
+    cpu = device == "cpu" or not torch.cuda.is_available()
+    chosen = best_precision(cpu) if precision == "auto" else precision
+    if chosen == "bf16" and not cpu and not torch.cuda.is_bf16_supported():
+        raise LaunchError(
+            "machine.precision = 'bf16': this GPU has no bf16; set machine.precision to 'float32' or 'auto'"
+        )
+    return cpu, chosen
 
 
 def best_precision(cpu: bool) -> str:

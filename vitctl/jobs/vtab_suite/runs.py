@@ -174,7 +174,7 @@ def _train(
     )
     placed = on_device(model, runtime)
     images = Images(*train_on, score_on, scored_as(context))
-    meta = images.meta(weights.meta["mean"], weights.meta["std"])
+    meta = images.meta(weights.meta["mean"], weights.meta["std"], recipe.loss.name)
 
     def report(record: Record) -> None:
         context.report({**record, "task": str(folder.relative_to(context.run_dir))})

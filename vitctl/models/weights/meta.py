@@ -25,7 +25,8 @@ class Meta(BaseModel):
     """Metadata of weights. All of it may be missing, and more may be there; what is there must make sense.
 
     `mean` and `std` are of colours between 0 and 1, sizes are in pixels. `resample` may be a rule of another program that we
-    do not have: then it is refused where images are resized by it.
+    do not have: then it is refused where images are resized by it. `loss` is that of the training: after "sigmoid" each class
+    has a probability of its own.
     """
 
     model_config = ConfigDict(strict=True, extra="allow")
@@ -40,6 +41,7 @@ class Meta(BaseModel):
     position_resize: str | None = None
     class_names: list[str] | None = None
     head: Literal["zero"] | None = None
+    loss: Literal["softmax", "sigmoid", "masked_patch"] | None = None
     format: str | None = None
 
     @model_validator(mode="after")

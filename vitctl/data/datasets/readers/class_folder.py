@@ -39,16 +39,26 @@ def read_class_folder(folder: Path) -> dict[str, Originals]:
     Raises:
         DataError: no images, an image outside of a class folder, or split folders beside others; a folder cannot be read.
     """
-    items, left_out, folders = [], list[LeftOut](), list[str]()
+    names, left_out, folders = sort_files(folder)
+    items = [Item(name, -1, partial(read_bytes, folder / name), file_size(folder / name)) for name in names]
+    return arrange(items, str(folder), left_out, folders)
+
+
+def sort_files(folder: Path) -> tuple[list[str], list[LeftOut], list[str]]:
+    """The paths below a folder: of files that may be images, of all others with the reason, and of folders; each in order.
+
+    Raises:
+        DataError: there is no such folder, or a folder cannot be read.
+    """
+    names, left_out, folders = list[str](), list[LeftOut](), list[str]()
     for name, kind in _walk(folder):
-        path = folder / name
         if kind == "folder":
             folders.append(name)
-        elif reason := _reason(name, path, kind):
+        elif reason := _reason(name, folder / name, kind):
             left_out.append(LeftOut(name, reason))
         else:
-            items.append(Item(name, -1, partial(read_bytes, path), file_size(path)))
-    return arrange(items, str(folder), left_out, folders)
+            names.append(name)
+    return names, left_out, folders
 
 
 def read_class_tar(path: Path) -> dict[str, Originals]:

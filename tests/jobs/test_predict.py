@@ -1,0 +1,487 @@
+"""Predictions are what `evaluate` counts, image by image; whatever cannot be used is reported and harms nothing else."""
+
+import csv
+import hashlib
+import io
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors import safe_open
+from torch import Tensor, nn
+
+from tests.conftest import TINY
+from tests.jobs.conftest import CPU, Job, do
+from vitctl import VitctlError, load_classifier, open_split
+from vitctl.data.datasets.readers import shapes
+from vitctl.data.images.heic import heic_to_jpeg
+from vitctl.data.source.image_files import ImageFiles
+from vitctl.data.source.read import Source
+from vitctl.errors import CheckpointError, DataError, RecipeError
+from vitctl.jobs.inputs.classifier import open_classifier
+from vitctl.jobs.predict import Prediction, predict
+from vitctl.models.weights.load import read_weights, save_weights
+from vitctl.recipe.load import load_recipe
+from vitctl.recipe.schema import Evaluate
+
+
+def recipe(source: Path, **values: Any) -> Evaluate:
+    given = {**CPU, "machine.precision": "float32", "weights.source": str(source), **values}
+    found = load_recipe("evaluate", [*given.items()]).recipe
+    assert isinstance(found, Evaluate)
+    return found
+
+
+def predicted(source: Path, images: list[Path] | Source, **values: Any) -> list[Prediction]:
+    own = {name: values.pop(name) for name in ("top", "threshold", "features") if name in values}
+    sources = [ImageFiles([*map(str, images)]) if isinstance(images, list) else images]
+    return [one for batch in predict(recipe(source, **values), sources, **own) for one in batch]
+
+
+def logits(source: Path, images: list[Path], **values: Any) -> Tensor:
+    settings = recipe(source, **values)
+    size = settings.evaluation.batch_size
+    opened = open_classifier(settings)
+    batches = [*opened.answers(ImageFiles([*map(str, images)]), batch_size=size, workers=settings.machine.workers)]
+    assert not any(error for batch in batches for error in batch.errors)
+    return torch.cat([batch.logits for batch in batches if batch.logits is not None])
+
+
+@contextmanager
+def outputs_of_models() -> Iterator[list[Tensor]]:
+    """What every whole model gives while a job runs, whichever function calls it."""
+    seen: list[Tensor] = []
+
+    def look(module: nn.Module, _: Any, output: Any) -> None:
+        if hasattr(module, "features") and hasattr(module, "config"):
+            seen.append(output.detach().clone())
+
+    handle = nn.modules.module.register_module_forward_hook(look)
+    try:
+        yield seen
+    finally:
+        handle.remove()
+
+
+@pytest.fixture
+def extracted(tiny_data: Path, tmp_path: Path) -> list[Path]:
+    """The test images as files, in the order of the split."""
+    source = open_split("test", path=tiny_data)
+    (tmp_path / "images").mkdir()
+    paths = [tmp_path / "images" / f"{number:02d}.png" for number in range(len(source))]
+    for number, path in enumerate(paths):
+        path.write_bytes(source.read(number))
+    return paths
+
+
+@pytest.fixture(scope="session")
+def trained(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run whose predictions differ from image to image, by softmax."""
+    folder = tmp_path_factory.mktemp("trained") / "run"
+    values = {"schedule.total_steps": 60, "optimizer.lr": 0.003, "loss.name": "softmax", "data.crop": "none"}
+    do(TINY, folder, **{"data.path": str(tiny_data), **CPU, **values})
+    return folder
+
+
+def averaged(trained: Path) -> Path:
+    """The weights that represent that run."""
+    return trained / "checkpoints" / "step_00000060" / "ema.safetensors"
+
+
+@pytest.fixture(scope="session")
+def onnx_file(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("onnx") / "export"
+    do("export", folder, **{"weights.source": str(trained), "export.to": ("onnx",)})
+    return folder / "model.onnx"
+
+
+@pytest.mark.parametrize("precision", ["float32", "float64", "bf16"])
+@pytest.mark.parametrize("batch_size", [10, 23, 256])
+def test_predict__gives_the_logits_of_evaluate_bit_for_bit(
+    job: Job, trained: Path, extracted: list[Path], precision: str, batch_size: int
+) -> None:
+    how = {"machine.precision": precision, "evaluation.batch_size": batch_size}
+    with outputs_of_models() as seen:
+        job("evaluate", **{"weights.source": str(trained), **how})
+    counted = torch.cat(seen)[: len(extracted)]
+    own = logits(trained, extracted, **how)
+    assert own.dtype == counted.dtype
+    assert torch.equal(own, counted)
+    assert len(own.argmax(1).unique()) > 2
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_predict__gives_the_logits_of_evaluate_on_a_gpu(
+    job: Job, trained: Path, extracted: list[Path], precision: str
+) -> None:
+    how = {"machine.precision": precision, "machine.device": "cuda", "evaluation.batch_size": 10}
+    with outputs_of_models() as seen:
+        job("evaluate", **{"weights.source": str(trained), **how})
+    assert torch.equal(logits(trained, extracted, **how), torch.cat(seen)[: len(extracted)].cpu())
+
+
+def test_predict__its_best_classes_are_those_that_evaluate_counts(
+    job: Job, trained: Path, extracted: list[Path], tiny_data: Path
+) -> None:
+    result = job("evaluate", "score", **{"weights.source": str(trained), "machine.precision": "float32"})
+    source = open_split("test", path=tiny_data)
+    names, labels = source.class_names, source.labels()
+    own = predicted(trained, extracted)
+    assert [one.name for one in own] == [*map(str, extracted)]
+    best = [one.classes[0][0] for one in own]
+    assert sum(name == names[label] for name, label in zip(best, labels, strict=True)) == result["metrics"]["correct"]
+    top5 = [names[label] in dict(one.classes) for one, label in zip(own, labels, strict=True)]
+    assert sum(top5) == result["metrics"]["top5_correct"]
+    with open(result["files"]["confusion"], newline="") as file:
+        rows = [*csv.reader(file)]
+    counts = {(row[0], row[1]): int(row[2]) for row in rows[1:]}
+    told = dict.fromkeys(counts, 0)
+    for name, label in zip(best, labels, strict=True):
+        told[names[label], name] = told.get((names[label], name), 0) + 1
+    assert {pair: n for pair, n in told.items() if n} == {pair: n for pair, n in counts.items() if n}
+
+
+def test_predict__shards_are_read_as_they_are(trained: Path, extracted: list[Path], tiny_data: Path) -> None:
+    source = open_split("test", path=tiny_data)
+    own = predicted(trained, source)
+    assert [one.name for one in own] == [source.key(n) for n in range(23)]
+    assert [one.classes for one in own] == [one.classes for one in predicted(trained, extracted)]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_predict__workers_change_nothing(trained: Path, extracted: list[Path], workers: int) -> None:
+    how = {"evaluation.batch_size": 4}
+    assert predicted(trained, extracted, **how, **{"machine.workers": workers}) == predicted(trained, extracted, **how)
+
+
+def test_predict__an_onnx_file_gives_the_same_answers(
+    trained: Path, onnx_file: Path, extracted: list[Path], photographs: dict[str, Path]
+) -> None:
+    images = [*extracted, *(path for name, path in photographs.items() if name not in BAD)]
+    for size in (1, 8, 256):
+        ours = logits(trained, images, **{"evaluation.batch_size": size})
+        theirs = logits(onnx_file, images, **{"evaluation.batch_size": size})
+        assert torch.equal(ours.argmax(1), theirs.argmax(1))
+        assert (ours - theirs).abs().max() <= 1e-4 * ours.std()
+    ours_told, theirs_told = predicted(trained, images), predicted(onnx_file, images)
+    assert [[name for name, _ in one.classes] for one in ours_told] == [
+        [name for name, _ in one.classes] for one in theirs_told
+    ]
+    likely = [[[p for _, p in one.classes] for one in told] for told in (ours_told, theirs_told)]
+    np.testing.assert_allclose(*likely, atol=1e-5)
+
+
+def pillow(path: Path) -> Image.Image:
+    with Image.open(path) as image:
+        image.load()
+    return image
+
+
+def jpeg(pixels: np.ndarray, **how: Any) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "JPEG", **how)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("to", ["timm", "hf", "google", "safetensors"])
+def test_predict__weights_of_other_programs(job: Job, extracted: list[Path], tmp_path: Path, to: str) -> None:
+    job("finetune", "fine", **{"schedule.total_steps": 20, "optimizer.lr": 0.05, "data.image_size": 16})
+    do("export", tmp_path / "out", **{"weights.source": str(tmp_path / "fine"), "export.to": (to,)})
+    file = next((tmp_path / "out").rglob("model.*"))
+    told = predicted(file, extracted)
+    own = predicted(tmp_path / "fine", extracted, **{"data.eval_method": "square"})
+    if to == "google":  # the format names no classes, and its images are resized without antialias: here not at all
+        numbers = {name: str(n) for n, name in enumerate(shapes.SHAPES)}
+        own = [replace(one, classes=[(numbers[name], p) for name, p in one.classes]) for one in own]
+    assert [one.classes for one in told] == [one.classes for one in own]
+
+
+BAD = ("corrupt.jpg", "empty.jpg", "gone.jpg", "text.jpg", "folder.jpg")
+
+
+@pytest.fixture
+def photographs(tmp_path: Path) -> dict[str, Path]:
+    """Photographs as people have them, the same picture in each: upright, rotated by its EXIF data, CMYK; and bad ones."""
+    folder = tmp_path / "photographs"
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    small = Image.fromarray(rng.integers(0, 256, (4, 6, 3), np.uint8))
+    upright = np.asarray(small.resize((60, 40), Image.Resampling.BICUBIC))
+    rotated = np.rot90(upright)  # orientation 6: turned by 90 degrees clockwise to be shown
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    images = {
+        "upright.png": Image.fromarray(upright),
+        "grey.png": Image.fromarray(upright).convert("L"),
+        "cmyk.jpg": Image.fromarray(upright).convert("CMYK"),
+        "rotated.png": Image.fromarray(rotated),
+        "camera.jpg": Image.fromarray(rotated),
+    }
+    for name, image in images.items():
+        image.save(folder / name, **({"exif": exif} if name in ("rotated.png", "camera.jpg") else {}))
+    whole = jpeg(rng.integers(0, 256, (64, 64, 3), np.uint8))
+    (folder / "corrupt.jpg").write_bytes(whole[: len(whole) // 2])
+    (folder / "empty.jpg").write_bytes(b"")
+    (folder / "text.jpg").write_text("this is no image")
+    (folder / "folder.jpg").mkdir()
+    return {name: folder / name for name in (*images, *BAD)}
+
+
+def test_predict__a_folder_with_good_and_bad_photographs(trained: Path, photographs: dict[str, Path]) -> None:
+    """A rotated photograph is shown upright; a CMYK one as Pillow converts it; the bad ones do not change the others."""
+    told = {Path(one.name).name: one for one in predicted(trained, [*photographs.values()])}
+    assert [*told] == [*photographs]
+    assert {name: one.error for name, one in told.items() if one.error} == {
+        "corrupt.jpg": "truncated",
+        "empty.jpg": "empty file",
+        "gone.jpg": "cannot be read (No such file or directory)",
+        "text.jpg": "not an image",
+        "folder.jpg": "is a folder, should be a file",
+    }
+    assert all(one.classes == [] for one in told.values() if one.error)
+    assert told["rotated.png"].classes == told["upright.png"].classes
+    converted = photographs["cmyk.jpg"].with_name("converted.png")
+    with Image.open(photographs["cmyk.jpg"]) as cmyk:
+        cmyk.convert("RGB").save(converted)
+    good = [path for name, path in photographs.items() if name not in BAD]
+    alone = {Path(one.name).name: one for one in predicted(trained, [*good, converted])}
+    assert alone["converted.png"].classes == alone["cmyk.jpg"].classes
+    assert alone["upright.png"].classes != alone["grey.png"].classes
+    for name in alone.keys() & told.keys():
+        assert [label for label, _ in alone[name].classes] == [label for label, _ in told[name].classes]
+        np.testing.assert_allclose(*[[p for _, p in one[name].classes] for one in (alone, told)], atol=1e-6)
+
+
+def test_predict__heic_is_shown_as_the_jpeg_that_shards_get(
+    trained: Path, photographs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pillow_heif = pytest.importorskip("pillow_heif")
+    phone = tmp_path / "phone.heic"
+    pillow_heif.from_pillow(pillow(photographs["upright.png"])).save(phone)
+    stored = tmp_path / "stored.jpg"
+    stored.write_bytes(heic_to_jpeg(phone.read_bytes()))
+    own, theirs = predicted(trained, [phone, stored])
+    assert own.classes == theirs.classes != []
+    file = tmp_path / "out.safetensors"
+    predicted(trained, [phone], features=file)
+    with safe_open(file, "np") as opened:
+        assert bytes(opened.get_tensor("sha256")[0]).hex() == hashlib.sha256(phone.read_bytes()).hexdigest()
+    monkeypatch.setitem(sys.modules, "pillow_heif", None)
+    [lacking] = predicted(trained, [phone])
+    assert lacking.error == "HEIC: read with pillow-heif: pip install 'vitctl[heic]'"
+
+
+def test_predict__stored_pixels_where_the_weights_say_so(
+    trained: Path, photographs: dict[str, Path], tmp_path: Path
+) -> None:
+    weights = read_weights(averaged(trained))
+    as_stored = save_weights(
+        tmp_path / "w.safetensors", weights.state, weights.config, {**weights.meta, "exif_orientation": False}
+    )
+    silent = {key: value for key, value in weights.meta.items() if key != "exif_orientation"}
+    untold = save_weights(tmp_path / "u.safetensors", weights.state, weights.config, silent)
+    pair = [photographs["upright.png"], photographs["rotated.png"]]
+    upright, rotated = predicted(as_stored, pair)
+    assert upright.classes != rotated.classes
+    upright, rotated = predicted(untold, pair)
+    assert upright.classes == rotated.classes
+
+
+def test_predict__pre_processing_is_that_of_the_weights(
+    trained: Path, photographs: dict[str, Path], tmp_path: Path
+) -> None:
+    """The shorter side, resized by area, and the centre crop, against pixels that are cropped by hand."""
+    weights = read_weights(averaged(trained))
+    meta = {**weights.meta, "eval_method": "shorter_side", "eval_resize": 40, "resample": "area"}
+    cropping = save_weights(tmp_path / "w.safetensors", weights.state, weights.config, meta)
+    with Image.open(photographs["upright.png"]) as image:
+        image.crop((22, 12, 38, 28)).save(tmp_path / "centre.png")
+    whole, centre = logits(cropping, [photographs["upright.png"]]), logits(trained, [tmp_path / "centre.png"])
+    assert torch.equal(whole, centre)
+
+
+@pytest.mark.parametrize("loss", ["sigmoid", "softmax"])
+def test_predict__probabilities_are_those_of_the_loss(
+    tiny_data: Path, extracted: list[Path], tmp_path: Path, loss: str
+) -> None:
+    values = {"data.path": str(tiny_data), "loss.name": loss, "schedule.total_steps": 6, **CPU}
+    do(TINY, tmp_path / "run", **values)
+    do("export", tmp_path / "export", **{"weights.source": str(tmp_path / "run"), "export.to": ("onnx",)})
+    raw = logits(tmp_path / "run", extracted).double().numpy()
+    expected = 1 / (1 + np.exp(-raw)) if loss == "sigmoid" else np.exp(raw) / np.exp(raw).sum(1, keepdims=True)
+    for source in (tmp_path / "run", tmp_path / "export" / "model.onnx"):
+        told = predicted(source, extracted, top=6)
+        best_first = -np.sort(-expected, axis=1)
+        np.testing.assert_allclose([[p for _, p in one.classes] for one in told], best_first, atol=1e-5)
+    highest = float(expected.max(1).min())
+    kept = predicted(tmp_path / "run", extracted, top=6, threshold=highest)
+    assert [len(one.classes) for one in kept] == (expected >= highest).sum(1).tolist()
+    assert {len(one.classes) for one in predicted(tmp_path / "run", extracted, top=2)} == {2}
+
+
+def test_features__are_what_the_head_is_fed(
+    trained: Path, extracted: list[Path], photographs: dict[str, Path], tmp_path: Path
+) -> None:
+    """The head is applied by NumPy; the digests are of the files; bad files are left out."""
+    odd = extracted[0].with_name("b\udcff\n.png")
+    odd.write_bytes(extracted[0].read_bytes())
+    images = [extracted[3], photographs["empty.jpg"], *extracted[:3], photographs["corrupt.jpg"], odd]
+    good = [images[0], *images[2:5], odd]
+    file = tmp_path / "out.safetensors"
+    told = predicted(trained, images, features=file, **{"evaluation.batch_size": 2})
+    assert [bool(one.error) for one in told] == [path not in good for path in images]
+    with safe_open(file, "np") as opened:
+        features, digests = opened.get_tensor("features"), opened.get_tensor("sha256")
+        names, about = bytes(opened.get_tensor("names")).split(b"\0"), opened.metadata()
+    assert [name.decode("utf-8", "surrogateescape") for name in names] == [*map(str, good)]
+    assert [bytes(row).hex() for row in digests] == [hashlib.sha256(p.read_bytes()).hexdigest() for p in good]
+    weights = read_weights(averaged(trained))
+    assert about["weights_sha256"] == weights.digest
+    assert (features.dtype, features.shape[0]) == (np.float32, len(good))
+    by_hand = features @ weights.state["head.weight"].numpy().T + weights.state["head.bias"].numpy()
+    np.testing.assert_allclose(by_hand, logits(trained, good).numpy(), rtol=1e-5, atol=1e-5)
+    assert predicted(trained, good, **{"evaluation.batch_size": 2}) == [one for one in told if not one.error]
+
+
+def test_features__no_file_before_all_images_are_there(trained: Path, extracted: list[Path], tmp_path: Path) -> None:
+    file = tmp_path / "out.safetensors"
+    file.write_bytes(b"old")
+    stream = predict(
+        recipe(trained, **{"evaluation.batch_size": 4}), [ImageFiles([*map(str, extracted)])], features=file
+    )
+    next(stream)
+    stream.close()  # type: ignore[attr-defined]
+    assert file.read_bytes() == b"old"
+    (tmp_path / "empty.jpg").write_bytes(b"")
+    with pytest.raises(DataError, match=r"out\.safetensors: not written, because none of the images can be used"):
+        predicted(trained, [tmp_path / "empty.jpg"], features=file)
+    assert file.read_bytes() == b"old"
+    assert {path.name for path in tmp_path.iterdir()} == {"images", "empty.jpg", "out.safetensors"}
+    for wrong in (tmp_path / "out.npz", tmp_path / "none" / "out.safetensors"):
+        with pytest.raises(RecipeError, match="--features "):
+            predicted(trained, extracted, features=wrong)
+
+
+def test_features__need_no_head(trained: Path, extracted: list[Path], tmp_path: Path) -> None:
+    weights = read_weights(averaged(trained))
+    body = {name: tensor for name, tensor in weights.state.items() if not name.startswith("head.")}
+    meta = {key: value for key, value in weights.meta.items() if key != "class_names"}
+    headless = save_weights(tmp_path / "body.safetensors", body, replace(weights.config, num_classes=0), meta)
+    with pytest.raises(CheckpointError, match=r"has no head, so that it predicts no classes; .* --features"):
+        predicted(headless, extracted)
+    told = predicted(headless, extracted, features=tmp_path / "out.safetensors")
+    assert {(*one.classes, one.error) for one in told} == {("",)}
+    with safe_open(tmp_path / "out.safetensors", "np") as opened:
+        features = opened.get_tensor("features")
+    classify = load_classifier(headless, precision="float32")
+    np.testing.assert_array_equal(features, classify.features([*map(pillow, extracted)]).numpy())
+    with pytest.raises(CheckpointError, match="has no trained head"):
+        classify(pillow(extracted[0]))
+
+
+def test_predict__files_are_read_when_their_batch_comes(
+    trained: Path, extracted: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+    read = ImageFiles.read
+    monkeypatch.setattr(ImageFiles, "read", lambda self, n: (seen.append(n), read(self, n))[1])
+    many = ImageFiles([str(extracted[0])] * 1_000_000)
+    stream = predict(recipe(trained, **{"evaluation.batch_size": 3}), [many])
+    assert len(next(stream)) == 3
+    assert seen == [0, 1, 2]
+
+
+def test_predict__numbers_that_are_none_are_refused(trained: Path, extracted: list[Path], tmp_path: Path) -> None:
+    weights = read_weights(averaged(trained))
+    state = {**weights.state, "head.weight": weights.state["head.weight"] * 3e38}
+    state["head.weight"] = state["head.weight"].clamp(-3e38, 3e38)
+    state["head.bias"] = torch.full_like(state["head.bias"], 3e38)
+    broken = save_weights(tmp_path / "w.safetensors", state, weights.config, weights.meta)
+    with pytest.raises(DataError, match="the model's logits are NaN or infinite"):
+        predicted(broken, extracted)
+
+
+def test_predict__classes_without_names_are_numbers(trained: Path, extracted: list[Path], tmp_path: Path) -> None:
+    weights = read_weights(averaged(trained))
+    meta = {key: value for key, value in weights.meta.items() if key != "class_names"}
+    unnamed = save_weights(tmp_path / "w.safetensors", weights.state, weights.config, meta)
+    notes: list[str] = []
+    [batch] = predict(recipe(unnamed), [ImageFiles([str(extracted[0])])], note=notes.append)
+    assert {name for name, _ in batch[0].classes} < set("012345")
+    assert notes[-1] == "warning: these weights do not name their classes; the classes are numbered from 0"
+
+
+@pytest.mark.parametrize("kind", ["run", "onnx"])
+def test_load_classifier__answers_as_predict(
+    trained: Path, onnx_file: Path, extracted: list[Path], photographs: dict[str, Path], kind: str
+) -> None:
+    source = {"run": trained, "onnx": onnx_file}[kind]
+    files = [*extracted[:3], *(path for name, path in photographs.items() if name not in BAD)]
+    classify = load_classifier(
+        source, device="cpu", precision="auto" if kind == "onnx" else "float32", batch_size=len(files)
+    )
+    images = [*map(pillow, files)]
+    told = predicted(source, files)
+    assert classify(images) == [one.classes for one in told]
+    assert classify.class_names == tuple(read_weights(averaged(trained)).meta["class_names"])
+    assert torch.equal(classify.logits(images), logits(source, files))
+    one = classify(images[0])
+    assert [name for name, _ in one] == [name for name, _ in told[0].classes]
+    np.testing.assert_allclose([p for _, p in one], [p for _, p in told[0].classes], atol=1e-6)
+    assert classify.logits(images[0]).shape == (1, 6)
+    if kind == "onnx":
+        with pytest.raises(VitctlError, match=r"model\.onnx: gives no features; use the run that it was exported from"):
+            classify.features(images)
+    else:
+        assert classify.features(images).shape == (len(files), 24)
+        assert len(load_classifier(source, top=2)(images[0])) == 2
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"top": 0}, "top = 0: should be at least 1"),
+        ({"device": "tpu"}, "machine.device"),
+        ({"device": "cuda"}, "machine.device = 'cuda': PyTorch finds no GPU here"),
+        ({"precision": "int8"}, "machine.precision"),
+        ({"batch_size": 0}, "evaluation.batch_size"),
+        ({"weights": "worst"}, "weights.which"),
+    ],
+)
+def test_load_classifier__senseless_values(trained: Path, values: dict[str, Any], said: str) -> None:
+    if torch.cuda.is_available() and values.get("device") == "cuda":
+        pytest.skip("there is a GPU")
+    with pytest.raises(VitctlError, match=said):
+        load_classifier(trained, **values)
+
+
+def test_load_classifier__images_that_are_none(trained: Path, photographs: dict[str, Path]) -> None:
+    classify = load_classifier(trained)
+    for wrong in ([], "photo.jpg", [np.zeros((4, 4, 3))]):
+        with pytest.raises(DataError, match=r"images should be a PIL\.Image\.Image, or a list of them"):
+            classify(wrong)  # type: ignore[call-overload]
+    with pytest.raises(DataError, match="image 1 of 2: truncated"), Image.open(photographs["corrupt.jpg"]) as corrupt:
+        classify([Image.new("RGB", (3, 3)), corrupt])
+
+
+def test_onnx__what_it_does_not_take(onnx_file: Path, extracted: list[Path], tmp_path: Path) -> None:
+    (tmp_path / "bad.onnx").write_bytes(b"\x08\x01 nothing of the kind")
+    for values, path, said in (
+        ({"weights.which": "best"}, onnx_file, "an ONNX file is one set of weights"),
+        ({"data.image_size": 32}, onnx_file, r"data\.image_size = 32: .* takes images of 16 pixels"),
+        ({"machine.precision": "bf16"}, onnx_file, r"machine\.precision = 'bf16'"),
+        ({}, tmp_path / "none.onnx", "no such ONNX file"),
+        ({}, tmp_path / "bad.onnx", "onnxruntime cannot open it"),
+    ):
+        with pytest.raises(VitctlError, match=said):
+            predicted(path, extracted, **values)
+    with pytest.raises(CheckpointError, match="gives no features"):
+        predicted(onnx_file, extracted, features=tmp_path / "out.safetensors")

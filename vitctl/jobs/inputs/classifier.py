@@ -1,0 +1,223 @@
+"""A trained classifier that is ready to be shown images: from a run, a checkpoint, weights of any program, or an ONNX file."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from vitctl.data.images.transforms import EvalTransform
+from vitctl.data.loader.batches import eval_batches
+from vitctl.data.source.read import Source, sample_key
+from vitctl.engine.distributed.runtime import alone
+from vitctl.engine.evaluation import NOT_FINITE, most_likely
+from vitctl.errors import CheckpointError, DataError, RecipeError
+from vitctl.jobs.evaluate import stored_eval_transform
+from vitctl.jobs.inputs.forward import Activation, Network, Outputs, TorchNetwork, probabilities
+from vitctl.jobs.inputs.network import unseen_pixels
+from vitctl.jobs.inputs.onnx_file import OnnxNetwork
+from vitctl.jobs.inputs.weights import loaded_model, scored_weights
+from vitctl.jobs.record.runs import newest_run
+from vitctl.models.attention import set_attention
+from vitctl.models.weights.download import fetch
+from vitctl.models.weights.sources import locate
+from vitctl.recipe.schema import Evaluate
+
+ONNX = ".onnx"
+Ranking = list[tuple[str, float]]
+
+
+class Answers(NamedTuple):
+    """What a classifier says of the images of a batch, in order.
+
+    Args:
+        names: paths, addresses, or keys in a shard.
+        errors: why an image cannot be used; "" where it can.
+        logits: `[B, K]`, None without a head; the rows of images with an error mean nothing.
+        features: float32 `[B, R]`, where they were asked for.
+        digests: hexadecimal SHA-256 of the encoded images, with the features.
+    """
+
+    names: Sequence[str]
+    errors: Sequence[str]
+    logits: Tensor | None
+    features: Tensor | None
+    digests: Sequence[str]
+
+
+@dataclass(frozen=True)
+class OpenClassifier:
+    """A network with everything that its weights say of images and classes.
+
+    Args:
+        network: on its device.
+        transform: the pre-processing of `vitctl evaluate`.
+        class_names: in the order of the logits; empty where they are not known.
+        activation: what turns its logits into probabilities.
+        digest: of the weights.
+        path: of the weights.
+        text: which weights they are, in a line.
+        warnings: lines for the user.
+    """
+
+    network: Network
+    transform: EvalTransform
+    class_names: tuple[str, ...]
+    activation: Activation
+    digest: str
+    path: str
+    text: str
+    warnings: tuple[str, ...] = ()
+
+    def answers(
+        self, source: Source, *, batch_size: int, workers: int, with_features: bool = False
+    ) -> Iterator[Answers]:
+        """Show the network all images of a source, in batches as `vitctl evaluate` makes them.
+
+        Args:
+            source: images; a bad one is reported.
+            batch_size: images of a batch.
+            workers: loader processes.
+            with_features: also the input of the classification layer, and digests of the images.
+
+        Raises:
+            DataError: logits are NaN or infinite, or a loader process was killed.
+        """
+        batches = eval_batches(
+            source,
+            self.transform,
+            batch_size=batch_size,
+            rank=0,
+            num_processes=1,
+            num_workers=workers if len(source) > batch_size else 0,
+            unchecked=True,
+            digests=with_features,
+        )
+        for batch in batches:
+            logits, features = check_finite(self.network(batch.images, with_features=with_features))
+            samples = [sample for sample in batch.samples.tolist() if sample >= 0]
+            reasons = {sample: reason for sample, _, reason in batch.bad}
+            count = len(samples)
+            yield Answers(
+                [sample_key(source, sample) for sample in samples],
+                [reasons.get(sample, "") for sample in samples],
+                None if logits is None else logits[:count],
+                None if features is None else features[:count],
+                batch.digests[:count],
+            )
+
+    def rankings(self, logits: Tensor, top: int, threshold: float = 0.0) -> list[Ranking]:
+        """The most likely classes of each row of logits `[B, K]` with their probabilities, the most likely first.
+
+        Args:
+            logits: of images.
+            top: most classes of each.
+            threshold: lowest probability that is given, 0 to 1.
+        """
+        best, likely = most_likely(logits, top), probabilities(logits, self.activation)
+        return [
+            [(self.name(k), p) for k, p in zip(classes, own[classes].tolist(), strict=True) if p >= threshold]
+            for classes, own in zip(best.tolist(), likely, strict=True)
+        ]
+
+    def name(self, number: int) -> str:
+        """The name of a class, or its number where the weights name none."""
+        return self.class_names[number] if self.class_names else str(number)
+
+
+def check_finite(outputs: Outputs) -> Outputs:
+    """The same outputs. Raises DataError where they hold NaN or infinities."""
+    if any(tensor is not None and not tensor.isfinite().all() for tensor in outputs):
+        raise DataError(f"{NOT_FINITE}; use other weights")
+    return outputs
+
+
+def open_classifier(
+    recipe: Evaluate, *, needs_head: bool = True, note: Callable[[str], None] = lambda _: None
+) -> OpenClassifier:
+    """The classifier that a recipe's [weights] means, with the pre-processing that `vitctl evaluate` gives it.
+
+    Args:
+        recipe: [weights], [machine], and [data] for what it says of the pre-processing.
+        needs_head: whether its classes are wanted, or its features alone are.
+        note: told which run was taken where none was named.
+
+    Raises:
+        CheckpointError: there are no such weights, or they are not those of a classifier.
+        RecipeError: a value of the recipe does not fit.
+        LaunchError: the device cannot do the precision.
+    """
+    set_attention("fused")
+    if recipe.weights.source == "newest":
+        note(newest_run(recipe.job).text)
+    opened = _from_onnx(recipe) if recipe.weights.source.endswith(ONNX) else _from_weights(recipe, needs_head)
+    if needs_head and not opened.network.has_head:
+        raise CheckpointError(
+            f"{opened.path}: gives no logits, so that it predicts no classes; write its features with --features"
+        )
+    return opened
+
+
+def _from_weights(recipe: Evaluate, needs_head: bool) -> OpenClassifier:
+    found = scored_weights(recipe)
+    if needs_head and not found.weights.has_head:
+        zero = found.weights.meta.get("head") == "zero"
+        raise CheckpointError(
+            f"{found.path}: {'its head is all zeros' if zero else 'it has no head'}, so that it predicts no classes; fine-tune it "
+            "first, or write its features with --features"
+        )
+    machine, meta = recipe.machine, found.weights.meta
+    computation = alone(precision=machine.precision, device=machine.device)
+    transform = _transform(recipe, meta)
+    model, _ = loaded_model(found, transform.image_size, computation.dtype)
+    network = TorchNetwork(
+        model.to(device=computation.device, dtype=computation.dtype).eval(),
+        computation,
+        tuple(meta["mean"]),
+        tuple(meta["std"]),
+        found.weights.has_head,
+    )
+    return _opened(
+        network, transform, meta, found.weights.digest, found.path, found.chosen.text, unseen_pixels(model.config)
+    )
+
+
+def _from_onnx(recipe: Evaluate) -> OpenClassifier:
+    weights, data, machine = recipe.weights, recipe.data, recipe.machine
+    if weights.which or weights.model:
+        raise CheckpointError(f"{weights.source}: an ONNX file is one set of weights; leave --weights and --model out")
+    network = OnnxNetwork(Path(locate(weights.source, fetch)), machine.device)
+    if data.image_size not in (0, network.image_size):
+        raise RecipeError(
+            f"data.image_size = {data.image_size}: {weights.source} takes images of {network.image_size} pixels; leave it out"
+        )
+    if machine.precision not in ("auto", "float32"):
+        raise RecipeError(
+            f"machine.precision = '{machine.precision}': {weights.source} computes as it was exported; leave it out"
+        )
+    sized = recipe.model_copy(update={"data": data.model_copy(update={"image_size": network.image_size})})
+    return _opened(network, _transform(sized, network.meta), network.meta, network.digest, weights.source, "", [])
+
+
+def _opened(
+    network: Network,
+    transform: EvalTransform,
+    meta: dict[str, Any],
+    digest: str,
+    path: str,
+    text: str,
+    warnings: list[str],
+) -> OpenClassifier:
+    names = tuple(meta.get("class_names") or ())
+    if network.has_head and not names:
+        warnings = [*warnings, "these weights do not name their classes; the classes are numbered from 0"]
+    activation: Activation = "sigmoid" if meta.get("loss") == "sigmoid" else "softmax"
+    about = "; ".join(filter(None, (text, str(transform))))
+    return OpenClassifier(network, transform, names, activation, digest, path, about, tuple(warnings))
+
+
+def _transform(recipe: Evaluate, meta: dict[str, Any]) -> EvalTransform:
+    """Photographs are turned upright unless the weights or the recipe say otherwise, as those of --data are."""
+    told = meta if meta.get("exif_orientation") is not None else {**meta, "exif_orientation": True}
+    return stored_eval_transform(recipe, told)

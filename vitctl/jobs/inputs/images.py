@@ -1,0 +1,157 @@
+"""The images that a person names on the command line: files, folders, patterns, addresses, lists, shards."""
+
+import glob
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import IO
+
+from vitctl.data.datasets.readers.class_folder import sort_files
+from vitctl.data.images.formats import SYSTEM_FILE
+from vitctl.data.shards.index import find_splits
+from vitctl.data.shards.remote import check_address, is_remote
+from vitctl.data.source.image_files import ImageFiles
+from vitctl.data.source.locate import locate_all_splits, locate_splits, no_index_message
+from vitctl.data.source.read import Source, sample_key
+from vitctl.errors import DataError
+from vitctl.jobs.inputs.sampling import open_recipe_split
+from vitctl.recipe.images import Place
+from vitctl.system.bounds import SHARD_LIST
+from vitctl.system.text import nearest
+
+STDIN = "-"
+# PLACE:SPLIT, where the expression of the split may hold colons, and a port is no split.
+_WITH_SPLIT = re.compile(r"(.+?):([A-Za-z][^/]*)")
+_NAMED = 3  # files that are named where there are more
+
+Note = Callable[[str], None]
+
+
+def find_images(inputs: Sequence[str], place: Place, *, split: str = "", stdin: IO[bytes], note: Note) -> list[Source]:
+    """The images of each input, in order; neighbouring files are one source. Nothing is decoded or, but for folders, read.
+
+    Args:
+        inputs: images, folders (searched in depth), patterns with `*`, `?` or `[`, addresses of images, shards as `--data` takes
+            them with `:SPLIT` behind, and `-`: a list of paths and addresses.
+        place: how shards are read.
+        split: of shards that are given without one.
+        stdin: the list: one name per line, or ended by NUL as `find -print0` does.
+        note: told what was left out of folders.
+
+    Raises:
+        DataError: an input names nothing, or shards have several splits and none was chosen.
+    """
+    found: list[Source | str] = []
+    for text in inputs:
+        found += _names_in(stdin, note) if text == STDIN else _one(text, place, split, note)
+    sources: list[Source] = []
+    files: list[str] = []
+    for one in [*found, None]:
+        if isinstance(one, str):
+            files.append(one)
+            continue
+        sources += [ImageFiles(files)] if files else []
+        sources += [one] if one is not None else []
+        files = []
+    if not sources:
+        raise DataError(f"{', '.join(inputs)}: no images there")
+    return sources
+
+
+def some_names(sources: Sequence[Source], count: int) -> list[str]:
+    """Names of the first images, at most `count` of each source; of shards one, which has to be read."""
+    names: list[str] = []
+    for source in sources:
+        names += source.names[:count] if isinstance(source, ImageFiles) else [sample_key(source, 0)] * bool(len(source))
+    return names
+
+
+def _one(text: str, place: Place, split: str, note: Note) -> Sequence[Source | str]:
+    """The images of one input of the command line, which must be there."""
+    path = Path(text)
+    if os.path.lexists(path):
+        return _in_folder(text, place, split, note) if path.is_dir() else _single(text, place, split)
+    where, own = _parted(text)
+    if own or _is_pattern_of_shards(where) or (is_remote(text) and split):
+        return [_shards(where, own or split, place)]
+    if is_remote(text):
+        check_address(text)
+        return [text]
+    if glob.has_magic(text):
+        if not (names := sorted(glob.glob(text, recursive=True))):
+            raise DataError(f"{text}: no file matches this pattern")
+        return [one for name in names for one in _one(name, place, split, note)]
+    near = nearest(path.name, _beside(path), 1)
+    raise DataError(f"{text}: no such file or folder{f'; did you mean {path.parent / near[0]}?' if near else ''}")
+
+
+def _single(text: str, place: Place, split: str) -> Sequence[Source | str]:
+    return [_shards(text, split, place)] if text.endswith(".tar") else [text]
+
+
+def _in_folder(text: str, place: Place, split: str, note: Note) -> Sequence[Source | str]:
+    """A split where the folder holds shards, else its images at any depth."""
+    folder = Path(text)
+    if find_splits(folder):
+        return [_shards(text, split, place)]
+    names, left_out, _ = sort_files(folder)
+    if not names and next(folder.rglob("*.tar"), None):
+        return [_shards(text, split, place)]
+    if others := [one.name for one in left_out if one.reason != SYSTEM_FILE]:
+        shown = ", ".join(others[:_NAMED]) + (", ..." if len(others) > _NAMED else "")
+        note(f"{text}: {len(others):,} file(s) that are no images are left out: {shown}")
+    if not names:
+        raise DataError(f"{text}: holds no images")
+    return [os.path.join(text, name) for name in names]
+
+
+def _parted(text: str) -> tuple[str, str]:
+    """PLACE:SPLIT in two, where there is such a place; else the text and ""."""
+    found = _WITH_SPLIT.fullmatch(text)
+    if found is None or not (is_remote(text) or _is_pattern_of_shards(found[1]) or Path(found[1]).exists()):
+        return text, ""
+    return found[1], found[2]
+
+
+def _is_pattern_of_shards(text: str) -> bool:
+    return text.startswith("@") or text.endswith(".tar")
+
+
+def _shards(text: str, split: str, place: Place) -> Source:
+    return open_recipe_split(
+        place.model_copy(update={"path": text, "dataset": ""}), split or _only_split(text), scratch=None
+    )
+
+
+def _only_split(text: str) -> str:
+    found = locate_all_splits(text) if is_remote(text) else locate_splits(text, "")
+    if not found:
+        raise DataError(no_index_message(text))
+    if len(found) > 1:
+        last = [*found][-1]
+        raise DataError(f"{text}: has the splits {', '.join(found)}; choose one: {text}:{last}, or --split {last}")
+    return next(iter(found))
+
+
+def _names_in(stdin: IO[bytes], note: Note) -> Iterator[str]:
+    """The names of a list. One that does not exist is a bad image, not an error: the list may be a program's."""
+    content = stdin.read(SHARD_LIST.limit + 1)
+    if len(content) > SHARD_LIST.limit:
+        raise DataError(f"standard input: a list of more than {SHARD_LIST} bytes; give it in parts")
+    for line in content.split(b"\0") if b"\0" in content else content.splitlines():
+        name = os.fsdecode(line)
+        if name and not is_remote(name) and Path(name).is_dir():
+            names, left_out, _ = sort_files(Path(name))
+            if left_out:
+                note(f"{name}: {len(left_out):,} file(s) that are no images are left out")
+            yield from (os.path.join(name, one) for one in names)
+        elif name:
+            yield name
+
+
+def _beside(path: Path) -> list[str]:
+    with suppress(OSError):
+        return [one.name for one in path.parent.iterdir()]
+    return []

@@ -1,0 +1,281 @@
+"""Predicting the classes of images that have no labels, and their features; `load_classifier` does the same in Python."""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, overload
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from vitctl.data.images.decode import BadSample, from_pillow
+from vitctl.data.source.read import Source
+from vitctl.errors import CheckpointError, DataError, RecipeError, explaining
+from vitctl.jobs.inputs.classifier import Answers, OpenClassifier, Ranking, check_finite, open_classifier
+from vitctl.jobs.inputs.forward import Outputs
+from vitctl.jobs.training import loader_workers
+from vitctl.models.weights.files import save_tensors, write_whole
+from vitctl.recipe.load import load_recipe
+from vitctl.recipe.schema import Evaluate
+from vitctl.system.text import printable
+
+FORMAT = "vitctl-embeddings/1"
+_DIGEST_BYTES = 32
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What was predicted for an image.
+
+    Args:
+        name: its path, its address, or its key in a shard.
+        classes: names and probabilities, the most likely first.
+        error: why it cannot be used; "" where it can.
+    """
+
+    name: str
+    classes: Ranking
+    error: str = ""
+
+
+def predict(
+    recipe: Evaluate,
+    sources: Sequence[Source],
+    *,
+    top: int = 5,
+    threshold: float = 0.0,
+    features: Path | None = None,
+    note: Callable[[str], None] = lambda _: None,
+) -> Iterator[list[Prediction]]:
+    """The most likely classes of images, by the weights, the pre-processing and the forward pass of `vitctl evaluate`.
+
+    Args:
+        recipe: checked; its data names no images.
+        sources: the images, see `find_images`.
+        top: most classes of an image.
+        threshold: lowest probability that is given, 0 to 1.
+        features: a file for the features of all images, see `Embeddings`; weights without a head are allowed then.
+        note: told in lines which weights these are, and of warnings.
+
+    Yields:
+        the predictions of a batch, in order, as soon as they are there.
+
+    Raises:
+        CheckpointError: there are no such weights, or they do not predict classes.
+        DataError: logits are NaN or infinite.
+
+    Paper: Section 3.1
+    """
+    opened = open_classifier(recipe, needs_head=features is None, note=note)
+    if features is not None and not opened.network.has_features:
+        raise CheckpointError(f"{opened.path}: gives no features; use the run that it was exported from")
+    note(f"weights: {opened.path} ({opened.text})")
+    for text in opened.warnings:
+        note(f"warning: {text}")
+    embeddings = Embeddings(features, sum(map(len, sources))) if features is not None else None
+    workers = loader_workers(recipe.machine, opened.network.device, 1)
+    for source in sources:
+        for answers in opened.answers(
+            source,
+            batch_size=recipe.evaluation.batch_size,
+            workers=workers,
+            with_features=embeddings is not None,
+        ):
+            if embeddings is not None:
+                embeddings.add(answers)
+            classes: list[Ranking] = [[]] * len(answers.names)
+            if answers.logits is not None:
+                classes = opened.rankings(answers.logits, top, threshold)
+            yield [
+                Prediction(name, [] if error else own, error)
+                for name, error, own in zip(answers.names, answers.errors, classes, strict=True)
+            ]
+    if embeddings is not None:
+        embeddings.write(opened)
+
+
+class Embeddings:
+    """The features of images, written as one safetensors file when all are there.
+
+    The file holds `features` float32 [N, R]; `sha256` uint8 [N, 32], the digests of the encoded images; and `names` uint8, the
+    names in UTF-8, each but the last followed by a NUL byte. Images that cannot be used are not in it.
+
+    Args:
+        path: of the file.
+        most: how many images there are at most.
+    """
+
+    def __init__(self, path: Path, most: int) -> None:
+        if path.suffix != ".safetensors" or path.is_dir():
+            raise RecipeError(f"--features {path}: should be the name of a .safetensors file")
+        if not path.parent.is_dir():
+            raise RecipeError(f"--features {path}: there is no folder {path.parent}; make it first")
+        self.path, self._most, self._names = path, most, list[bytes]()
+        self._features = torch.empty(0, 0)
+        self._digests = torch.empty(most, _DIGEST_BYTES, dtype=torch.uint8)
+
+    def add(self, answers: Answers) -> None:
+        """The rows of a batch."""
+        assert answers.features is not None
+        if not self._features.numel():
+            self._features = torch.empty(self._most, answers.features.shape[1])
+        for row, (name, error) in enumerate(zip(answers.names, answers.errors, strict=True)):
+            if not error:
+                self._features[len(self._names)] = answers.features[row]
+                digest = bytearray.fromhex(answers.digests[row])
+                self._digests[len(self._names)] = torch.frombuffer(digest, dtype=torch.uint8)
+                self._names.append(name.encode("utf-8", "surrogateescape"))
+
+    def write(self, opened: OpenClassifier) -> None:
+        """The file, whole or not at all; nothing where there is no image.
+
+        Raises:
+            DataError: none of the images can be used.
+        """
+        count = len(self._names)
+        if not count:
+            raise DataError(f"{self.path}: not written, because none of the images can be used")
+        names = torch.frombuffer(bytearray(b"\0".join(self._names)), dtype=torch.uint8)
+        tensors = {"features": self._features[:count], "sha256": self._digests[:count], "names": names}
+        about = {
+            "format": FORMAT,
+            "weights": printable(opened.path),
+            "weights_sha256": opened.digest,
+            "preprocessing": json.dumps(asdict(opened.transform)),
+        }
+        write_whole(self.path, lambda aside: save_tensors(tensors, aside, about))
+
+
+class Classifier:
+    """A trained classifier of images; `load_classifier` makes one."""
+
+    def __init__(self, opened: OpenClassifier, top: int, batch_size: int) -> None:
+        self._opened, self._top, self._batch_size = opened, top, batch_size
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """In the order of the logits; empty where the weights do not name them, and classes are called by their numbers."""
+        return self._opened.class_names
+
+    @overload
+    def __call__(self, images: Image.Image) -> Ranking: ...
+
+    @overload
+    def __call__(self, images: Sequence[Image.Image]) -> list[Ranking]: ...
+
+    def __call__(self, images: Image.Image | Sequence[Image.Image]) -> Ranking | list[Ranking]:
+        """The most likely classes of an image, or of each of several: (name, probability), the most likely first.
+
+        Args:
+            images: as Pillow opens them, of any size and mode. Photographs are turned upright as the weights say.
+
+        Raises:
+            VitctlError: an image cannot be decoded, or the weights have no head.
+        """
+        rankings = self._opened.rankings(self.logits(images), self._top)
+        return rankings[0] if isinstance(images, Image.Image) else rankings
+
+    @explaining()
+    def logits(self, images: Image.Image | Sequence[Image.Image]) -> Tensor:
+        """The logits `[N, K]` of an image (N is 1) or of several, on the CPU. Raises as a call does."""
+        if not self._opened.network.has_head:
+            raise CheckpointError(
+                f"{self._opened.path}: has no trained head, so that there are no logits; use its features"
+            )
+        return torch.cat([_told(outputs.logits) for outputs in self._outputs(images, with_features=False)])
+
+    @explaining()
+    def features(self, images: Image.Image | Sequence[Image.Image]) -> Tensor:
+        """The input of the classification layer, float32 `[N, R]`, of an image or of several, on the CPU. Raises as a call does."""
+        if not self._opened.network.has_features:
+            raise CheckpointError(f"{self._opened.path}: gives no features; use the run that it was exported from")
+        return torch.cat([_told(outputs.features) for outputs in self._outputs(images, with_features=True)])
+
+    def _outputs(self, images: Image.Image | Sequence[Image.Image], *, with_features: bool) -> Iterator[Outputs]:
+        several = [images] if isinstance(images, Image.Image) else list(images)
+        if not several or not all(isinstance(image, Image.Image) for image in several):
+            raise DataError("images should be a PIL.Image.Image, or a list of them that is not empty")
+        for begin in range(0, len(several), self._batch_size):
+            batch = [
+                self._shown(several, number) for number in range(begin, min(begin + self._batch_size, len(several)))
+            ]
+            shown = torch.stack(batch).contiguous(memory_format=torch.channels_last)  # as the loader makes them
+            outputs = self._opened.network(shown, with_features=with_features)
+            check_finite(outputs)
+            yield outputs
+
+    def _shown(self, images: Sequence[Image.Image], number: int) -> Tensor:
+        """An image as the network is shown it."""
+        transform = self._opened.transform
+        try:
+            return transform(from_pillow(images[number], exif_orientation=transform.exif_orientation))
+        except BadSample as error:
+            raise DataError(f"image {number} of {len(images)}: {error}") from None
+
+
+def _told(tensor: Tensor | None) -> Tensor:
+    assert tensor is not None
+    return tensor
+
+
+@explaining()
+def load_classifier(
+    source: str | Path,
+    *,
+    weights: str = "",
+    model: str = "",
+    image_size: int = 0,
+    device: str = "auto",
+    precision: str = "auto",
+    top: int = 5,
+    batch_size: int = 32,
+) -> Classifier:
+    """A trained classifier with its own pre-processing and class names, as a function of PIL images.
+
+    Its answers are those of `vitctl predict`.
+
+    Example:
+        from vitctl import load_classifier
+        from PIL import Image
+
+        classify = load_classifier("runs/mine")
+        for name, probability in classify(Image.open("photo.jpg")):
+            print(f"{probability:.1%} {name}")
+        both = classify([Image.open("photo.jpg"), Image.new("RGB", (640, 480))])  # a list for each
+        logits, features = classify.logits(Image.open("photo.jpg")), classify.features(Image.open("photo.jpg"))
+
+    Args:
+        source: a run, a checkpoint, a weights file of any known program, its address, or a .onnx file of `vitctl export`.
+        weights: of a run: "last", "best", a step; "ema" or "model": averaged or not. "" is what `vitctl evaluate` takes.
+        model: name of the model, as "B/16", for what the shapes of a foreign file cannot tell.
+        image_size: width and height in pixels that the network is shown, other than the stored one; 0 keeps it.
+        device: "auto" (a GPU where there is one), "cpu" or "cuda".
+        precision: "auto" (bf16 where the device is fast at it), "bf16", "float32" or "float64".
+        top: most classes of an image.
+        batch_size: most images in one forward pass.
+
+    Returns:
+        a function: an image to a list of (class name, probability), the most likely first; a list of images to a list of such
+        lists. `class_names`; `logits(images)`, `[N, K]`; `features(images)`, the input of the classification layer, `[N, R]`.
+
+    Raises:
+        VitctlError: there are no such weights, they are damaged, they do not tell their pre-processing, or a value makes no sense.
+
+    Paper: Section 3.1
+    """
+    if top < 1:
+        raise RecipeError(f"top = {top}: should be at least 1")
+    values: dict[str, Any] = {
+        "weights.source": str(source),
+        "weights.which": weights,
+        "weights.model": model,
+        "data.image_size": image_size,
+        "machine.device": device,
+        "machine.precision": precision,
+        "evaluation.batch_size": batch_size,
+    }
+    recipe = load_recipe("evaluate", [*values.items()]).recipe
+    assert isinstance(recipe, Evaluate)
+    return Classifier(open_classifier(recipe, needs_head=False), top, batch_size)
