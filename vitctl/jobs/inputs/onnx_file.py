@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vitctl.errors import CheckpointError, LaunchError
 from vitctl.jobs.inputs.forward import Outputs
-from vitctl.models.weights.meta import Meta, check_told
+from vitctl.models.weights.meta import Meta, require_meta
 from vitctl.system.bounds import WEIGHTS
 from vitctl.system.files import parse_json
 from vitctl.system.text import one_line
@@ -87,7 +87,7 @@ class OnnxNetwork:
         meta |= {"class_names": told["class_names"]} if told["class_names"] else {}
         try:
             Meta.model_validate(meta)
-            check_told(meta, ("image_size", "eval_method", "eval_resize", "resample"))
+            require_meta(meta, ("image_size", "eval_method", "eval_resize", "resample"))
         except (CheckpointError, ValueError):
             raise CheckpointError(
                 f"{self.path}: its metadata do not say how images are pre-processed; give a file of `vitctl export --to onnx`"
