@@ -11,6 +11,7 @@ from rich.markup import escape
 
 from vitctl.cli.show.render import CONSOLE, Screen, show_table
 from vitctl.data.datasets.catalog import find_data_set, open_split, write_data_set
+from vitctl.engine.run_files import FEATURES
 from vitctl.errors import writing
 from vitctl.launch.launcher import launch
 from vitctl.launch.prepare import prepare_run
@@ -57,7 +58,7 @@ def run_quickstart(out: Path, seed: int) -> list[Row]:
     Raises:
         KeyboardInterrupt: stopped by a signal; every step so far is kept.
     """
-    check_not_foreign(out, FOLDERS, what="a quickstart")
+    check_not_foreign(out, (*FOLDERS, FEATURES), what="a quickstart")
     step = _Steps(out, seed)
     pretrained = {"weights.source": str(out / "pretrain")}
     scratch = {**pretrained, "weights.initialise": "random"}

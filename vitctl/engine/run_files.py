@@ -10,6 +10,7 @@ RECIPE, RESULT, CHECKPOINTS = "recipe.toml", "result.json", "checkpoints"
 MODEL, AVERAGE, OPTIMIZER = "model", "ema", "optimizer"
 STATE = "state.json"
 STEPS = "step_*"
+FEATURES = "features"  # beside the runs that share them: representations that `fewshot` kept
 
 
 def tensors_file(name: str) -> str:

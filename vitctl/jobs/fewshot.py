@@ -16,6 +16,7 @@ from vitctl.engine.journal import Report, silent
 from vitctl.engine.metrics import baselines
 from vitctl.engine.preemption import StopFlag
 from vitctl.engine.ridge import L2_GRID, choose_l2
+from vitctl.engine.run_files import FEATURES
 from vitctl.errors import DataError
 from vitctl.jobs.features import ImagePass, cached_pass
 from vitctl.jobs.inputs.fewshot_sets import FewshotSet, drawn_rows, open_sets, score_draw
@@ -30,7 +31,7 @@ from vitctl.models.build import Model, build
 from vitctl.recipe.schema import Fewshot
 from vitctl.system.tables import write_csv
 
-CACHE, SCORES, CHOSEN = "features", "fewshot.csv", "chosen.csv"
+SCORES, CHOSEN = "fewshot.csv", "chosen.csv"
 
 
 class Line(NamedTuple):
@@ -82,7 +83,7 @@ def fewshot(recipe: Fewshot, run_dir: Path, report: Report = silent, stop: StopF
     mean, std = tuple(found.weights.meta["mean"]), tuple(found.weights.meta["std"])
     workers = num_workers(recipe.machine, runtime)
     one_pass = ImagePass(runtime, journal, transform, mean, std, recipe.evaluation.batch_size, workers, stop)
-    folder = Path(recipe.fewshot.cache) if recipe.fewshot.cache else run_dir.parent / CACHE
+    folder = Path(recipe.fewshot.cache) if recipe.fewshot.cache else run_dir.parent / FEATURES
     limit = int(recipe.fewshot.cache_gib * 2**30)
     warn = partial(journal.write, "warning", step=0)
     may_keep = partial(are_whole, bytes_read, runtime)
