@@ -206,18 +206,21 @@ def draw_rollout_sheet(images: Sequence[RolledImage], heading: Heading) -> Any:
     """
     pairs = min(4 if len(images) <= 24 else 6 if len(images) <= 60 else 8, len(images))
     rows = math.ceil(len(images) / pairs)
-    side = 0.95
-    figure = _figure(2 * side * pairs + 0.1 * pairs, (side + 0.16) * rows, heading)
-    axes = figure.subplots(rows, 2 * pairs, squeeze=False)
-    for panel in axes.flat:
-        panel.set_axis_off()
+    side, gap, line = 0.95, 0.1, 0.17  # inches: an image, between pairs, a caption
+    width, height = pairs * (2 * side + 0.03) + (pairs - 1) * gap, rows * (side + line)
+    figure = _figure(width + 0.1, height, heading)
+    axes = figure.add_subplot()
+    axes.set_axis_off()
     for number, one in enumerate(images):
         row, column = divmod(number, pairs)
-        for panel, pixels in zip(axes[row, 2 * column : 2 * column + 2], (one.pixels, one.overlays[0]), strict=True):
-            panel.imshow(pixels.permute(1, 2, 0).numpy(), interpolation="antialiased")
-        axes[row, 2 * column].set_title(
-            _short(one.caption.splitlines()[0], 22), fontsize=6, color=PALE, loc="left", pad=2
-        )
+        left, top = column * (2 * side + 0.03 + gap), row * (side + line) + line
+        axes.text(left, top - 0.03, _short(one.caption.splitlines()[0], 24), fontsize=6, color=PALE, va="baseline")
+        for x, pixels in ((left, one.pixels), (left + side + 0.03, one.overlays[0])):
+            extent = (x, x + side, top + side, top)
+            axes.imshow(pixels.permute(1, 2, 0).numpy(), extent=extent, interpolation="antialiased")
+    axes.set_xlim(0, width)
+    axes.set_ylim(height, 0)
+    axes.set_aspect("equal")
     return figure
 
 
@@ -332,7 +335,7 @@ def _whole_ticks(count: int) -> list[int]:
 def _colours(count: int) -> list[Any]:
     from matplotlib import colormaps
 
-    return list(SERIES) if count <= len(SERIES) else [colormaps["tab10"](number) for number in range(10)][:count]
+    return [*SERIES][:count] if count <= len(SERIES) else [colormaps["tab10"](number) for number in range(count)]
 
 
 def _short(text: str, letters: int) -> str:
