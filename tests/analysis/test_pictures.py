@@ -1,5 +1,6 @@
 """Pictures: every picture says what it shows, and shows the numbers that it was given."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from vitctl.analysis.pictures import (
     draw_rollout,
     draw_rollout_sheet,
 )
+from vitctl.system.figures import save_figure
 
 pytest.importorskip("matplotlib")
 HEADING = Heading("A title", "weights  ·  a network  ·  some images")
@@ -143,3 +145,21 @@ def test_pooling__colours_are_classes_where_there_are_few(num_classes: int) -> N
     assert {"class token: 50% right", "mean of the patches: 40% right"} <= texts
     assert (set(names) <= texts) == (num_classes in (0, 3, 9))
     assert inside(figure)
+
+
+def test_names__of_files_and_classes_are_shown_as_they_are(tmp_path: Path) -> None:
+    """Two dollar signs would begin a formula, and an unknown command in it ends the drawing."""
+    odd = "$\\frac{$ 잉어"
+    one = rolled(0)
+    images = [RolledImage(one.pixels, one.overlays, one.masks, odd)] * 2
+    heading = Heading("A title", f"{odd}  ·  {odd}")
+    labels = torch.tensor([0, 1] * 4)
+    figures = [
+        draw_rollout(images, heading),
+        draw_rollout_sheet(images, heading),
+        draw_position_similarity([Panel(odd, torch.eye(4), (2, 2))], heading),
+        draw_pooling([("a", torch.rand(8, 2))], labels, [odd, odd + "2"], torch.rand(8), heading),
+    ]
+    for number, figure in enumerate(figures):
+        for kind in ("png", "svg"):
+            assert save_figure(figure, tmp_path / f"{number}.{kind}").stat().st_size > 1000

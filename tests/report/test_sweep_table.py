@@ -107,7 +107,7 @@ def test_numeric_axis__is_the_one_number_that_varies() -> None:
 def test_draw__writes_a_picture_and_nothing_beside_it(tmp_path: Path, found: list[Group]) -> None:
     from PIL import Image
 
-    path = draw_sweep(found, "accuracy", "a title " * 30, tmp_path)
+    path = draw_sweep(found, "accuracy", "a title of $\\nonsense{$ " * 10, tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == ["sweep.png"]
     with Image.open(path) as image:
         assert image.width == 960

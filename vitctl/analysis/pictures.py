@@ -12,7 +12,7 @@ from torch import Tensor
 from vitctl.analysis.attention import AttentionLayer
 from vitctl.analysis.distance import uniform_distance
 from vitctl.analysis.filters import Components
-from vitctl.system.figures import BLUE, GREY, INK, PALE, SERIES, new_figure, plain_axes
+from vitctl.system.figures import BLUE, GREY, INK, PALE, SERIES, label_text, new_figure, plain_axes
 
 SIMILARITY_COLORS, MASK_COLORS = "viridis", "inferno"
 _HEADING, _LINE = 0.46, 0.15  # inches over a picture, and for each line of facts
@@ -102,7 +102,7 @@ def draw_position_similarity(panels: Sequence[Panel], heading: Heading) -> Any:
             continue
         one = panels[number]
         if one.title:
-            panel.set_title(one.title, fontsize=9, color=INK)
+            panel.set_title(label_text(one.title), fontsize=9, color=INK)
         if one.similarities is None:
             _bare(panel)
             panel.set_box_aspect(1)
@@ -279,7 +279,7 @@ def _figure(width: float, height: float, heading: Heading) -> Any:
     figure.get_layout_engine().set(rect=(0, 0, 1, height / whole), w_pad=0.03, h_pad=0.03)
     left = 0.08 / width
     figure.text(left, 1 - 0.1 / whole, heading.title, va="top", fontsize=11, fontweight="bold", color=INK)
-    facts = "\n".join(lines)
+    facts = "\n".join(map(label_text, lines))
     figure.text(left, 1 - 0.34 / whole, facts, va="top", fontsize=8, color=PALE, linespacing=1.3)
     return figure
 
@@ -339,4 +339,4 @@ def _colours(count: int) -> list[Any]:
 
 
 def _short(text: str, letters: int) -> str:
-    return text if len(text) <= letters else f"{text[: letters - 1].rstrip()}…"
+    return label_text(text if len(text) <= letters else f"{text[: letters - 1].rstrip()}…")

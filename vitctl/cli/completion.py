@@ -18,6 +18,7 @@ SPLITS = ("train", "validation", "test")
 LABELS = ("original", "real", "objectnet", "objectnet_restricted")
 SUITES = ("vtab", "mini")
 PRECISIONS = ("auto", "bf16", "float32", "float64")
+RECIPE_OF = {"inspect": "evaluate"}  # commands whose --set takes the keys of another job
 
 
 def _matching(values: Iterable[str], incomplete: str) -> list[str]:
@@ -70,7 +71,8 @@ def bare_keys(context: typer.Context, incomplete: str) -> list[str]:
     from vitctl.recipe.load import every_key
     from vitctl.recipe.schema import JOBS
 
-    chosen = [JOBS[context.info_name]] if context.info_name in JOBS else list(JOBS.values())
+    job = RECIPE_OF.get(context.info_name or "", context.info_name)
+    chosen = [JOBS[job]] if job in JOBS else list(JOBS.values())
     return _matching(dict.fromkeys(key for schema in chosen for key in every_key(schema)), incomplete)
 
 

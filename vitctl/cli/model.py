@@ -225,7 +225,7 @@ def inspect(
         "--dataset": ("data.dataset", dataset),
         "--split": ("data.eval_split", split),
         "--res": ("data.image_size", res),
-        "--precision": ("machine.precision", precision or "float32"),
+        "--precision": ("machine.precision", precision),
     }
     run_inspect(tuple(from_ or ()), tuple(images or ()), flags, set_ or (), out, num_images=num_images, seed=seed)
 

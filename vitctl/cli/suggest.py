@@ -30,11 +30,13 @@ def set_instead(error: Any, arguments: Sequence[str]) -> str:
     option, context = getattr(error, "option_name", ""), getattr(error, "ctx", None)
     if not option or context is None or all(parameter.name != "set_" for parameter in context.command.params):
         return ""
+    from vitctl.cli.completion import RECIPE_OF
     from vitctl.recipe.load import every_key
     from vitctl.recipe.schema import JOBS
 
     word = option.lstrip("-").replace("-", "_").lower()
-    schemas = [JOBS[context.command.name]] if context.command.name in JOBS else list(JOBS.values())
+    job = RECIPE_OF.get(context.command.name, context.command.name)
+    schemas = [JOBS[job]] if job in JOBS else list(JOBS.values())
     known = list(dict.fromkeys(key for schema in schemas for key in every_key(schema)))
     if word in SWITCHES and SWITCHES[word].partition("=")[0] in known:
         return f"--set {shlex.quote(SWITCHES[word])}"

@@ -70,7 +70,6 @@ def inspect(
     """
     if not can_plot():
         raise LaunchError(f"inspect: {NOT_INSTALLED}")
-    folder.mkdir(parents=True, exist_ok=True)
     runtime = start_runtime(recipe.machine, folder)
     chosen = _chosen_images(recipe, paths, folder, num_images, seed)
     recipes = [
@@ -79,6 +78,7 @@ def inspect(
     ]
     everything = [(scored_weights if chosen else weights_of)(one) for one in recipes]
     names = short_names([found.path for found in everything])
+    folder.mkdir(parents=True, exist_ok=True)
     rows, numbers, panels = list[Row](), list[dict[str, Any]](), list[Panel]()
     for name, one, found in zip(names, recipes, everything, strict=True):
         subject = look(name, one, found, chosen, runtime, done)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from vitctl.report.sweep_table import Group, shared_words
-from vitctl.system.figures import BLUE, GREY, INK, SERIES, new_figure, plain_axes, save_figure
+from vitctl.system.figures import BLUE, GREY, INK, SERIES, label_text, new_figure, plain_axes, save_figure
 
 PLOT = "sweep.png"
 _TITLE_LETTERS = 95
@@ -27,7 +27,7 @@ def draw_sweep(groups: Sequence[Group], metric: str, title: str, out: Path) -> P
     """
     scale = 100.0 if all(0 <= value <= 1 for group in groups for value in group.values) else 1.0
     axis = numeric_axis(groups)
-    heading = textwrap.fill(title, _TITLE_LETTERS)
+    heading = "\n".join(map(label_text, textwrap.wrap(title, _TITLE_LETTERS)))
     height = (3.6 if axis else 0.9 + 0.34 * len(groups)) + 0.15 * heading.count("\n")
     figure = new_figure(6.4, height)
     axes = figure.add_subplot()

@@ -14,6 +14,8 @@ from tests.cli.conftest import Vitctl
 from tests.models.tiny_models import TINY
 from tests.models.weights import google_reference
 from tests.models.weights.conftest import META
+from vitctl.data.datasets.catalog import open_split
+from vitctl.data.inspect.contact_sheet import choose
 from vitctl.models.build import build
 from vitctl.models.configs import Config
 from vitctl.models.weights.load import Weights, read_weights
@@ -115,10 +117,14 @@ def test_run__on_a_split(vitctl: Vitctl, pretrained: Path, tiny_data: Path, tmp_
     assert vitctl(*line, "--split", "train", "--out", "again").code == 0
     for path in (tmp_path / "one").iterdir():
         assert path.read_bytes() == (tmp_path / "again" / path.name).read_bytes(), path.name
-    assert vitctl(*line, "--split", "train", "--seed", 1, "--out", "other").code == 0
-    assert numbers(tmp_path / "other")["images"]["names"] != found["images"]["names"]
-    assert vitctl(*line, "--out", "scored").code == 0  # the split that evaluate scores
-    assert numbers(tmp_path / "scored")["images"]["from"].endswith(" test")
+    assert (
+        vitctl(*line, "--num-images", 1, "--seed", 3, "--set", "machine.precision=float64", "--out", "scored").code == 0
+    )
+    scored = numbers(tmp_path / "scored")
+    assert scored["images"]["from"].endswith(" test")  # the split that evaluate scores
+    source = open_split("test", path=tiny_data)
+    assert scored["images"]["names"] == [source.key(sample) for sample in choose(len(source), 1, 3)]
+    assert (scored["precision"], found["precision"]) == ("float64", "float32")
 
 
 @pytest.mark.parametrize(
@@ -253,6 +259,7 @@ def test_errors__are_one_line(case: str, vitctl: Vitctl, photos: Path, tmp_path:
     assert said.code == 2
     assert said.err.startswith(message)
     assert said.err.count("\n") == 1
+    assert not (tmp_path / "inspect").is_dir() or case == "a damaged image"
 
 
 def test_errors__without_matplotlib(

@@ -43,7 +43,7 @@ def run_inspect(
     data = next((flag for flag in ("--data", "--dataset", "--split") if given.get(flag) is not None), "")
     if images and data:
         raise RecipeError(f"{images[0]} and {data}: both name images; leave one of them out")
-    overrides = [parse_override(text) for text in sets]
+    overrides = [Override("machine.precision", "float32", "vitctl inspect"), *map(parse_override, sets)]
     overrides += [Override(key, value, flag) for flag, (key, value) in flags.items() if value is not None]
     recipe = load_fitted("evaluate", overrides, "evaluate", in_time=False).recipe
     assert isinstance(recipe, Evaluate)

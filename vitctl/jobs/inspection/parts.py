@@ -17,6 +17,7 @@ from vitctl.jobs.inputs.chosen_images import ChosenImages
 from vitctl.jobs.inspection.subject import Subject
 from vitctl.models.configs import ViTConfig
 from vitctl.models.vit import VisionTransformer
+from vitctl.system.text import one_line
 
 SHOWN_IMAGES, SHEET_IMAGES = 6, 128  # of rollout.png as in Figure 6, of rollout_sheet.png as in Figure 14
 
@@ -112,6 +113,7 @@ def _draw_distance(subject: Subject) -> Drawn:
     )
     numbers = {
         "unit": "pixels",
+        "class_token": "left out; the weights over the patches are scaled to sum 1",
         "num_images": len(subject.seen.distances),
         "layers": [_layer_numbers(layer, mean) for layer, mean in zip(layers, means, strict=True)],
     }
@@ -178,7 +180,7 @@ def _caption(chosen: ChosenImages, number: int, prediction: str) -> str:
     """The label, or the name of the file; below it the prediction."""
     label = chosen.labels[number]
     first = chosen.class_names[label] if label >= 0 else Path(chosen.names[number]).stem
-    return f"{first}\npredicted: {prediction}" if prediction else first
+    return "\n".join(map(one_line, [first, f"predicted: {prediction}"] if prediction else [first]))
 
 
 def _predictions(subject: Subject) -> list[str]:

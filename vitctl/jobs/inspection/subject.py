@@ -22,7 +22,7 @@ from vitctl.models.configs import HybridConfig, ResNetConfig
 from vitctl.models.variants import family
 from vitctl.recipe.schema import Evaluate
 
-_ATTENTION_BYTES = 2**28  # of one layer's weights, for all images of a batch
+_ATTENTION_BYTES = 2**27  # of one layer's weights, for all images of a batch
 _MOST_IMAGES = 64  # in one forward pass
 
 Done = Callable[[int, int], None]
