@@ -33,6 +33,7 @@ FLOORS = {
     "jobs": 11,
     "recipe": 10,
     "engine": 9,
+    "analysis": 9,
     "data": 8,
     "data/inspect": 7,
     "data/datasets": 6,
@@ -411,5 +412,5 @@ def test_cli__at_most_fifteen_options() -> None:
 def test_cli__help_names_every_command_and_an_example() -> None:
     """The first lines of a command's help show a line to type."""
     command: Any = typer.main.get_command(app)
-    for name in ("pretrain", "finetune", "fewshot", "vtab", "evaluate", "predict", "export"):
+    for name in ("pretrain", "finetune", "fewshot", "vtab", "evaluate", "predict", "inspect", "export"):
         assert f"For example: vitctl {name}" in (command.commands[name].help or "")

@@ -24,6 +24,7 @@ STEPS, WARMUP = 20, 5  # of TINY
         ("vtab --lr 0.5", "--set optimizer.lr=0.5"),
         ("evaluate --dataset digits --image-size 32", "--set data.image_size=32"),
         ("predict a.jpg --batch-size 7", "--set evaluation.batch_size=7"),
+        ("inspect --batch-size 3", "--set evaluation.batch_size=3"),
         ("export --batch-sizes 4", "--set export.batch_sizes=4"),
         ("resume runs/x --label-smoothing 0.1", "--set loss.label_smoothing=0.1"),
         ("sweep smoke --patch-size 4", "--set model.patch_size=4"),

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from vitctl.engine.journal import write_run_json
-from vitctl.report.sweep_plot import can_plot, draw_sweep, numeric_axis
+from vitctl.report.sweep_plot import draw_sweep, numeric_axis
 from vitctl.report.sweep_table import Group, Outcome, groups, outcome, shared_words, write_sweep_table
+from vitctl.system.figures import can_plot
 
 
 def run_folder(out: Path, name: str, accuracy: float | None) -> Path:
@@ -106,7 +107,7 @@ def test_numeric_axis__is_the_one_number_that_varies() -> None:
 def test_draw__writes_a_picture_and_nothing_beside_it(tmp_path: Path, found: list[Group]) -> None:
     from PIL import Image
 
-    path = draw_sweep(found, "accuracy", "a title " * 30, tmp_path)
+    path = draw_sweep(found, "accuracy", "a title of $\\nonsense{$ " * 10, tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == ["sweep.png"]
     with Image.open(path) as image:
         assert image.width == 960

@@ -41,6 +41,7 @@ app.command(rich_help_panel=MODELS)(model.vtab)
 app.command(rich_help_panel=MODELS)(model.evaluate)
 app.command(rich_help_panel=MODELS)(model.predict)
 app.command(rich_help_panel=MODELS)(compare.compare)
+app.command(rich_help_panel=MODELS)(model.inspect)
 app.command(rich_help_panel=MODELS)(model.export)
 for command in (check.check, look.stats, look.show, look.dedup):
     shards.app.command()(command)

@@ -200,7 +200,7 @@ def run_job(
     overrides = [parse_override(text) for text in sets or ()]
     overrides += [Override(key, value, flag) for flag, (key, value) in flags.items() if value is not None]
     overrides += processes_from_launcher(member) + processes_from_slurm(slurm, overrides)
-    loaded = _load_fitted(recipe, overrides, job, in_time=dry_run)
+    loaded = load_fitted(recipe, overrides, job, in_time=dry_run)
     source = getattr(getattr(loaded.recipe, "weights", None), "source", "")
     if "://" in source and not dry_run:
         from vitctl.cli.show.download import fetch_weights
@@ -229,7 +229,7 @@ def run_job(
     run_prepared(run_dir, prepared.recipe, member, config)
 
 
-def _load_fitted(recipe: str, overrides: "list[Override]", job: str, *, in_time: bool) -> "Loaded":
+def load_fitted(recipe: str, overrides: "list[Override]", job: str, *, in_time: bool) -> "Loaded":
     """The recipe with the splits that --data has; prints a line that says which they are.
 
     Args:

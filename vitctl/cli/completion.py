@@ -13,7 +13,7 @@ import typer
 
 from vitctl.engine.run_files import RECIPE
 
-RECIPE_OF = {"predict": "evaluate"}  # commands that take the values of another command's recipe
+RECIPE_OF = {"predict": "evaluate", "inspect": "evaluate"}  # commands that take the values of another command's recipe
 FORMATS = ("onnx", "safetensors", "google", "timm", "hf", "torchvision")
 SPLITS = ("train", "validation", "test")
 LABELS = ("original", "real", "objectnet", "objectnet_restricted")

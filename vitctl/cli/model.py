@@ -1,4 +1,4 @@
-"""`vitctl fewshot`, `vtab`, `evaluate`, `predict`, `export`."""
+"""`vitctl fewshot`, `vtab`, `evaluate`, `predict`, `inspect`, `export`."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -9,6 +9,7 @@ import typer
 
 from vitctl.cli import completion
 from vitctl.cli.common import (
+    WEIGHTS,
     Data,
     Dataset,
     From,
@@ -287,6 +288,53 @@ def _evaluate_recipe(flags: Mapping[str, tuple[str, Any]], sets: Sequence[str] |
     recipe = load_recipe("evaluate", overrides, job="evaluate").recipe
     assert isinstance(recipe, Evaluate)
     return recipe
+
+
+def inspect(
+    images: Annotated[
+        list[Path] | None, typer.Argument(help="Image files and folders; or name a split with --data or --dataset.")
+    ] = None,
+    from_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--from",
+            help="Run folder, checkpoint, weights file or address; default: the newest finished run. Repeatable: side by side.",
+            autocompletion=completion.runs,
+            rich_help_panel=WEIGHTS,
+        ),
+    ] = None,
+    weights: WhichWeights = None,
+    model: Model = None,
+    data: Data = None,
+    dataset: Dataset = None,
+    split: Annotated[
+        str | None,
+        typer.Option("--split", help="Split to take images of.", autocompletion=completion.one_of(completion.SPLITS)),
+    ] = None,
+    num_images: Annotated[
+        int, typer.Option("--num-images", help="How many images, chosen at random.", min=1, max=10_000)
+    ] = 128,
+    seed: Annotated[int, typer.Option("--seed", help="Random seed of the choice.", min=0)] = 0,
+    res: Res = None,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for pictures and numbers.")] = Path("inspect"),
+    set_: Set = None,
+    precision: Precision = None,
+) -> None:
+    """Draw what is inside a network, as in Section 4.5: filters, positions, attention distance, rollout, class token.
+
+    Writes PNG and SVG of each picture, and inspect.json. For example: vitctl inspect --from RUN photo.jpg --out pictures
+    """
+    from vitctl.cli.show.inspect import run_inspect
+
+    flags = {
+        **weights_flags(None, weights, model),
+        "--data": ("data.path", data),
+        "--dataset": ("data.dataset", dataset),
+        "--split": ("data.eval_split", split),
+        "--res": ("data.image_size", res),
+        "--precision": ("machine.precision", precision),
+    }
+    run_inspect(tuple(from_ or ()), tuple(images or ()), flags, set_ or (), out, num_images=num_images, seed=seed)
 
 
 def export(

@@ -43,6 +43,18 @@ def attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = None
     return torch.unflatten(mixed, 0, leading)
 
 
+def attention_weights(query: Tensor, key: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return softmax(query key^T / sqrt(Dh) + bias), `[B, ..., H, N, N]`, queries before keys, in float32 or wider.
+
+    Paper: Appendix A, equation 6
+    """
+    logits = (query * (1 / math.sqrt(query.shape[-1]))) @ key.transpose(-2, -1)  # [B, ..., H, N, N]
+    if bias is not None:
+        logits = logits + bias
+    wide = torch.float64 if logits.dtype == torch.float64 else torch.float32
+    return logits.softmax(dim=-1, dtype=wide)
+
+
 @cache
 def choose_attention(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Kernel:
     """Return the kernel whose forward and backward pass is the faster for query, key and value of `shape`.
@@ -64,11 +76,7 @@ def _kernel(query: Tensor) -> Kernel:
 
 
 def _math(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = None) -> Tensor:
-    logits = (query * (1 / math.sqrt(query.shape[-1]))) @ key.transpose(-2, -1)  # [B, H, N, N]
-    if bias is not None:
-        logits = logits + bias
-    wide = torch.float64 if logits.dtype == torch.float64 else torch.float32
-    return logits.softmax(dim=-1, dtype=wide).to(value.dtype) @ value
+    return attention_weights(query, key, bias).to(value.dtype) @ value
 
 
 @torch.inference_mode(False)

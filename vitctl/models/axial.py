@@ -65,7 +65,8 @@ class AxialAttention(nn.Module):
         self.relative_position = nn.Parameter(torch.empty(2 * length - 1, 2 * self.head_size))
         self.norm = GroupNorm(config.num_groups, width, eps=AXIAL.norm_eps)
 
-    def forward(self, sequences: Tensor) -> Tensor:
+    def attention(self, sequences: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the weights `[B, H, L, L]`, queries before keys, the values `[B, H, d, L]`, and those of offsets `[L, L, d]`."""
         parts = [self.head_size // 2, self.head_size // 2, self.head_size]
         projected = self.qkv_norm(self.qkv(sequences.transpose(1, 2)).transpose(1, 2))  # [B, 2 C, L]
         query, key, value = torch.split(
@@ -76,7 +77,10 @@ class AxialAttention(nn.Module):
         of_query, of_key, of_value = torch.split(self.relative_position[offset], parts, dim=-1)  # [L, L, d]
         logits = torch.einsum("bhdi,bhdj->bhij", query, key)
         logits = logits + torch.einsum("bhdi,ijd->bhij", query, of_key) + torch.einsum("bhdj,ijd->bhij", key, of_query)
-        weights = logits.softmax(dim=-1)
+        return logits.softmax(dim=-1), value, of_value
+
+    def forward(self, sequences: Tensor) -> Tensor:
+        weights, value, of_value = self.attention(sequences)
         mixed = torch.einsum("bhij,bhdj->bhdi", weights, value) + torch.einsum("bhij,ijd->bhdi", weights, of_value)
         outputs: Tensor = self.norm(mixed.flatten(1, 2))
         return outputs

@@ -11,9 +11,8 @@ from vitctl.recipe.paper import RESULTS
 from vitctl.report.our_results import OurResults
 from vitctl.report.paper_cells import is_resnet
 from vitctl.report.paper_table import TABLE_9_RECIPES, Accuracy, Gpu, result_rows, task_rows
-from vitctl.report.sweep_plot import GREY, INK, SERIES, can_plot, new_figure, plain_axes, save_figure
+from vitctl.system.figures import GREY, INK, SERIES, new_figure, plain_axes, save_figure
 
-__all__ = ["PLOTS", "can_plot", "draw_figure_2", "draw_figure_5"]
 _FIGURE_5 = "fig5"
 _FAMILIES = {"ViT": ("o", SERIES[0]), "ResNet": ("s", SERIES[1]), "hybrid": ("^", SERIES[2])}
 _ANY_GPU = Gpu("H100", 0.4)  # GPU-days are not shown

@@ -1,24 +1,16 @@
 """The plot of a sweep: lines over the number that varies, or one dot per run otherwise. Needs matplotlib."""
 
-import importlib.util
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from vitctl.report.sweep_table import Group, shared_words
-from vitctl.system.files import atomic_write
+from vitctl.system.figures import BLUE, GREY, INK, SERIES, label_text, new_figure, plain_axes, save_figure
 
 PLOT = "sweep.png"
-INK, BLUE, GREY = "#222222", "#2a6fbb", "#d9d9d9"
-SERIES = (BLUE, "#c8553d", "#3d8b5f", "#8a5fb0", "#b58a2b", "#5c6b73")
 _TITLE_LETTERS = 95
 _LOG_RATIO = 8  # a range wider than this gets a logarithmic axis
-
-
-def can_plot() -> bool:
-    """Whether matplotlib is installed."""
-    return importlib.util.find_spec("matplotlib") is not None
 
 
 def draw_sweep(groups: Sequence[Group], metric: str, title: str, out: Path) -> Path:
@@ -35,7 +27,7 @@ def draw_sweep(groups: Sequence[Group], metric: str, title: str, out: Path) -> P
     """
     scale = 100.0 if all(0 <= value <= 1 for group in groups for value in group.values) else 1.0
     axis = numeric_axis(groups)
-    heading = textwrap.fill(title, _TITLE_LETTERS)
+    heading = "\n".join(map(label_text, textwrap.wrap(title, _TITLE_LETTERS)))
     height = (3.6 if axis else 0.9 + 0.34 * len(groups)) + 0.15 * heading.count("\n")
     figure = new_figure(6.4, height)
     axes = figure.add_subplot()
@@ -44,30 +36,6 @@ def draw_sweep(groups: Sequence[Group], metric: str, title: str, out: Path) -> P
     figure.suptitle(heading, x=0.01, ha="left", fontsize=9, color=INK)
     plain_axes(axes)
     return save_figure(figure, out / PLOT)
-
-
-def new_figure(width: float, height: float) -> Any:
-    """An empty figure, size in inches, that needs no screen."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
-
-
-def plain_axes(axes: Any) -> None:
-    """Small labels, and no frame above and to the right."""
-    axes.tick_params(labelsize=8, colors=INK)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-
-
-def save_figure(figure: Any, path: Path) -> Path:
-    """Write a figure as PNG, whole or not at all."""
-    with atomic_write(path) as aside:
-        figure.savefig(aside, format="png", metadata={"Software": None})
-    return path
 
 
 def numeric_axis(groups: Sequence[Group]) -> str:

@@ -6,7 +6,7 @@ from vitctl.cli.show.render import CONSOLE, show_table
 from vitctl.errors import RecipeError
 from vitctl.recipe.paper import RESULTS
 from vitctl.report.our_results import OurResults, our_results
-from vitctl.report.paper_plot import PLOTS, can_plot
+from vitctl.report.paper_plot import PLOTS
 from vitctl.report.paper_table import (
     SETTINGS,
     TABLE_9_RECIPES,
@@ -18,6 +18,7 @@ from vitctl.report.paper_table import (
     setting_rows,
     task_rows,
 )
+from vitctl.system.figures import NOT_INSTALLED, can_plot
 
 TABLES = ("1", "2", "3", "4", "5", "6", "7", "8", "9", "fig2", "fig4", "fig5", "4.6", "figures")
 OF_TASKS = {
@@ -86,7 +87,7 @@ def _check_plot(number: str | None, plot: Path) -> None:
     if not plot.absolute().parent.is_dir():
         raise RecipeError(f"--plot {plot}: there is no folder {plot.parent}")
     if not can_plot():
-        raise RecipeError("--plot: matplotlib is not installed; pip install 'vitctl[plots]' brings it")
+        raise RecipeError(f"--plot: {NOT_INSTALLED}")
 
 
 def _say_runs(ours: OurResults, runs: Path) -> None:

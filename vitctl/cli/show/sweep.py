@@ -15,8 +15,9 @@ from vitctl.launch.sweep import is_done, run_cells
 from vitctl.recipe.load import load_recipe
 from vitctl.recipe.schema import Finetune, Pretrain
 from vitctl.recipe.sweep import Sweep, SweepCell
-from vitctl.report.sweep_plot import can_plot, draw_sweep
+from vitctl.report.sweep_plot import draw_sweep
 from vitctl.report.sweep_table import Outcome, groups, shared_words
+from vitctl.system.figures import NOT_INSTALLED, can_plot
 
 
 def run_and_show(found: Sweep, cells: Sequence[SweepCell], folder: Path, metric: str) -> None:
@@ -90,7 +91,7 @@ def _draw(found: Sweep, outcomes: Sequence[Outcome], folder: Path, metric: str) 
             f"plot: {draw_sweep(finished, metric, found.note or found.name, folder)}", markup=False, soft_wrap=True
         )
     else:
-        CONSOLE.print("no plot: matplotlib is not installed; pip install 'vitctl[plots]' brings it", markup=False)
+        CONSOLE.print(f"no plot: {NOT_INSTALLED}", markup=False)
 
 
 def _number(value: float | None) -> str:

@@ -1,0 +1,114 @@
+"""One forward pass, and everything about images that pictures are made of."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from vitctl.analysis.attention import AttentionLayer, attention_layers, watch_attention
+from vitctl.analysis.distance import attention_distance
+from vitctl.analysis.rollout import patch_mask, roll
+from vitctl.models.build import Model
+from vitctl.models.configs import AxialResNetConfig, Config, ResNetConfig, ViTConfig
+from vitctl.models.vit import VisionTransformer
+
+# What a network may lack, in the order in which it is shown.
+PARTS = ("filters", "position_similarity", "attention_distance", "rollout", "pooling")
+
+
+def missing_parts(config: Config) -> dict[str, str]:
+    """Which of PARTS a network does not have, each with the reason in one line."""
+    if isinstance(config, AxialResNetConfig):
+        return {
+            "position_similarity": "its positions are offsets within rows and columns, inside each attention; none belongs to a patch",
+            "rollout": "its attentions lie between convolutions that change the map, so that no token keeps its place",
+            "pooling": "it has no class token: the map is averaged",
+        }
+    if isinstance(config, ResNetConfig):
+        return {
+            "position_similarity": "a ResNet has no position embedding",
+            "attention_distance": "a ResNet has no attention",
+            "rollout": "a ResNet has no attention",
+            "pooling": "a ResNet has no class token: the map is averaged",
+        }
+    missing = {}
+    if config.position_embedding == "none":
+        missing["position_similarity"] = "the network was built without position embedding"
+    if not config.prefix_tokens:
+        missing["pooling"] = "the network has no class token: its classifier averages the patches"
+    return missing
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What a forward pass over B images shows, on the CPU. What a network does not have is empty.
+
+    Args:
+        logits: `[B, K]`; empty without classes.
+        distances: mean attention distance in pixels, float64 `[B, layers, H]`.
+        mask, mask_without_identity: attention rollout `[B, rows, columns]`.
+        class_token, patch_mean: of the encoder's output, `[B, D]`.
+    """
+
+    logits: Tensor
+    distances: Tensor
+    mask: Tensor
+    mask_without_identity: Tensor
+    class_token: Tensor
+    patch_mean: Tensor
+
+    @staticmethod
+    def joined(parts: "list[Observed]") -> "Observed":
+        """Several batches as one."""
+        return Observed(*(torch.cat([getattr(part, field.name) for part in parts]) for field in fields(Observed)))
+
+
+@torch.no_grad()
+def observe(model: Model, images: Tensor) -> Observed:
+    """Run a network on images, and look at its attention and its tokens on the way.
+
+    Args:
+        model: of any family, in evaluation mode.
+        images: `[B, 3, S, S]` as the network takes them, on its device.
+
+    Paper: Section 4.5
+    """
+    distances: list[Tensor] = []
+    rolled: dict[bool, Tensor] = {}
+    encoded: list[Tensor] = []
+    layers = attention_layers(model)
+    is_rolled = "rollout" not in missing_parts(model.config)
+
+    def seen(_: int, layer: AttentionLayer, weights: Tensor) -> None:
+        distances.append(attention_distance(weights, layer))
+        for identity in (True, False) if is_rolled else ():
+            rolled[identity] = roll(rolled.get(identity), weights, layer, identity=identity)
+
+    with watch_attention(model, seen), _outputs_kept(model, encoded):
+        outputs = model(images)
+    none = torch.zeros(len(images), 0)
+    masks = [patch_mask(rolled[identity], layers[0][0]).cpu() if rolled else none for identity in (True, False)]
+    has_token = isinstance(model.config, ViTConfig) and model.config.prefix_tokens > 0
+    return Observed(
+        logits=outputs.float().cpu() if model.config.num_classes else none,
+        distances=torch.stack(distances, dim=1) if distances else none,
+        mask=masks[0],
+        mask_without_identity=masks[1],
+        class_token=encoded[0][:, 0].float().cpu() if has_token else none,
+        patch_mean=encoded[0][:, 1:].mean(dim=1).float().cpu() if has_token else none,
+    )
+
+
+@contextmanager
+def _outputs_kept(model: Model, found: list[Tensor]) -> Iterator[None]:
+    """Inside the block, the normalised output of a Transformer's encoder is appended to a list."""
+    if not isinstance(model, VisionTransformer):
+        yield
+        return
+    handle = model.norm.register_forward_hook(lambda _module, _inputs, output: found.append(output))
+    try:
+        yield
+    finally:
+        handle.remove()
