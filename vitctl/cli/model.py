@@ -292,7 +292,8 @@ def _evaluate_recipe(flags: Mapping[str, tuple[str, Any]], sets: Sequence[str] |
 
 def inspect(
     images: Annotated[
-        list[Path] | None, typer.Argument(help="Image files and folders; or name a split with --data or --dataset.")
+        list[str] | None,
+        typer.Argument(help="Images as predict takes them; or name a split with --data or --dataset."),
     ] = None,
     from_: Annotated[
         list[str] | None,

@@ -1,6 +1,7 @@
 """What is inside a network, as pictures and as numbers: Section 4.5 and Appendices D.3, D.4, D.7 and D.8 of the paper."""
 
 import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,8 +11,9 @@ from vitctl.analysis.observe import PARTS, missing_parts
 from vitctl.analysis.pictures import Heading, Panel
 from vitctl.engine.journal import json_text
 from vitctl.errors import LaunchError
-from vitctl.jobs.inputs.chosen_images import ChosenImages, of_files, of_split
+from vitctl.jobs.inputs.chosen_images import ChosenImages, choose_images
 from vitctl.jobs.inputs.data import open_images
+from vitctl.jobs.inputs.images import find_images
 from vitctl.jobs.inputs.weights import scored_weights, weights_of
 from vitctl.jobs.inspection.parts import DRAW, first_panel
 from vitctl.jobs.inspection.subject import Done, Subject, folder_name, look, short_names
@@ -39,7 +41,7 @@ class Row(NamedTuple):
 def inspect(
     recipe: Evaluate,
     sources: Sequence[str],
-    paths: Sequence[Path],
+    images: Sequence[str],
     folder: Path,
     *,
     num_images: int = 128,
@@ -51,9 +53,9 @@ def inspect(
     With several weights each has a folder of its own, and their position embeddings are also drawn side by side.
 
     Args:
-        recipe: [data] names the images where `paths` does not, and their pre-processing, as for `evaluate`.
+        recipe: [data] names the images where `images` does not, and their pre-processing, as for `evaluate`.
         sources: weights, as weights.source takes them.
-        paths: image files and folders; with none and no data, only what needs no images is shown.
+        images: files, folders, patterns, shards, as for `predict`; with none and no data, only what needs no images is shown.
         folder: is made if it is missing.
         num_images: at most so many, chosen at random.
         seed: of the choice.
@@ -71,7 +73,7 @@ def inspect(
     if not can_plot():
         raise LaunchError(f"inspect: {NOT_INSTALLED}")
     runtime = start_runtime(recipe.machine, folder)
-    chosen = _chosen_images(recipe, paths, folder, num_images, seed)
+    chosen = _chosen_images(recipe, images, folder, num_images, seed)
     recipes = [
         recipe.model_copy(update={"weights": recipe.weights.model_copy(update={"source": source})})
         for source in sources
@@ -99,15 +101,16 @@ def inspect(
 
 
 def _chosen_images(
-    recipe: Evaluate, paths: Sequence[Path], folder: Path, num_images: int, seed: int
+    recipe: Evaluate, images: Sequence[str], folder: Path, num_images: int, seed: int
 ) -> ChosenImages | None:
     data = recipe.data
-    if paths:
-        return of_files(paths, num_images, seed)
+    if images:
+        sources = find_images(images, data, stdin=sys.stdin.buffer, note=lambda text: print(text, file=sys.stderr))
+        return choose_images(sources, num_images, seed, images[0] + " and others" * (len(images) > 1))
     if not (data.path or data.dataset):
         return None
     name = Path(data.path.rstrip("/")).name if data.path else data.dataset
-    return of_split(open_images(data, data.eval_split, folder), num_images, seed, f"{name} {data.eval_split}")
+    return choose_images([open_images(data, data.eval_split, folder)], num_images, seed, f"{name} {data.eval_split}")
 
 
 def _draw_all(subject: Subject, folder: Path) -> tuple[list[Row], dict[str, Any]]:

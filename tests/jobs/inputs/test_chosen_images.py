@@ -11,7 +11,15 @@ from vitctl.data.images.transforms import EvalTransform
 from vitctl.data.shards.index import read_index
 from vitctl.data.source.read import ShardSource
 from vitctl.errors import DataError
-from vitctl.jobs.inputs.chosen_images import of_files, of_split
+from vitctl.jobs.inputs.chosen_images import ChosenImages, choose_images
+from vitctl.jobs.inputs.images import find_images
+from vitctl.recipe.images import Place
+
+
+def of_files(paths: list[Path], num_images: int, seed: int) -> ChosenImages:
+    """As `vitctl inspect PATHS` chooses them."""
+    sources = find_images([str(path) for path in paths], Place(), stdin=io.BytesIO(), note=lambda _: None)
+    return choose_images(sources, num_images, seed, "files")
 
 
 def jpeg(value: int) -> bytes:
@@ -20,13 +28,13 @@ def jpeg(value: int) -> bytes:
     return held.getvalue()
 
 
-def test_files__are_chosen_by_content_and_name_and_counted_once(tmp_path: Path) -> None:
+def test_files__are_chosen_by_content_and_name(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "__MACOSX").mkdir()
     for name in ("b.jpg", "in/a", "__MACOSX/c.jpg"):
         (tmp_path / name).write_bytes(jpeg(200))
     (tmp_path / "text").write_text("no image")
-    found = of_files([tmp_path, tmp_path / "b.jpg"], 10, 0)
+    found = of_files([tmp_path], 10, 0)
     assert found.names == (str(tmp_path / "b.jpg"), str(tmp_path / "in" / "a"))
     assert (found.labels, found.class_names, len(found)) == ((-1, -1), (), 2)
     done: list[tuple[int, int]] = []
@@ -52,7 +60,7 @@ def test_files__that_cannot_be_read_are_named(tmp_path: Path) -> None:
 
 def test_split__has_labels_and_keys(tiny_data: Path) -> None:
     source = ShardSource(read_index(tiny_data / "test"))
-    found = of_split(source, 7, 0, "tiny test")
+    found = choose_images([source], 7, 0, "tiny test")
     assert len(found) == 7 and found.text == "tiny test"
     assert found.class_names == tuple(source.class_names)
     keys = [source.key(sample) for sample in range(len(source))]

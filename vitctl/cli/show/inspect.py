@@ -17,7 +17,7 @@ from vitctl.system.text import typed
 
 def run_inspect(
     sources: Sequence[str],
-    images: Sequence[Path],
+    images: Sequence[str],
     flags: Mapping[str, tuple[str, Any]],
     sets: Sequence[str],
     out: Path,
