@@ -13,7 +13,7 @@ import typer
 
 from vitctl.engine.run_files import RECIPE
 
-FORMATS = ("onnx", "safetensors", "google", "timm", "hf", "torchvision")
+FORMATS = ("onnx", "safetensors", "google", "timm", "hf", "torchvision", "pt2")
 SPLITS = ("train", "validation", "test")
 LABELS = ("original", "real", "objectnet", "objectnet_restricted")
 SUITES = ("vtab", "mini")
