@@ -106,7 +106,7 @@ def test_export__a_file_that_disagrees_is_refused_and_not_kept(
     def broken(model: Any, path: Path, notes: dict[str, str]) -> None:
         trace(model, path, notes)
         proto = onnx.load(path)
-        [head] = [tensor for tensor in proto.graph.initializer if tensor.name == "model.head.bias"]
+        [head] = [tensor for tensor in proto.graph.initializer if tensor.name == "network.model.head.bias"]
         head.raw_data = np.float32([1, 0, 0, 0, 0, 0]).tobytes()
         onnx.save(proto, path)
 

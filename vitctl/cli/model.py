@@ -225,14 +225,12 @@ def export(
     set_: Set = None,
 ) -> None:
     """Export weights for other programs, each file verified against the model. For example: vitctl export --from RUN --to onnx"""
-    if out and out.suffix in WEIGHTS_FILES and to and not set(to) & set(WEIGHTS_FILES[out.suffix]):
-        from vitctl.errors import RecipeError
+    from vitctl.errors import RecipeError
 
+    if out and out.suffix in WEIGHTS_FILES and to and not set(to) & set(WEIGHTS_FILES[out.suffix]):
         formats = ", ".join(WEIGHTS_FILES[out.suffix])
         raise RecipeError(f"--out {out}: a {out.suffix} file is for --to {formats}, not for --to {', '.join(to)}")
     if fp16 and int8:
-        from vitctl.errors import RecipeError
-
         raise RecipeError("--fp16 and --int8: a file has one precision; leave one of them out")
     flags = {
         **weights_flags(from_, weights, model),

@@ -76,7 +76,7 @@ def export(recipe: ExportRecipe, run_dir: Path, report: Report = silent, stop: S
         return score(found.path, run_model(plain), squares, images)
 
     files, differences, resized, scores = {}, {}, {}, {}
-    check = ResizingCheck(found, plain, options.check_images, images and (images.source, images.where))
+    check = ResizingCheck(found, plain, options.check_images, (images.source, images.where) if images else None)
     for kind in options.to:
         if stop.raised:
             raise Stopped

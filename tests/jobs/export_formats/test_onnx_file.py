@@ -143,7 +143,12 @@ def test_onnx__lower_precision_is_proven_by_accuracy(
     folder = tmp_path / "run"
     ranges = json.loads((folder / "model.ranges.json").read_text())
     assert len(ranges) > 20
-    assert all(one["layer"] and one["range"][0] <= one["range"][1] for one in ranges.values())
+    lows_and_highs = [
+        one["range"] for one in ranges.values() if None not in one["range"]
+    ]  # none: the border of a max-pooling
+    assert len(lows_and_highs) >= len(ranges) - 1
+    assert all(low <= high for low, high in lows_and_highs)
+    assert all(one["layer"] for one in ranges.values())
     graph = onnx.load(folder / "model.onnx").graph
     kinds = {tensor.data_type for tensor in graph.initializer if len(tensor.dims) in (2, 4)}
     assert (onnx.TensorProto.FLOAT16 if precision == "float16" else onnx.TensorProto.INT8) in kinds

@@ -12,6 +12,23 @@ from vitctl.models.build import Model
 from vitctl.models.resnet import StdConv
 
 INPUT, LOGITS, FEATURES = "images", "logits", "features"
+# What the names of layers and weights in a graph begin with, longest first.
+SCOPES = ("network.model", "network")
+
+
+class _Network(nn.Module):
+    """Normalised images to logits [B, K], or to them and the representation [B, R]."""
+
+    def __init__(self, model: Model, features: bool) -> None:
+        super().__init__()
+        self.model, self.gives_features = model, features
+
+    def forward(self, images: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        if not self.gives_features:
+            logits: Tensor = self.model(images)
+            return logits
+        features = self.model.features(images)
+        return (features if self.model.head is None else self.model.head(features)), features
 
 
 class Raw(nn.Module):
@@ -28,7 +45,7 @@ class Raw(nn.Module):
         self, model: Model, meta: dict[str, Any], transform: EvalTransform | None = None, *, features: bool = False
     ) -> None:
         super().__init__()
-        self.model, self.features = model, features
+        self.network = _Network(model, features)
         self.preprocess = None if transform is None else Preprocess(transform)
         self.mean: Tensor
         self.std: Tensor
@@ -38,16 +55,17 @@ class Raw(nn.Module):
     @property
     def outputs(self) -> list[str]:
         """Names of what it returns."""
-        return [LOGITS, FEATURES] if self.features else [LOGITS]
+        return [LOGITS, FEATURES] if self.network.gives_features else [LOGITS]
+
+    @property
+    def model(self) -> Model:
+        """The network alone."""
+        return self.network.model
 
     def forward(self, images: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         pixels = images if self.preprocess is None else self.preprocess(images)
-        normalised: Tensor = (pixels.float() / 255.0 - self.mean) / self.std
-        if not self.features:
-            logits: Tensor = self.model(normalised)
-            return logits
-        features = self.model.features(normalised)
-        return (features if self.model.head is None else self.model.head(features)), features
+        outputs: Tensor | tuple[Tensor, Tensor] = self.network((pixels.float() / 255.0 - self.mean) / self.std)
+        return outputs
 
     def example(self, batch: int, number: int = 0) -> Tensor:
         """Noise to trace or to verify the graph with.

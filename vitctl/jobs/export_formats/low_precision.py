@@ -7,18 +7,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
-from onnxruntime.quantization import CalibrationDataReader, QuantFormat, create_calibrator, quantize_static
+from onnxruntime.quantization import QuantFormat, create_calibrator, quantize_static
 from onnxruntime.transformers.float16 import convert_float_to_float16
 from torch import Tensor
 
 from vitctl.errors import CheckpointError
 from vitctl.jobs.export_formats.given_images import GivenImages
-from vitctl.jobs.export_formats.graph import INPUT, Raw
+from vitctl.jobs.export_formats.graph import INPUT, SCOPES, Raw
 from vitctl.jobs.export_formats.onnx_graph import has_data_beside, quiet, save
 
 LARGEST_FLOAT16 = 65504.0
-_SCOPES = "pkg.torch.onnx.name_scopes"  # of a node: the modules that it lies in, outermost first
-_MODEL = "model"
+_MODULES = "pkg.torch.onnx.name_scopes"  # of a node: the modules that it lies in, outermost first
 _QUANTISED = ("Conv", "Gemm", "MatMul")
 
 
@@ -84,12 +83,21 @@ def to_int8(full: Path, path: Path, model: Raw, given: GivenImages) -> Narrowed:
 
 def layer_of(node: onnx.NodeProto) -> str:
     """The module of the network that a node belongs to, as in its state dictionary; "" before and after the network."""
-    scopes = next((own.value for own in node.metadata_props if own.key == _SCOPES), "")
+    scopes = next((own.value for own in node.metadata_props if own.key == _MODULES), "")
     modules = re.findall(r"'([^']*)'", scopes)[:-1]
-    return modules[-1].removeprefix(_MODEL).removeprefix(".") or "model" if _MODEL in modules else ""
+    return (_own_name(modules[-1]) or "network") if SCOPES[-1] in modules else ""
 
 
-class _Reader(CalibrationDataReader):  # type: ignore[misc]  # it has no types
+def _own_name(name: str) -> str:
+    """A name in the graph as the network itself calls it."""
+    for scope in SCOPES:
+        name = name.removeprefix(scope)
+    return name.removeprefix(".")
+
+
+class _Reader:
+    """Images one batch after the other, as onnxruntime's calibration asks for them."""
+
     def __init__(self, feeds: Iterable[Tensor]) -> None:
         self._feeds = iter(feeds)
 
@@ -140,7 +148,7 @@ def _refuse_overflow(full: Path, ranges: dict[str, Any], path: Path) -> str:
         values = onnx.numpy_helper.to_array(tensor, str(full.parent))
         largest = float(np.abs(values[np.isfinite(values)]).max(initial=0.0))
         if not largest <= LARGEST_FLOAT16:
-            raise CheckpointError(_overflow(path, f"weight {tensor.name.removeprefix(_MODEL + '.')}", largest))
+            raise CheckpointError(_overflow(path, f"weight {_own_name(tensor.name)}", largest))
     sizes = {tensor: max(abs(value or 0.0) for value in own["range"]) for tensor, own in ranges.items()}
     for tensor, largest in sizes.items():
         if not largest <= LARGEST_FLOAT16:

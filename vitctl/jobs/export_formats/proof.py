@@ -51,9 +51,9 @@ def agree(path: Path, model: Raw, batch_sizes: Sequence[int], run: Run, toleranc
         images = model.example(batch, number)
         found, wanted = run(images), run_model(model)(images)
         if [output.shape for output in found] != [output.shape for output in wanted]:
+            shapes = [", ".join(str(list(output.shape)) for output in outputs) for outputs in (found, wanted)]
             raise CheckpointError(
-                f"{path}: the exported file differs from the model in shape: {[output.shape for output in found]}, should be "
-                f"{[output.shape for output in wanted]}; it was not kept"
+                f"{path}: the exported file differs from the model by shape: {shapes[0]}, should be {shapes[1]}; it was not kept"
             )
         for got, expected in zip(found, wanted, strict=True):
             spread = float(expected.std()) or 1.0
