@@ -11,6 +11,10 @@ from vitctl.jobs.record.result import read_result
 from vitctl.system.text import one_line
 
 _LIBRARIES = {"hf": "transformers", "timm": "timm"}
+_OPENED = {
+    "hf": "transformers.pipeline('image-classification', FOLDER)",
+    "timm": "timm.create_model('local-dir:FOLDER', pretrained=True)",
+}
 
 
 def model_card(to: str, order: Order, notes: Sequence[str]) -> str:
@@ -31,7 +35,7 @@ def model_card(to: str, order: Order, notes: Sequence[str]) -> str:
         f"An image classifier ({type(config).__name__.removesuffix('Config')}, {config.num_classes:,} classes, images of "
         f"{config.image_size} pixels), written by vitctl {__version__} from `{found.path}`.",
         "",
-        *(f"- {note}" for note in notes),
+        *(f"- {line}" for line in (_OPENED.get(to, ""), *notes) if line),
         "",
         "## Results",
         "",
@@ -58,11 +62,15 @@ def _results(order: Order) -> Iterator[str]:
     """A table of the accuracies that are of these weights: the run's own, and that on the images given."""
     rows = []
     own = _own_result(order.found)
+    given = order.images.source.digest if order.images is not None else ""
     if own and own["metrics"].get("total") and isinstance(own["metrics"].get("accuracy"), float):
         used, numbers = own["provenance"], own["metrics"]
-        rows.append((f"{used.get('split', '')} of {used.get('data_source', '')}", numbers, used.get("data_sha256", "")))
+        if used.get("data_sha256") != given:
+            rows.append(
+                (f"{used.get('split', '')} of {used.get('data_source', '')}", numbers, used.get("data_sha256", ""))
+            )
     if order.images is not None:
-        rows.append((order.images.where, order.own_score().numbers, order.images.source.digest))
+        rows.append((order.images.where, order.own_score().numbers, given))
     if rows:
         yield from ("| images | top-1 | correct | of | SHA-256 of the images |", "|---|---|---|---|---|")
     for name, numbers, digest in rows:
