@@ -29,8 +29,9 @@ from vitctl.engine import evaluation, loop, training
 from vitctl.engine.checkpoint import files as checkpoints
 from vitctl.engine.distributed import agreement
 from vitctl.engine.preemption import SIGNALS
-from vitctl.jobs import export, features, fewshot, pretrain, probe
+from vitctl.jobs import features, fewshot, pretrain, probe
 from vitctl.jobs import training as jobs_training
+from vitctl.jobs.export_formats import weights_file
 
 CPU = ("--set", "machine.device=cpu", "--set", "machine.workers=0", "--set", "machine.precision=float64")
 FEW = ("--set", "schedule.warmup_steps=1", "--set", "schedule.batch_size=8")
@@ -231,7 +232,7 @@ def test_export__keeps_what_is_verified(
     tmp_path: Path,
 ) -> None:
     folder = tmp_path / "a"
-    hit(export, "_agree", 1, TERM)
+    hit(weights_file, "agree", 1, TERM)
     code, said = vitctl("export", "--from", pretrained, "--to", "google", "--to", "safetensors", "--out", folder)
     assert (code, said[: len(heard(TERM))]) == (3, heard(TERM))
     weights = folder / "google" / "model.npz", folder / "model.safetensors"

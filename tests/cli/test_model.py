@@ -96,7 +96,7 @@ def test_export__unknown_format(vitctl: Vitctl, pretrained: Path) -> None:
     assert said.code == 2
     assert (
         said.err
-        == "vitctl: export.to: tflite cannot be written; choose from onnx, safetensors, google, timm, hf, torchvision\n"
+        == "vitctl: export.to: tflite cannot be written; choose from onnx, safetensors, google, timm, hf, torchvision, pt2\n"
     )
 
 

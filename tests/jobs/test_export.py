@@ -13,7 +13,7 @@ import torch
 
 from tests.jobs.conftest import Job, do
 from vitctl.errors import CheckpointError, RecipeError
-from vitctl.jobs import export
+from vitctl.jobs.export_formats import onnx_file, onnx_graph
 from vitctl.jobs.inputs.weights import find_weights, loaded_model
 from vitctl.models.weights.load import read_weights, weights_digest
 
@@ -29,7 +29,11 @@ def test_export__both_files_agree_and_are_named(exported: tuple[dict[str, Any], 
     assert result["files"] == {"onnx": str(folder / "model.onnx"), "safetensors": str(folder / "model.safetensors")}
     assert result["metrics"]["max_difference"]["safetensors"] == 0.0
     assert result["metrics"]["max_difference"]["onnx"] < 1e-4
-    assert sorted(p.name for p in folder.iterdir() if "model" in p.name) == ["model.onnx", "model.safetensors"]
+    assert sorted(p.name for p in folder.iterdir() if "model" in p.name) == [
+        "model.onnx",
+        "model.py",
+        "model.safetensors",
+    ]
 
 
 def test_export__onnx_takes_raw_pixels_in_any_number(exported: tuple[dict[str, Any], Path], pretrained: Path) -> None:
@@ -78,41 +82,43 @@ def test_export__of_the_averaged_weights(job: Job, pretrained: Path, tmp_path: P
     assert p["precision"] == "float32"
 
 
-Runner = Callable[[Path], Callable[[torch.Tensor], np.ndarray]]
+Runner = Callable[[Path], Callable[[torch.Tensor], list[np.ndarray]]]
 
 
 def wrong_numbers(run: Runner) -> Runner:
-    return lambda path: lambda images: run(path)(images) * 1.001
+    return lambda path: lambda images: [run(path)(images)[0] * 1.001]
 
 
 def one_row_only(run: Runner) -> Runner:
-    return lambda path: lambda images: run(path)(images)[:1]
+    return lambda path: lambda images: [run(path)(images)[0][:1]]
 
 
 def not_numbers(run: Runner) -> Runner:
-    return lambda path: lambda images: run(path)(images) * np.nan
+    return lambda path: lambda images: [run(path)(images)[0] * np.nan]
 
 
-@pytest.mark.parametrize("harm", [wrong_numbers, one_row_only, not_numbers])
+@pytest.mark.parametrize("harm", [None, wrong_numbers, one_row_only, not_numbers])
 def test_export__a_file_that_disagrees_is_refused_and_not_kept(
-    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, harm: Callable[[Runner], Runner]
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, harm: Callable[[Runner], Runner] | None
 ) -> None:
-    proto = onnx.parser.parse_model(
-        '<ir_version: 10, opset_import: ["": 20]> g (uint8[batch, 3, 16, 16] images) => (float[batch, 6] logits)'
-        "<float[768, 6] w = {" + ", ".join(["0.01"] * 768 * 6) + "}, int64[2] s = {-1, 768}>"
-        "{ f = Cast<to = 1>(images) r = Reshape(f, s) logits = MatMul(r, w) }"
-    )
+    """A graph that runs and computes something else: the weights of its head are changed on the way into the file."""
+    trace = onnx_graph.trace
 
-    class Program:
-        model_proto = proto
+    def broken(model: Any, path: Path, notes: dict[str, str]) -> None:
+        trace(model, path, notes)
+        proto = onnx.load(path)
+        [head] = [tensor for tensor in proto.graph.initializer if tensor.name == "network.model.head.bias"]
+        head.raw_data = np.float32([1, 0, 0, 0, 0, 0]).tobytes()
+        onnx.save(proto, path)
 
-    monkeypatch.setattr(torch.onnx, "export", lambda *_, **__: Program())
-    monkeypatch.setattr(export, "_run_onnx", harm(export._run_onnx))
+    monkeypatch.setattr(onnx_file, "trace", broken if harm is None else trace)
+    if harm is not None:
+        monkeypatch.setattr(onnx_file, "open_onnx", harm(onnx_graph.open_onnx))
     with pytest.raises(
         CheckpointError, match=r"model\.onnx: the exported file differs from the model by .*; it was not kept"
     ):
         job("export", **{"export.to": ("onnx",), "machine.precision": "auto"})
-    assert [p.name for p in (tmp_path / "run").iterdir() if "onnx" in p.name] == []
+    assert [p.name for p in (tmp_path / "run").iterdir() if "onnx" in p.name or "model" in p.name] == []
     assert json.loads((tmp_path / "run" / "result.json").read_text())["status"] == "failed"
 
 

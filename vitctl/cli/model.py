@@ -36,6 +36,7 @@ WEIGHTS_FILES = {
     ".safetensors": ("safetensors", "timm", "hf", "torchvision"),
     ".npz": ("google",),
     ".onnx": ("onnx",),
+    ".pt2": ("pt2",),
 }
 
 
@@ -344,8 +345,31 @@ def export(
         list[str] | None,
         typer.Option(
             "--to",
-            help="onnx, safetensors, google, timm, hf or torchvision. Repeatable.",
+            help="onnx, pt2, safetensors, google, timm, hf or torchvision. Repeatable.",
             autocompletion=completion.one_of(completion.FORMATS),
+        ),
+    ] = None,
+    include_preprocess: Annotated[
+        bool,
+        typer.Option(
+            "--include-preprocess", help="onnx, pt2: resize and crop inside the graph; input: uint8 [B, H, W, 3]."
+        ),
+    ] = False,
+    features: Annotated[
+        bool, typer.Option("--features", help="onnx, pt2: also give the representation before the head.")
+    ] = False,
+    fp16: Annotated[bool, typer.Option("--fp16", help="onnx: in float16; needs --check-data.")] = False,
+    int8: Annotated[bool, typer.Option("--int8", help="onnx: in int8; needs --check-data.")] = False,
+    check_data: Annotated[
+        str | None,
+        typer.Option("--check-data", help="Shards of images; a file must keep the accuracy of the model on them."),
+    ] = None,
+    split: Annotated[
+        str | None,
+        typer.Option(
+            "--split",
+            help="Split of --check-data, e.g. test or 'test[:500]'.",
+            autocompletion=completion.one_of(completion.SPLITS),
         ),
     ] = None,
     weights: WhichWeights = None,
@@ -357,14 +381,21 @@ def export(
     set_: Set = None,
 ) -> None:
     """Export weights for other programs, each file verified against the model. For example: vitctl export --from RUN --to onnx"""
-    if out and out.suffix in WEIGHTS_FILES and to and not set(to) & set(WEIGHTS_FILES[out.suffix]):
-        from vitctl.errors import RecipeError
+    from vitctl.errors import RecipeError
 
+    if out and out.suffix in WEIGHTS_FILES and to and not set(to) & set(WEIGHTS_FILES[out.suffix]):
         formats = ", ".join(WEIGHTS_FILES[out.suffix])
         raise RecipeError(f"--out {out}: a {out.suffix} file is for --to {formats}, not for --to {', '.join(to)}")
+    if fp16 and int8:
+        raise RecipeError("--fp16 and --int8: a file has one precision; leave one of them out")
     flags = {
         **weights_flags(from_, weights, model),
         "--out": ("export.file", str(out) if out and out.suffix in WEIGHTS_FILES else None),
         "--to": ("export.to", to or None),
+        "--include-preprocess": ("export.include_preprocess", include_preprocess or None),
+        "--features": ("export.features", features or None),
+        "--fp16, --int8": ("export.precision", "float16" if fp16 else "int8" if int8 else None),
+        "--check-data": ("data.path", check_data),
+        "--split": ("data.eval_split", split),
     }
     run_job("export", recipe, flags, set_, None if flags["--out"][1] else out)

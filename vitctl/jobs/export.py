@@ -1,242 +1,147 @@
 """Files for other programs, verified against the model before they are kept."""
 
-import json
 import shutil
-import warnings
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple
 
-import numpy as np
 import torch
-from torch import Tensor, nn
 
 from vitctl.engine.journal import LOG, Journal, Report, silent
 from vitctl.engine.preemption import StopFlag, Stopped
-from vitctl.errors import CheckpointError, RecipeError
+from vitctl.errors import RecipeError
+from vitctl.jobs.export_formats.given_images import GivenImages
+from vitctl.jobs.export_formats.graph import Raw
+from vitctl.jobs.export_formats.onnx_file import write_onnx
+from vitctl.jobs.export_formats.program import write_program
+from vitctl.jobs.export_formats.proof import Score, run_model, score
+from vitctl.jobs.export_formats.weights_file import write_weights_file
+from vitctl.jobs.export_formats.written import Exported, Order
 from vitctl.jobs.inputs.weights import FoundWeights, loaded_model, weights_of
 from vitctl.jobs.provenance import versions, weights_scored
-from vitctl.jobs.record.result import RunResult
-from vitctl.jobs.resizing import Resizing, ResizingCheck, card
-from vitctl.models.weights.files import read_json, write_json
-from vitctl.models.weights.load import read_weights
-from vitctl.models.weights.sources import CONFIG
-from vitctl.models.weights.write import Target, write_weights
+from vitctl.jobs.record.result import RunResult, data_used
+from vitctl.jobs.resizing import ResizingCheck, own_transform
 from vitctl.recipe.schema import ExportRecipe
-from vitctl.system.files import atomic_write, write_text
+from vitctl.recipe.sections import Export
+from vitctl.system.files import atomic_write
 
-TOLERANCE = 1e-4
-ONNX_OPSET = 20
+WRITERS: dict[str, Callable[[Order], Exported]] = {
+    "onnx": write_onnx,
+    "safetensors": partial(write_weights_file, "safetensors"),
+    "google": partial(write_weights_file, "google"),
+    "timm": partial(write_weights_file, "timm"),
+    "hf": partial(write_weights_file, "hf"),
+    "torchvision": partial(write_weights_file, "torchvision"),
+    "pt2": write_program,
+}
+_GRAPHS = ("onnx", "pt2")
 
 
 def export(recipe: ExportRecipe, run_dir: Path, report: Report = silent, stop: StopFlag | None = None) -> RunResult:
     """Write weights.source as export.to, verify each file by reading it back, and delete it if it does not agree.
 
-    The ONNX file takes uint8 images [B, 3, S, S] (RGB, 0..255), already resized; the value range is inside the graph, and
-    class names and pre-processing are in its metadata.
+    An ONNX file or a `torch.export` program takes uint8 images [B, 3, S, S] (RGB, 0..255), already resized, or with
+    export.include_preprocess photographs [B, H, W, 3]; the value range is inside the graph, and class names and
+    pre-processing are in its metadata.
 
     Args:
         recipe: checked.
-        run_dir: gets model.onnx, model.safetensors, and a folder for each format of another program.
+        run_dir: gets model.onnx, model.pt2, model.safetensors, and a folder for each format of another program.
         report: called with every log record.
-        stop: set by signals, checked before each file.
+        stop: set by signals, checked before each file and while images are scored.
 
     Returns:
-        the files and, for each, the largest difference to the model's logits in units of their standard deviation.
+        the files and, for each, the largest difference to the model's logits in units of their standard deviation, and with
+        images its accuracy beside the model's.
 
     Raises:
-        CheckpointError: a written file disagrees with the model; it is not kept.
+        CheckpointError: a written file disagrees with the model, or loses accuracy; it is not kept.
         Stopped: a signal came; the files of earlier formats are complete and verified.
     """
     stop = StopFlag() if stop is None else stop
-    unknown = sorted(set(recipe.export.to) - set(WRITERS))
-    if unknown or not recipe.export.to:
-        raise RecipeError(
-            f"export.to: {', '.join(unknown) or 'nothing'} cannot be written; choose from {', '.join(WRITERS)}"
-        )
-    if recipe.export.file and len(recipe.export.to) > 1:
-        raise RecipeError(f"export.file = '{recipe.export.file}' takes one format; choose it with --to")
+    options = recipe.export
+    _check_formats(options)
     found = weights_of(recipe)
     model, _ = loaded_model(found, 0, torch.float32)
+    plain = Raw(model.eval(), found.weights.meta)
+    images = GivenImages(recipe, found, run_dir, stop) if recipe.data.path or recipe.data.dataset else None
     journal = Journal(run_dir / LOG, report)
-    text = f"to {', '.join(recipe.export.to)}"
+    text = f"to {', '.join(options.to)}"
     journal.write("weights", step=0, path=found.path, text="; ".join(filter(None, (found.chosen.text, text))))
-    files, differences, resized = {}, {}, {}
-    check = ResizingCheck(found, Raw(model.eval(), found.weights.meta), recipe.export.check_images)
-    for kind in recipe.export.to:
+
+    @cache
+    def own_score() -> Score:
+        assert images is not None
+        squares = journal.watch(images.squares(images.source), "scoring", len(images.source), 1)
+        return score(found.path, run_model(plain), squares, images)
+
+    files, differences, resized, scores = {}, {}, {}, {}
+    check = ResizingCheck(found, plain, options.check_images, (images.source, images.where) if images else None)
+    for kind in options.to:
         if stop.raised:
             raise Stopped
-        raw = Raw(model.eval(), found.weights.meta)
-        resizing = check(kind)
-        path, difference, notes = WRITERS[kind](found, raw, run_dir, recipe.export.batch_sizes, resizing)
+        graph = _graph(found, plain, options) if kind in _GRAPHS else plain
+        resizing = check(kind) if graph.preprocess is None else None
+        name = Path(options.file).stem if options.file else "model"
+        order = Order(found, graph, run_dir, name, options, resizing, images, own_score)
+        done = WRITERS[kind](order)
         if resizing is not None:
             resized[kind] = {"changed": resizing.changed, "total": resizing.total}
-        if recipe.export.file:
-            path = _copied(path, Path(recipe.export.file))
-        batch_sizes = list(recipe.export.batch_sizes)
+        if done.scores:
+            scores[kind] = done.scores
+        files[kind] = str(_copied(done, Path(options.file)) if options.file else done.path)
+        differences[kind] = done.difference
         journal.write(
-            "export", step=0, path=str(path), difference=difference, batch_sizes=batch_sizes, notes=list(notes)
+            "export",
+            step=0,
+            path=files[kind],
+            difference=done.difference,
+            batch_sizes=list(options.batch_sizes),
+            notes=list(done.notes),
         )
-        files[kind], differences[kind] = str(path), difference
+    metrics = {"max_difference": differences, "answers_changed": resized, "scores": scores}
     return RunResult(
         "export",
         "done",
-        metrics={"max_difference": differences} | ({"answers_changed": resized} if resized else {}),
+        metrics={key: value for key, value in metrics.items() if value},
         provenance={
             **weights_scored(found),
-            "precision": "float32",
+            "precision": options.precision,
             "device": "cpu",
             "versions": versions(),
-            "batch_sizes": list(recipe.export.batch_sizes),
+            "batch_sizes": list(options.batch_sizes),
+            **(data_used(images.source, recipe.data.eval_split) if images else {}),
         },
         files=files,
     )
 
 
-def _copied(path: Path, to: Path) -> Path:
-    """Copy a file to another path, or into another folder, completely or not at all."""
-    target = to / path.name if to.is_dir() else to
-    with atomic_write(target) as aside:
-        shutil.copyfile(path, aside)
+def _check_formats(options: Export) -> None:
+    unknown = sorted(set(options.to) - set(WRITERS))
+    if unknown or not options.to:
+        raise RecipeError(
+            f"export.to: {', '.join(unknown) or 'nothing'} cannot be written; choose from {', '.join(WRITERS)}"
+        )
+    if options.file and len(options.to) > 1:
+        raise RecipeError(f"export.file = '{options.file}' takes one format; choose it with --to")
+
+
+def _graph(found: FoundWeights, plain: Raw, options: Export) -> Raw:
+    """The model as an ONNX file or a program computes it. Raises RecipeError where the pre-processing is not known."""
+    meta = found.weights.meta
+    if options.include_preprocess and not {"image_size", "eval_method", "eval_resize", "resample"} <= set(meta):
+        raise RecipeError(
+            f"--include-preprocess: {found.path} does not say how images are resized; leave it out, and resize them yourself"
+        )
+    transform = own_transform(meta) if options.include_preprocess else None
+    return Raw(plain.model, meta, transform, features=options.features).eval()
+
+
+def _copied(done: Exported, to: Path) -> Path:
+    """Copy a file, and what belongs to an ONNX file, to another path or into another folder, each completely or not at all."""
+    target = to / done.path.name if to.is_dir() else to
+    beside = done.beside if done.path.suffix == ".onnx" else ()
+    for source, path in [*((file, target.parent / file.name) for file in beside), (done.path, target)]:
+        with atomic_write(path) as aside:
+            shutil.copyfile(source, aside)
     return target
-
-
-class Exported(NamedTuple):
-    """A written file, its largest difference to the model, and what its users should know."""
-
-    path: Path
-    difference: float
-    notes: tuple[str, ...]
-
-
-class Raw(nn.Module):
-    """A model with its value range in front: uint8 images [B, 3, S, S] to logits [B, K]."""
-
-    def __init__(self, model: nn.Module, meta: dict[str, Any]) -> None:
-        super().__init__()
-        self.model = model
-        self.mean: Tensor
-        self.std: Tensor
-        self.register_buffer("mean", torch.tensor(meta["mean"]).view(1, 3, 1, 1))
-        self.register_buffer("std", torch.tensor(meta["std"]).view(1, 3, 1, 1))
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Logits [B, K] of images [B, 3, S, S], uint8."""
-        normalised: Tensor = (images.float() / 255.0 - self.mean) / self.std
-        logits: Tensor = self.model(normalised)
-        return logits
-
-
-def _write_onnx(
-    found: FoundWeights, raw: Raw, run_dir: Path, batch_sizes: tuple[int, ...], resizing: Resizing | None
-) -> Exported:
-    import onnx
-
-    path = run_dir / "model.onnx"
-    size = found.weights.config.image_size
-    example = torch.zeros(2, 3, size, size, dtype=torch.uint8)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        program = torch.onnx.export(
-            raw,
-            (example,),
-            input_names=["images"],
-            output_names=["logits"],
-            dynamic_shapes=({0: torch.export.Dim("batch")},),
-            dynamo=True,
-            opset_version=ONNX_OPSET,
-            verbose=False,
-        )
-    assert program is not None
-    proto = program.model_proto
-    meta = {k: v for k, v in found.weights.meta.items() if k != "class_names"}
-    notes = {"class_names": json.dumps(found.weights.meta.get("class_names", [])), "preprocessing": json.dumps(meta)}
-    notes |= {"resizing": resizing.note} if resizing else {}
-    onnx.helper.set_model_props(proto, {**notes, "producer": "vitctl", "weights_sha256": found.weights.digest})
-    with atomic_write(path) as aside:
-        onnx.save(proto, aside, format="protobuf")
-        largest = _agree(path, raw, size, batch_sizes, _run_onnx(aside))
-    return Exported(path, largest, (resizing.note,) if resizing else ())
-
-
-def _run_onnx(path: Path) -> Any:
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    return lambda images: session.run(["logits"], {"images": images.numpy()})[0]
-
-
-def _write_weights(
-    to: Target, found: FoundWeights, raw: Raw, run_dir: Path, batch_sizes: tuple[int, ...], resizing: Resizing | None
-) -> Exported:
-    """A weights file in vitctl's or another program's format, read back to verify it, with the files that the program expects."""
-    folder, aside = run_dir / to, run_dir / f".{to}.partial"
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
-    try:
-        written = write_weights(found.weights, aside / "model.npz" if to == "google" else aside, to)
-        file = written.files[0]
-        again, _ = loaded_model(
-            FoundWeights(str(file), read_weights(file, num_heads=getattr(found.weights.config, "num_heads", None))),
-            0,
-            torch.float32,
-        )
-        read_back = Raw(again.eval(), found.weights.meta)
-        notes = (*written.notes, *((resizing.note,) if resizing else ()))
-        if to != "safetensors":
-            _write_beside(aside, found, notes, resizing)
-        largest = _agree(file, raw, found.weights.config.image_size, batch_sizes, lambda x: read_back(x).numpy())
-    except CheckpointError as error:
-        shutil.rmtree(aside)
-        raise CheckpointError(str(error).replace(str(aside), str(folder))) from None
-    if to == "safetensors":
-        folder = run_dir
-        file.replace(folder / file.name)
-        aside.rmdir()
-    else:
-        shutil.rmtree(folder, ignore_errors=True)
-        aside.rename(folder)
-    return Exported(folder / file.name, largest, notes)
-
-
-def _write_beside(folder: Path, found: FoundWeights, notes: tuple[str, ...], resizing: Resizing | None) -> None:
-    """Write a README.md, and add the pre-processing to config.json where the format has one."""
-    name = found.weights.meta.get("format", "vitctl")
-    write_text(folder / "README.md", card(f"Weights of {name}", found.path, notes))
-    config = read_json(folder / CONFIG)
-    if config:
-        meta = {key: value for key, value in found.weights.meta.items() if key != "class_names"}
-        said = {"resizing": resizing.note} if resizing else {}
-        write_json(folder / CONFIG, config | {"vitctl": {"preprocessing": meta, **said}})
-
-
-@torch.inference_mode()
-def _agree(path: Path, raw: Raw, size: int, batch_sizes: tuple[int, ...], run: Any) -> float:
-    """Largest difference over all batch sizes in standard deviations of the logits. Raises CheckpointError when it is not small."""
-    largest = 0.0
-    generator = torch.Generator().manual_seed(0)
-    for batch in batch_sizes:
-        images = torch.randint(0, 256, (batch, 3, size, size), dtype=torch.uint8, generator=generator)
-        expected, got = raw(images).numpy(), np.asarray(run(images))
-        spread = float(expected.std()) or 1.0
-        difference = float(np.abs(expected - got).max()) / spread if got.shape == expected.shape else float("inf")
-        largest = largest if difference <= largest else difference  # NaN too
-    if not largest <= TOLERANCE:
-        raise CheckpointError(
-            f"{path}: the exported file differs from the model by {largest:.1e} standard deviations of the logits "
-            f"(allowed {TOLERANCE:g}); it was not kept"
-        )
-    return largest
-
-
-WRITERS: dict[str, Callable[[FoundWeights, Raw, Path, tuple[int, ...], Resizing | None], Exported]] = {
-    "onnx": _write_onnx,
-    "safetensors": partial(_write_weights, "safetensors"),
-    "google": partial(_write_weights, "google"),
-    "timm": partial(_write_weights, "timm"),
-    "hf": partial(_write_weights, "hf"),
-    "torchvision": partial(_write_weights, "torchvision"),
-}

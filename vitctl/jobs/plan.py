@@ -295,7 +295,9 @@ def check_recipe(recipe: Recipe, run_dir: Path) -> None:
         open_sets(recipe.data, recipe.fewshot.shots, run_dir)
     elif isinstance(recipe, Vtab):
         open_tasks(recipe, chosen_tasks(recipe), run_dir)
-    elif isinstance(recipe, Evaluate):
+    elif isinstance(recipe, Evaluate) or (
+        isinstance(recipe, ExportRecipe) and (recipe.data.path or recipe.data.dataset)
+    ):
         open_scored(recipe.data, recipe.data.eval_split, run_dir)
 
 

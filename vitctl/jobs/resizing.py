@@ -1,9 +1,7 @@
 """How the program that a file is exported for resizes images, and how often that changes a prediction."""
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,16 +14,16 @@ from vitctl.data.source.subsets import random_subset
 from vitctl.engine.run_files import RECIPE
 from vitctl.errors import DataError, VitctlError
 from vitctl.jobs.inputs.sampling import open_recipe_split
-from vitctl.jobs.inputs.weights import FoundWeights
+from vitctl.jobs.inputs.weights import FoundWeights, run_of
 from vitctl.recipe.images import TrainImages
 from vitctl.recipe.load import load_recipe
-from vitctl.system.text import one_line
 
 _BATCH, _SECONDS = 16, 60.0
 _READERS = {
     "hf": "transformers' image processor",
     "timm": "timm's transform",
     "onnx": "Pillow, with which most programs resize,",
+    "pt2": "Pillow, with which most programs resize,",
     "torchvision": "torchvision's transform",
     "google": "the authors' code",
 }
@@ -91,15 +89,18 @@ def their_transform(to: str, own: EvalTransform) -> EvalTransform:
 class ResizingCheck:
     """Counts the predictions that another pre-processing changes, on images of the run that trained the model."""
 
-    def __init__(self, found: FoundWeights, model: nn.Module, num_images: int) -> None:
+    def __init__(
+        self, found: FoundWeights, model: nn.Module, num_images: int, given: tuple[Source, str] | None = None
+    ) -> None:
         """Nothing is read before it is needed.
 
         Args:
             found: the weights.
             model: of these weights, uint8 images [B, 3, S, S] to logits [B, K].
             num_images: maximum number of images; 0 for none.
+            given: images that the user gives instead of those of the run, and their name.
         """
-        self.found, self.model, self.num_images = found, model, num_images
+        self.found, self.model, self.num_images, self.given = found, model, num_images, given
         self._answers: dict[EvalTransform, Tensor] = {}
 
     def __call__(self, to: str) -> Resizing | None:
@@ -141,9 +142,12 @@ class ResizingCheck:
             raise DataError("export.check_images = 0")
         if not self.found.weights.has_head:
             raise DataError("the model has no head")
+        if self.given is not None:
+            source, where = self.given
+            return random_subset(source, min(self.num_images, len(source)), 0), where
         path = self.found.path
-        run = next((folder for folder in Path(path).parents if (folder / RECIPE).is_file()), None)
-        if run is None or "://" in path:
+        run = run_of(path)
+        if run is None:
             raise DataError("the weights are not in a run folder, whose recipe would name its images")
         data = getattr(load_recipe(str(run / RECIPE)).recipe, "data", None)
         if not isinstance(data, TrainImages) or data.synthetic or not data.eval_split:
@@ -174,9 +178,3 @@ def _in_words(transform: EvalTransform) -> str:
     crop = f", centre {size}" if resize > size or transform.method == "shorter_side" else ""
     rounding = ", torchvision's rounding" if crop and isinstance(transform, TorchvisionTransform) else ""
     return f"{_WORDS[transform.resample]} ({shape}{crop}{rounding})"
-
-
-def card(title: str, path: str, notes: Sequence[str]) -> str:
-    """A README in Markdown for exported weights."""
-    lines = [f"# {title}", "", f"Written by vitctl from `{path}`.", "", *(f"- {note}" for note in notes)]
-    return "\n".join(map(one_line, lines)) + "\n"

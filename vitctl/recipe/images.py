@@ -88,6 +88,14 @@ class EvaluateImages(Place):
         return self
 
 
+class ExportImages(Place):
+    """[data] of `export`: images that a file is proven on; without a path or a data set there are none."""
+
+    calibration_split: str = knob(
+        "train", "int8: split whose images set the ranges of activations; not the one that is scored"
+    )
+
+
 class Ingredient(Section):
     """One source of data.mixture."""
 

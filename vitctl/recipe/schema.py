@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import model_validator
 
-from vitctl.recipe.images import EvaluateImages, PretrainImages, TrainImages
+from vitctl.recipe.images import EvaluateImages, ExportImages, PretrainImages, TrainImages
 from vitctl.recipe.machine import Checkpoint, Log, Machine, ShardedMachine, TrainMachine
 from vitctl.recipe.protocols import FewShot, FewshotImages, FewshotProbe, LrSweep, Repeats, Suite, VtabImages
 from vitctl.recipe.sections import (
@@ -162,7 +162,17 @@ class ExportRecipe(Recipe):
 
     job: Literal["export"]
     weights: WeightsSource = WeightsSource()
+    data: ExportImages = ExportImages()
     export: Export = Export()
+
+    @model_validator(mode="after")
+    def _accuracy_needs_images(self) -> "ExportRecipe":
+        precision = self.export.precision
+        if precision != "float32" and not (self.data.path or self.data.dataset):
+            raise ValueError(
+                f"export.precision = '{precision}' is proven by its accuracy on images: give some with --check-data"
+            )
+        return self
 
 
 JOBS: dict[str, type[Recipe]] = {

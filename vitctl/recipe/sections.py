@@ -322,13 +322,43 @@ class Evaluation(Scoring):
 class Export(Section):
     """[export] A file for other programs, verified before it is kept."""
 
-    to: Names = knob(("onnx", "safetensors"), "formats: onnx, safetensors, google, timm, hf, torchvision")
+    to: Names = knob(
+        ("onnx", "safetensors"), "formats: onnx, pt2 (torch.export), safetensors, google, timm, hf, torchvision"
+    )
     file: str = knob("", "also copy the one exported weights file here")
-    batch_sizes: Ints = knob((1, 2, 5), "batch sizes at which the exported file must agree", unit="images")
+    batch_sizes: Ints = knob((1, 3, 8), "batch sizes at which the exported file must agree", unit="images")
+    include_preprocess: bool = knob(
+        False,
+        "onnx, pt2: pre-processing inside the graph; its input is then photographs of any size, uint8 [B, H, W, 3], one size per batch",
+    )
+    features: bool = knob(False, "onnx, pt2: the representation before the head as a second output, [B, R]")
+    precision: Literal["float32", "float16", "int8"] = knob(
+        "float32", "onnx: number format of weights and activations; below float32 proven by accuracy on [data]"
+    )
+    max_accuracy_loss: float = knob(
+        0.01,
+        "largest loss of top-1 accuracy of a file on the images of [data], beside the float32 model",
+        unit="share",
+        ge=0,
+        le=1,
+    )
+    calibration_images: int = knob(
+        128, "int8: images on which the ranges of activations are measured", unit="images", ge=1
+    )
+    data_licence: str = knob("", "licence of the training images, for the model card (README.md); '': not known")
     check_images: int = knob(
         256,
-        "where the other program resizes images differently: maximum number of images of the run's eval_split on which "
-        "changed predictions are counted; 0: none",
+        "where the other program resizes images differently: maximum number of images of [data], or of the run's eval_split, on "
+        "which changed predictions are counted; 0: none",
         unit="images",
         ge=0,
     )
+
+    @model_validator(mode="after")
+    def _graphs_alone(self) -> "Export":
+        wanted = {"include_preprocess": self.include_preprocess, "features": self.features}
+        if odd := next((key for key, value in wanted.items() if value and not {"onnx", "pt2"} & set(self.to)), ""):
+            raise ValueError(f"{odd} is for graphs, not for weights alone: export to onnx or pt2, or leave it out")
+        if self.precision != "float32" and "onnx" not in self.to:
+            raise ValueError(f"precision = '{self.precision}' is for onnx alone; export to onnx, or leave it out")
+        return self

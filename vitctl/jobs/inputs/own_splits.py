@@ -10,9 +10,10 @@ from vitctl.errors import DataError
 from vitctl.jobs.inputs.fewshot_sets import SPLITS
 from vitctl.recipe.images import Place
 from vitctl.recipe.load import Loaded, Override
-from vitctl.recipe.schema import Evaluate, Fewshot, Finetune, Pretrain
+from vitctl.recipe.schema import Evaluate, ExportRecipe, Fewshot, Finetune, Pretrain
 
 _ASKED_FOR = "train+test+validation+val"  # an address cannot be listed
+_CALIBRATION = "data.calibration_split"
 _FLAG = "the splits of --data"
 
 
@@ -50,8 +51,11 @@ def fit_splits(loaded: Loaded) -> FittedSplits:
     fitting = own_splits(found)
     if fitting is None:
         return FittedSplits([], "")
-    if isinstance(recipe, Evaluate):
-        return _scored(loaded, data.eval_split, found, fitting)
+    if isinstance(recipe, Evaluate | ExportRecipe):
+        fitted = _scored(loaded, data.eval_split, found, fitting)
+        if isinstance(recipe, ExportRecipe) and fitted.overrides and not _is_from_flag(loaded, _CALIBRATION):
+            fitted.overrides.append(Override(_CALIBRATION, fitting.train, _FLAG))
+        return fitted
     if isinstance(recipe, Fewshot):
         if recipe.data.datasets or Path(data.path).name in SPLITS:
             return FittedSplits([], "")

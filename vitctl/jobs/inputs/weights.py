@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from vitctl.engine.run_files import RECIPE
 from vitctl.errors import CheckpointError, explaining
 from vitctl.jobs.record.runs import RUNS, ChosenWeights, choose_weights, newest_run
 from vitctl.models.build import Model, build, load_state, resized, transfer
@@ -47,6 +48,12 @@ def find_weights(source: str, runs: Path = RUNS, *, which: str = "", model: str 
     place = newest_run(job, runs).folder if source == "newest" else Path(source)
     path, chosen = choose_weights(place, which)
     return _check_meta(FoundWeights(str(path), read_weights(str(path), model=model or None), chosen))
+
+
+def run_of(path: str) -> Path | None:
+    """The run folder that a weights file lies in; None where it lies in none, or is an address."""
+    folders = () if "://" in path else Path(path).parents
+    return next((folder for folder in folders if (folder / RECIPE).is_file()), None)
 
 
 def _check_meta(found: FoundWeights, names: tuple[str, ...] = ("mean", "std")) -> FoundWeights:
