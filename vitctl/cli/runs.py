@@ -18,7 +18,8 @@ def report(
     runs: Annotated[
         list[Path],
         typer.Argument(
-            help="Run folders, the folder of a sweep, or a folder of runs such as quickstart.", autocompletion=completion.runs
+            help="Run folders, the folder of a sweep, or a folder of runs such as quickstart.",
+            autocompletion=completion.runs,
         ),
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="The page, one HTML file.")] = Path("report.html"),
@@ -43,7 +44,11 @@ def report(
 
     with waiting("reading the runs"), writing(out):
         size = write_report(
-            runs, out, most_images=images, title=title, say=lambda text: CONSOLE.print(text, markup=False, soft_wrap=True)
+            runs,
+            out,
+            most_images=images,
+            title=title,
+            say=lambda text: CONSOLE.print(text, markup=False, soft_wrap=True),
         )
     CONSOLE.print(f"report: {out} ({bytes_text(size)}), to be opened in a browser", markup=False, soft_wrap=True)
 

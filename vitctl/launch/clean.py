@@ -79,7 +79,9 @@ def _of_training(root: Path) -> tuple[list[Path], set[int]]:
     last, _ = newest_checkpoint(root, by_size=True)
     if last is None:
         return [], set()
-    steps = {step for folder in step_folders(root) if (step := step_of(folder)) is not None and not is_set_aside(folder)}
+    steps = {
+        step for folder in step_folders(root) if (step := step_of(folder)) is not None and not is_set_aside(folder)
+    }
     stay = {last.step, *(step for step in steps if step > last.step)} | _described(training)
     scores = {step: score.accuracy for step, score in logged_scores(training).items() if step in steps}
     for step in sorted(scores, key=lambda step: (scores[step], step), reverse=True):

@@ -20,6 +20,7 @@ from vitctl.launch.listing import RunLine, read_line
 from vitctl.launch.run_folder import is_running
 from vitctl.launch.worker import NOW
 from vitctl.report.page.curves import points
+from vitctl.report.page.scale import Unit
 from vitctl.system.text import bytes_text
 
 _HEIGHT, _WIDEST = 9, 100
@@ -56,7 +57,7 @@ def show_run(folder: Path) -> None:
     width = min(CONSOLE.width, _WIDEST)
     for kind, field in (("train", "loss"), ("evaluate", "accuracy")):
         values = [(x, y) for x, y in points(records, kind, field) if x > 0]
-        unit = "percent" if kind == "evaluate" else "number"
+        unit: Unit = "percent" if kind == "evaluate" else "number"
         if len(values) > 1:
             drawn = draw_curve(values, width=width, height=_HEIGHT, unit=unit, plain=plain)
             CONSOLE.print(f"\n{field}", markup=False)
@@ -86,7 +87,10 @@ def tail(folder: Path) -> None:
     if result is None:
         CONSOLE.print("no process works on this run; it has no result", markup=False)
     elif result.status == "done":
-        show_result({"job": result.job, "metrics": result.metrics, "provenance": result.provenance, "files": result.files}, folder)
+        show_result(
+            {"job": result.job, "metrics": result.metrics, "provenance": result.provenance, "files": result.files},
+            folder,
+        )
     else:
         CONSOLE.print(escape(f"{result.status}{': ' * bool(result.error)}{result.error}"), soft_wrap=True)
 

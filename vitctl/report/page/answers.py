@@ -52,14 +52,22 @@ def confusion_section(counts: Sequence[Count]) -> list[Html]:
     names = list(dict.fromkeys(name for one in counts for name in (one.own, one.answer)))
     cells = {(one.own, one.answer): one.images for one in counts}
     names = sorted(names, key=_natural)
-    made = [_matrix(names, cells)] if len(names) <= _MOST_CELLS else [_map(names, cells)] if len(names) <= _MOST_CLASSES else []
+    made = (
+        [_matrix(names, cells)]
+        if len(names) <= _MOST_CELLS
+        else [_map(names, cells)]
+        if len(names) <= _MOST_CLASSES
+        else []
+    )
     totals: Counter[str] = Counter()
     for one in counts:
         totals[one.own] += one.images
     wrong = sorted((one for one in counts if one.own != one.answer), key=lambda one: (-one.images, one.own, one.answer))
     rows = [(one.own, one.answer, f"{one.images:,}", share(one.images / totals[one.own])) for one in wrong[:_MOST_ROWS]]
     if rows:
-        made.append(table("Most frequent confusions", ("class", "answered as", "images", "of the class"), rows, names=2))
+        made.append(
+            table("Most frequent confusions", ("class", "answered as", "images", "of the class"), rows, names=2)
+        )
     return made
 
 
@@ -98,13 +106,15 @@ def _example(found: "Predictions", sample: int, budget: Budget) -> Html | None:
     picture = _picture(found, sample, f"a test image of class {own}", budget)
     if picture is None:
         return None
-    bars = [
-        tag("li", tag("span", names[answer], class_="name"), tag("progress", value=f"{p:.4f}", max=1, aria_label=f"probability of {names[answer]}"),
-            tag("span", f"{p:.0%}", class_="n"))
-        for answer, p in zip(answers, found.shares[sample], strict=False)
-    ]  # fmt: skip
+    bars = [_bar(names[answer], p) for answer, p in zip(answers, found.shares[sample].tolist(), strict=False)]
     verdict = tag("span", "✓ right" if is_right else "✗ wrong", class_="right" if is_right else "wrong")
     return tag("li", picture, tag("p", tag("strong", own), " ", verdict), tag("ol", *bars))
+
+
+def _bar(name: str, probability: float) -> Html:
+    said = f"probability of {name}"
+    bar = tag("progress", value=f"{probability:.4f}", max=1, aria_label=said)
+    return tag("li", tag("span", name, class_="name"), bar, tag("span", f"{probability:.0%}", class_="n"))
 
 
 def _wrong_ones(name: str, found: "Predictions", budget: Budget) -> list[Html]:
@@ -131,7 +141,10 @@ def _picture(found: "Predictions", sample: int, alt: str, budget: Budget) -> Htm
 def _matrix(names: Sequence[str], cells: dict[tuple[str, str], int]) -> Html:
     """A table with numbers; the shade of a cell is its share of the class."""
     totals = {own: sum(cells.get((own, answer), 0) for answer in names) for own in names}
-    head = [tag("th", tag("span", "class \\ answer"), scope="col"), *(tag("th", name, scope="col", class_="n") for name in names)]
+    head = [
+        tag("th", tag("span", "class \\ answer"), scope="col"),
+        *(tag("th", name, scope="col", class_="n") for name in names),
+    ]
     body = []
     for own in names:
         row = [tag("th", own, scope="row")]
@@ -153,10 +166,10 @@ def _map(names: Sequence[str], cells: dict[tuple[str, str], int]) -> Html:
     side = size * len(names)
     drawn = [tag("rect", x=0, y=0, width=side, height=side, class_="ground")]
     for (own, answer), number in sorted(cells.items()):
-        said = tag("title", f"{own} answered as {answer}: {number:,} of {totals[own]:,}")
+        hint = tag("title", f"{own} answered as {answer}: {number:,} of {totals[own]:,}")
         kind = "own" if own == answer else "off"
         drawn.append(
-            tag("rect", said, x=size * place[answer], y=size * place[own], width=size, height=size, class_=kind,
+            tag("rect", hint, x=size * place[answer], y=size * place[own], width=size, height=size, class_=kind,
                 fill_opacity=f"{0.15 + 0.85 * number / totals[own]:.2f}")
         )  # fmt: skip
     title = f"Confusion of {len(names)} classes: rows are classes, columns are answers"

@@ -47,15 +47,19 @@ def line_chart(
         log_x, log: logarithmic axes, where the values allow it.
         from_zero: the vertical axis starts at 0.
     """
-    kept = [Line(one.name, thinned(one.points), one.colour, one.dots) for one in lines]
+    most = MOST_POINTS if len(lines) < 3 else MOST_POINTS // 2
+    kept = [Line(one.name, thinned(one.points, most), one.colour, one.dots) for one in lines]
     finite = [point for one in kept for point in one.points if all(map(math.isfinite, point))]
     if not finite:
         return None
     across = axis([p[0] for p in finite], _LEFT, _RIGHT, log=log_x, num_ticks=5, tight=True)
-    most = 1.0 if unit == "percent" and max(p[1] for p in finite) <= 1 else math.inf
-    up = axis([p[1] for p in finite], _BOTTOM, _TOP, log=log, from_zero=from_zero, most=most)
+    top = 1.0 if unit == "percent" and max(p[1] for p in finite) <= 1 else math.inf
+    up = axis([p[1] for p in finite], _BOTTOM, _TOP, log=log, from_zero=from_zero, most=top)
     drawn = [_drawn(one, across, up) for one in kept]
-    frame = [_grid(across, up, unit), tag("text", x, x=(_LEFT + _RIGHT) / 2, y=HEIGHT - 3, class_="axis", text_anchor="middle")]
+    frame = [
+        _grid(across, up, unit),
+        tag("text", x, x=(_LEFT + _RIGHT) / 2, y=HEIGHT - 3, class_="axis", text_anchor="middle"),
+    ]
     cursor = tag("line", y1=_TOP, y2=_BOTTOM, x1=_LEFT, x2=_LEFT, class_="cursor", visibility="hidden")
     return _figure(
         name, title, _said(lines, x, unit), [*frame, *drawn, cursor], WIDTH, HEIGHT,
@@ -113,7 +117,10 @@ def thinned(points: Sequence[tuple[float, float]], most: int = MOST_POINTS) -> t
         part = range(begin, min(begin + size, len(points)))
         finite = [n for n in part if math.isfinite(points[n][1])]
         extremes = {f(finite, key=lambda n: points[n][1]) for f in (min, max)} if finite else set()
-        kept += [points[n] for n in sorted({begin, part[-1], *extremes} if begin + size >= len(points) else {begin, *extremes})]
+        kept += [
+            points[n]
+            for n in sorted({begin, part[-1], *extremes} if begin + size >= len(points) else {begin, *extremes})
+        ]
     return tuple(kept)
 
 
@@ -222,4 +229,3 @@ def _y(point: tuple[float, float]) -> float:
 
 def _short(text: str) -> str:
     return text if len(text) <= _MOST_LABEL else f"{text[: _MOST_LABEL - 1]}…"
-

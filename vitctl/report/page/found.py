@@ -106,7 +106,9 @@ def find_all(folders: Sequence[Path]) -> Found:
             own = [read_run(path, path.name) for path in inner if (path / RECIPE).is_file()]
             runs |= {run.folder.resolve(): run for run in sorted(own, key=_began)}
             if not own and not any(path.resolve() in sweeps for path in inner):
-                raise CheckpointError(f"{folder}: holds no run; give run folders, a sweep's folder, or a folder of runs")
+                raise CheckpointError(
+                    f"{folder}: holds no run; give run folders, a sweep's folder, or a folder of runs"
+                )
         else:
             raise CheckpointError(f"{folder}: no such folder; give run folders, such as {Path('runs')}/NAME")
     return Found(list(runs.values()), list(sweeps.values()))
@@ -153,7 +155,9 @@ def _read_sweep(folder: Path) -> FoundSweep:
         rows = read_run_json(folder / f"{TABLE}.json")["runs"]
         kept = [row for row in rows if isinstance(row["run"], str) and isinstance(row["varied"], dict)]
     except (OSError, ValueError, KeyError, TypeError):
-        raise CheckpointError(f"{folder / TABLE}.json: not the table of a sweep; run `vitctl sweep` again with --out {folder}") from None
+        raise CheckpointError(
+            f"{folder / TABLE}.json: not the table of a sweep; run `vitctl sweep` again with --out {folder}"
+        ) from None
     names = [Path(row["run"]).name for row in kept]
     runs = [read_run(folder / name, name) for name in names if (folder / name / RECIPE).is_file()]
     return FoundSweep(folder, kept, runs)

@@ -10,7 +10,22 @@ from vitctl.system.text import typed
 
 # Groups of the provenance: title, and which of its keys belong there. What no group names stands under the last.
 _GROUPS = (
-    ("Data", ("split", "data_", "num_images", "labels", "train_", "num_train", "classes", "tasks", "images", "augment", "suite")),
+    (
+        "Data",
+        (
+            "split",
+            "data_",
+            "num_images",
+            "labels",
+            "train_",
+            "num_train",
+            "classes",
+            "tasks",
+            "images",
+            "augment",
+            "suite",
+        ),
+    ),
     ("Pre-processing", ("image_size", "eval_", "resample", "exif_", "mean", "std", "truncated", "crop", "flip")),
     ("Weights", ("weights", "from", "network", "initialise")),
     ("Precision and device", ("precision", "device", "processes", "threads", "attention", "compiled", "micro_batch")),
@@ -51,7 +66,8 @@ def _nested(title: str, values: Mapping[str, Any]) -> Html:
     inner = [(key, value) for key, value in values.items()]
     if all(isinstance(value, Mapping) for _, value in inner):
         return join(
-            facts(f"{title}: {key}", [(name.replace("_", " "), _shown(v)) for name, v in value.items()]) for key, value in inner
+            facts(f"{title}: {key}", [(name.replace("_", " "), _shown(v)) for name, v in value.items()])
+            for key, value in inner
         )
     return facts(title, [(key.replace("_", " "), _shown(value)) for key, value in inner])
 
@@ -62,7 +78,12 @@ def _environment(run: FoundRun) -> list[tuple[object, object]]:
     versions = dict(env.get("versions") or {}) | dict(run.provenance.get("versions") or {})
     rows: list[tuple[object, object]] = [
         (name, env[key])
-        for key, name in (("python", "Python"), ("platform", "platform"), ("cpus", "CPUs"), ("git_commit", "commit of vitctl"))
+        for key, name in (
+            ("python", "Python"),
+            ("platform", "platform"),
+            ("cpus", "CPUs"),
+            ("git_commit", "commit of vitctl"),
+        )
         if env.get(key)
     ]
     return rows + sorted(versions.items())
@@ -74,7 +95,9 @@ def _recipe(run: FoundRun) -> Html:
     origins = run.recipe.origins
     set_by = sorted({source.partition(":")[0] for source in origins.values()})
     note = f"Every value with the place that set it. {len(origins)} values were set ({', '.join(set_by)}); the others are defaults."
-    return folded("Recipe, with the origin of every value", tag("p", note), _code(run.recipe_text, f"The recipe of {run.name}"))
+    return folded(
+        "Recipe, with the origin of every value", tag("p", note), _code(run.recipe_text, f"The recipe of {run.name}")
+    )
 
 
 def _commands(run: FoundRun) -> Html:

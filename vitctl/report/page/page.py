@@ -4,7 +4,9 @@ import base64
 import hashlib
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vitctl import __version__
 from vitctl.engine.journal import Record
@@ -19,18 +21,51 @@ from vitctl.report.page.results import main_number, result_tables, run_table, sw
 from vitctl.report.sweep_table import shared_words
 from vitctl.system.files import write_text
 
-MOST_BYTES = 3_000_000  # of a page; pictures and the details of runs are left out, and named, where it would be more
-_PICTURES = 1_600_000
-_WHOLE_RUNS = 12  # runs of a sweep that are shown with charts of their own
-_MOST_ANSWERED = 6  # runs whose images are shown to their classifiers
-_MOST_OVERLAID = 8
+if TYPE_CHECKING:
+    from vitctl.report.page.predictions import Predictions
+
+MOST_BYTES = 3_000_000  # of a page
+_MOST_ANSWERED = 6  # runs whose test images are shown to their classifiers
+_MOST_OVERLAID = 8  # lines of a chart
+_MOST_INNER = 24  # charts of the trainings inside a run
 _ANSWERING = ("pretrain", "finetune", "evaluate")
 
 Say = Callable[[str], None]
 
 
-def write_report(folders: Sequence[Path], out: Path, *, most_images: int | None = None, title: str = "",
-                 say: Say = lambda _: None) -> int:  # fmt: skip
+@dataclass
+class _Limits:
+    """How much a page may show: bytes of pictures, and runs with their curves and recipe."""
+
+    pictures: int
+    whole_runs: int
+
+
+# Tried in this order until the page is small enough.
+_LIMITS = (_Limits(1_600_000, 24), _Limits(800_000, 8), _Limits(300_000, 1))
+
+
+@dataclass
+class _Page:
+    """What the sections of a page share: what is left of its limits, and what was computed for it."""
+
+    limits: _Limits
+    most_images: int | None
+    say: Say
+    budget: Budget
+    answers: "dict[Path, Predictions | str]"
+    asked: int = 0
+    shown: int = 0
+
+
+def write_report(
+    folders: Sequence[Path],
+    out: Path,
+    *,
+    most_images: int | None = None,
+    title: str = "",
+    say: Say = lambda _: None,
+) -> int:
     """Write a page about runs, whole or not at all.
 
     Args:
@@ -46,37 +81,43 @@ def write_report(folders: Sequence[Path], out: Path, *, most_images: int | None 
     Raises:
         CheckpointError: a folder is no run.
     """
-    found = find_all(folders)
-    text = build_page(found, title or _title(folders), most_images=most_images, say=say)
+    text = build_page(find_all(folders), title or _title(folders), most_images=most_images, say=say)
     write_text(out, text)
     return len(text.encode(errors="backslashreplace"))
 
 
 def build_page(found: Found, title: str, *, most_images: int | None = None, say: Say = lambda _: None) -> str:
-    """The page as text. Arguments as for `write_report`."""
-    budget, answered = Budget(_PICTURES), 0
-    sections: list[tuple[str, str, Html]] = []
-    for number, sweep in enumerate(found.sweeps):
-        link = f"sweep{number}"
-        sections.append((link, sweep.folder.name, _sweep(link, sweep, budget, most_images, say)))
+    """The page as text; pictures and the details of later runs are left out, and named, where it would be too large.
+
+    Arguments as for `write_report`.
+    """
+    answers: dict[Path, Predictions | str] = {}
+    text = ""
+    for limits in _LIMITS:
+        page = _Page(limits, most_images, say, Budget(limits.pictures), answers)
+        text = _document(title, *_sections(found, page))
+        if len(text.encode(errors="backslashreplace")) <= MOST_BYTES:
+            break
+    return text
+
+
+def _sections(found: Found, page: _Page) -> tuple[list[tuple[str, str, Html]], Html | None]:
+    """Link, name and content of each section, and the overview of several runs."""
+    sections = [
+        (f"sweep{number}", sweep.folder.name, _sweep(f"sweep{number}", sweep, page))
+        for number, sweep in enumerate(found.sweeps)
+    ]
     links = [f"run{number}" for number in range(len(found.runs))]
-    size = 0
-    for link, run in zip(links, found.runs, strict=True):
-        may_answer = run.job in _ANSWERING and answered < _MOST_ANSWERED
-        answered += may_answer
-        content = _run(link, run, budget, most_images if may_answer else 0, say, is_brief=size > MOST_BYTES - _PICTURES)
-        size += len(content)
-        sections.append((link, run.name, content))
-    runs = [run for run in found.runs]
-    overview = _overview(runs, links) if len(runs) > 1 else None
-    return _document(title, sections, overview)
+    sections += [
+        (link, run.name, _run(link, run, page, asks=run.job in _ANSWERING))
+        for link, run in zip(links, found.runs, strict=True)
+    ]
+    return sections, _overview(found.runs, links) if len(found.runs) > 1 else None
 
 
 def _document(title: str, sections: Sequence[tuple[str, str, Html]], overview: Html | None) -> str:
     style, script = (Path(__file__).with_name(name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
-    policy = (
-        f"default-src 'none'; img-src data:; style-src {_hash(style)}; script-src {_hash(script)}; base-uri 'none'; form-action 'none'"
-    )
+    policy = f"default-src 'none'; img-src data:; style-src {_hash(style)}; script-src {_hash(script)}; base-uri 'none'; form-action 'none'"
     head = tag(
         "head",
         tag("meta", charset="utf-8"),
@@ -109,28 +150,24 @@ def _overview(runs: Sequence[FoundRun], links: Sequence[str]) -> Html:
     return tag("section", tag("h2", "Overview", id="overview"), pair, aria_labelledby="overview")
 
 
-def _sweep(link: str, sweep: FoundSweep, budget: Budget, most_images: int | None, say: Say) -> Html:
+def _sweep(link: str, sweep: FoundSweep, page: _Page) -> Html:
     """A sweep: its table, the curves of its runs in one chart, and each run; the classifier of the best answers images."""
-    scores = {run.name: main_number(run)[1] for run in sweep.runs}
-    known = {name: value for name, value in scores.items() if value is not None}
+    known = {run.name: value for run in sweep.runs if (value := main_number(run)[1]) is not None}
     best = max(known, key=lambda name: known[name]) if known else ""
     shown = sweep.runs[:_MOST_OVERLAID]
-    curves = {name: run.records for name, run in zip(shared_words([r.name for r in shown]), shown, strict=True)} if shown else {}
-    runs = [
-        folded(
-            run.name,
-            _run(f"{link}-{number}", run, budget, most_images if run.name == best and run.job in _ANSWERING else 0, say,
-                 level=3, is_brief=number >= _WHOLE_RUNS),
-        )
-        for number, run in enumerate(sweep.runs)
-    ]  # fmt: skip
-    more = f"The chart shows the first {_MOST_OVERLAID} of {len(sweep.runs)} runs." if len(sweep.runs) > _MOST_OVERLAID else None
+    names = shared_words([run.name for run in shown]) if shown else []
+    curves = {name: run.records for name, run in zip(names, shown, strict=True)}
+    runs = []
+    for number, run in enumerate(sweep.runs):
+        asks = run.name == best and run.job in _ANSWERING
+        runs.append(folded(run.name, _run(f"{link}-{number}", run, page, level=3, asks=asks)))
+    more = f"The charts show the first {_MOST_OVERLAID} of {len(sweep.runs)} runs."
     return tag(
         "section",
         tag("h2", f"Sweep: {sweep.folder.name}", id=f"{link}-h"),
         *sweep_section(link, sweep),
         _charts(overlaid(link, curves)),
-        tag("p", more, class_="note") if more else None,
+        tag("p", more, class_="note") if len(sweep.runs) > _MOST_OVERLAID else None,
         tag("h3", "Its runs"),
         *runs,
         id=link,
@@ -139,34 +176,41 @@ def _sweep(link: str, sweep: FoundSweep, budget: Budget, most_images: int | None
     )
 
 
-def _run(link: str, run: FoundRun, budget: Budget, most_images: int | None, say: Say, *, level: int = 2,
-         is_brief: bool = False) -> Html:  # fmt: skip
-    def part(title: str, content: Sequence[Html]) -> Html | None:
-        return join([tag(f"h{level + 1}", title), *content]) if content else None
-
-    inner = inner_trainings(run.folder)
-    charts = [] if is_brief else run_charts(link, run.records)
-    answers = _answers(run, budget, most_images, say, part)
-    pictures, unseen = inspect_pictures(run.folder, budget)
-    kind = run.status if run.status in ("done", "failed") else "other"
-    line = [f"{run.job or 'unknown job'} · recipe {run.recipe_name or 'unknown'} · ", tag("span", run.status, class_=f"state {kind}")]
-    shown = [
-        tag("p", *line),
+def _run(link: str, run: FoundRun, page: _Page, *, level: int = 2, asks: bool = False) -> Html:
+    """A run. `level` is of its heading; `asks`: whether its classifier may answer images."""
+    page.shown += 1
+    whole = page.shown <= page.limits.whole_runs
+    said = f"{run.job or 'unknown job'} · recipe {run.recipe_name or 'unknown'} · "
+    state = run.status if run.status in ("done", "failed") else "other"
+    charts = run_charts(link, run.records) if whole else []
+    pictures, unseen = inspect_pictures(run.folder, page.budget)
+    parts = (
+        ("Results", result_tables(link, run)),
+        ("Curves", [_charts(charts)] if charts else []),
+        ("Trainings inside", _inner(link, inner_trainings(run.folder)) if whole else []),
+        *(_answers(run, page, asks) if run.job in _ANSWERING and "accuracy" in run.metrics else ()),
+        ("Pictures of the network", [tag("div", *pictures, class_="pictures")] if pictures else []),
+        ("What these numbers belong to", origin_section(run) if whole else []),
+    )
+    left_out = (
+        None
+        if whole
+        else "Its curves and its recipe are left out, so that the page stays small: make a page of it alone."
+    )
+    return tag(
+        "section" if level == 2 else "div",
+        tag(f"h{level}", run.name, id=f"{link}-h"),
+        tag("p", said, tag("span", run.status, class_=f"state {state}")),
         tag("p", run.result.error, class_="wrong") if run.result is not None and run.result.error else None,
         *(tag("p", f"Could not be read: {problem}", class_="note") for problem in run.problems),
         tiles(run),
-        part("Results", result_tables(link, run)),
-        part("Curves", [_charts(charts)] if charts else []),
-        part("Trainings inside", _inner(link, inner)) if inner and not is_brief else None,
-        answers,
-        part("Pictures of the network", [tag("div", *pictures, class_="pictures")] if pictures else []),
+        *(join([tag(f"h{level + 1}", title), *content]) for title, content in parts if content),
         *(tag("p", f"Not shown: {problem}", class_="note") for problem in unseen),
-        part("What these numbers belong to", [] if is_brief else origin_section(run)),
-        tag("p", "The page has no room for the curves and the recipe of this run; make a page of it alone.", class_="note")
-        if is_brief else None,
-    ]  # fmt: skip
-    own = {"id": link, "class_": "run", "aria_labelledby": f"{link}-h"} if level == 2 else {"id": link}
-    return tag("section" if level == 2 else "div", tag(f"h{level}", run.name, id=f"{link}-h"), *shown, **own)
+        tag("p", left_out, class_="note") if left_out else None,
+        id=link,
+        class_="run" if level == 2 else None,
+        aria_labelledby=f"{link}-h" if level == 2 else None,
+    )
 
 
 def _inner(link: str, inner: dict[str, list[Record]]) -> list[Html]:
@@ -182,40 +226,56 @@ def _inner(link: str, inner: dict[str, list[Record]]) -> list[Html]:
             own = dict(zip(_without_shared(part), (group[name] for name in part), strict=True))
             name = f"{link}-{kind}-{begin}"
             charts += overlaid(name, own) or run_charts(name, next(iter(own.values())))[:2]
-    return [_charts(charts)]
+    more = f"{len(charts) - _MOST_INNER} more charts are left out; log.jsonl of each training has their numbers."
+    note = [tag("p", more, class_="note")] if len(charts) > _MOST_INNER else []
+    return [_charts(charts[:_MOST_INNER]), *note] if charts else []
 
 
 def _without_shared(names: Sequence[str]) -> list[str]:
     """Paths without the parts that all of them share, such as the learning rate of all tasks."""
     split = [name.split("/") for name in names]
     shared = set(split[0]).intersection(*split[1:]) if len(split) > 1 else set()
-    return ["/".join(part for part in parts if part not in shared) or name for parts, name in zip(split, names, strict=True)]
+    return [
+        "/".join(part for part in parts if part not in shared) or name for parts, name in zip(split, names, strict=True)
+    ]
 
 
-def _answers(run: FoundRun, budget: Budget, most_images: int | None, say: Say,
-             part: Callable[[str, Sequence[Html]], Html | None]) -> Html | None:  # fmt: skip
-    """Predicted examples, confusion and worst classes; or a line that says why there are none."""
-    if run.job not in _ANSWERING or run.status != "done" or "accuracy" not in run.metrics:
-        return None
-    found, why = None, "no images were asked for (--images 0), or the page shows those of other runs"
-    if most_images != 0 and run.recipe is not None:
+def _answers(run: FoundRun, page: _Page, asks: bool) -> list[tuple[str, list[Html]]]:
+    """Confusion, worst classes and predicted examples; or a line that says why they cannot be shown."""
+    if run.status != "done":
+        return []
+    found = _predictions(run, page, asks)
+    predictions = None if isinstance(found, str) else found
+    try:
+        counts = counts_of(run.folder, predictions)
+    except VitctlError as error:
+        counts, found = [], str(error)
+    said = f"No sample images: {found}." if isinstance(found, str) else f"{found.split}: {found.remark}."
+    classes = [tag("p", said, class_="note")]
+    if counts:
+        classes += [
+            tag("div", *confusion_section(counts), class_="pair"),
+            *worst_section(counts, predictions, page.budget),
+        ]
+    return [("Classes", classes), ("Examples", [examples(predictions, page.budget)] if predictions else [])]
+
+
+def _predictions(run: FoundRun, page: _Page, asks: bool) -> "Predictions | str":
+    """The answers of a run's classifier, computed once for a page; or why there are none."""
+    if page.most_images == 0:
+        return "none were asked for (--images 0)"
+    if not asks or page.asked >= _MOST_ANSWERED or run.recipe is None:
+        return "the page shows those of other runs; make a page of this run alone"
+    page.asked += 1
+    if run.folder not in page.answers:
         from vitctl.report.page.predictions import predict_split
 
-        say(f"{run.name}: answers of its classifier on test images")
+        page.say(f"{run.name}: test images for its classifier")
         try:
-            found = predict_split(run, most_images)
+            page.answers[run.folder] = predict_split(run, page.most_images)
         except (VitctlError, OSError) as error:
-            why = f"the run's data or weights cannot be opened any more: {error}"
-    try:
-        counts = counts_of(run.folder, found)
-    except VitctlError as error:
-        counts, why = [], str(error)
-    note = tag("p", f"{found.split}: {found.remark}." if found else f"No sample images: {why}.", class_="note")
-    classes = [tag("div", *confusion_section(counts), class_="pair"), *worst_section(counts, found, budget)] if counts else []
-    return join([
-        part("Classes", [note, *classes]),
-        part("Examples", [examples(found, budget)]) if found is not None else None,
-    ])  # fmt: skip
+            page.answers[run.folder] = f"the weights or the data of the run cannot be opened any more ({error})"
+    return page.answers[run.folder]
 
 
 def _charts(charts: Sequence[Html]) -> Html:

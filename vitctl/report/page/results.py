@@ -131,7 +131,14 @@ def _vtab(name: str, metrics: Mapping[str, Any]) -> list[Html]:
         for task, row in metrics["tasks"].items()
     ]  # fmt: skip
     rows += [
-        (f"group {group}", group, share(value), "–", "–", *(share(column["groups"].get(group)) for column in paper.values()))
+        (
+            f"group {group}",
+            group,
+            share(value),
+            "–",
+            "–",
+            *(share(column["groups"].get(group)) for column in paper.values()),
+        )
         for group, value in (metrics.get("groups") or {}).items()
     ]
     rows.append((metrics.get("label", "mean"), "", share(metrics.get("mean")), std(metrics), "–",
@@ -159,7 +166,11 @@ def _vtab(name: str, metrics: Mapping[str, Any]) -> list[Html]:
     if metrics.get("sweep"):
         tried = [(f"{row['lr']:g}", f"{row['total_steps']:,}", share(row["val200"]), "chosen" if row.get("chosen") else "")
                  for row in metrics["sweep"]]  # fmt: skip
-        made.append(table("Settings tried on the validation images of all tasks", ("lr", "steps", "mean accuracy", "note"), tried))
+        made.append(
+            table(
+                "Settings tried on the validation images of all tasks", ("lr", "steps", "mean accuracy", "note"), tried
+            )
+        )
     return made
 
 
@@ -188,7 +199,9 @@ def _labels(run: FoundRun) -> Html:
          share(v.get("majority_class")))
         for name, v in sets.items()
     ]  # fmt: skip
-    return table("Accuracy by set of labels", ("labels", "accuracy", "top-5", "correct", "images", "majority class"), rows)
+    return table(
+        "Accuracy by set of labels", ("labels", "accuracy", "top-5", "correct", "images", "majority class"), rows
+    )
 
 
 def _rates(run: FoundRun) -> Html:
@@ -197,7 +210,11 @@ def _rates(run: FoundRun) -> Html:
         (rate, share(value), "chosen" if _number(chosen) == float(rate) else "")
         for rate, value in run.metrics["sweep"].items()
     ]
-    return table(f"Learning rates tried on {used.get('split', 'a part of the training images')}", ("lr", "accuracy", "note"), rows)
+    return table(
+        f"Learning rates tried on {used.get('split', 'a part of the training images')}",
+        ("lr", "accuracy", "note"),
+        rows,
+    )
 
 
 def _has_seeds(metrics: Mapping[str, Any]) -> bool:
@@ -217,4 +234,3 @@ def _value(value: Any) -> str:
 def _plain(value: Any) -> str:
     number = _number(value)
     return "–" if number is None else written(number)
-
