@@ -264,7 +264,9 @@ def _predictions(run: FoundRun, page: _Page, asks: bool) -> "Predictions | str":
     """The answers of a run's classifier, computed once for a page; or why there are none."""
     if page.most_images == 0:
         return "none were asked for (--images 0)"
-    if not asks or page.asked >= _MOST_ANSWERED or run.recipe is None:
+    if run.recipe is None:
+        return "the recipe of the run cannot be read"
+    if not asks or page.asked >= _MOST_ANSWERED:
         return "the page shows those of other runs; make a page of this run alone"
     page.asked += 1
     if run.folder not in page.answers:
