@@ -114,7 +114,7 @@ def _result(folder: Path) -> RunResult | None:
 
 def _name(folder: Path) -> str:
     try:
-        return written_name(folder / RECIPE)
+        return Path(written_name(folder / RECIPE)).name
     except (OSError, ValueError):
         return ""
 

@@ -141,7 +141,10 @@ def _lock(file: IO[bytes], folder: Path) -> None:
 
 
 def is_running(folder: Path) -> bool:
-    """Whether a process holds the lock of a run folder. It is asked for, not taken, so that no run is disturbed."""
+    """Whether another process holds the lock of a run folder. The lock is not taken, so that no run is disturbed.
+
+    Not for the process that holds it: POSIX releases the lock when this closes the file.
+    """
     question = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
     try:
         with open_regular(folder / LOCK, error=LaunchError) as file:

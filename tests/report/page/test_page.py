@@ -78,7 +78,7 @@ def test_page__of_a_run_shows_what_its_numbers_belong_to(trained: Path, tmp_path
     for title in ("Training loss", "Accuracy on the scored split", "Learning rate", "Images per second", "Confusion"):
         assert title in shown.text
     assert shown.elements.count("progress") >= 12
-    assert "as the result says" in shown.text
+    assert "as in the result" in shown.text
 
 
 def test_page__its_predictions_are_those_of_evaluate(trained: Path, tiny_data: Path, tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_page__curves_of_everything_that_was_logged(tmp_path: Path) -> None:
                   "Skipped updates so far"):  # fmt: skip
         assert title in shown.text
     assert "not finished" in shown.text
-    assert "2 skipped, 2 bad samples" in shown.text
+    assert "2 skipped, 2 bad images" in shown.text
 
 
 def test_page__stays_below_3_mb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from vitctl.report.page.markup import Html, join, tag
 from vitctl.report.page.scale import Axis, Unit, axis, tick_text, written
 
 WIDTH, HEIGHT = 380, 216
-_LEFT, _RIGHT, _TOP, _BOTTOM = 50, 372, 10, 184
+_LEFT, _RIGHT, _TOP, _BOTTOM = 54, 372, 10, 184
 MOST_POINTS = 240  # of a line; between them the lowest and the highest of what lies there are kept
 NUM_COLOURS = 8
 _ROW, _MOST_LABEL = 22, 22

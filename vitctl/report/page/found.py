@@ -1,5 +1,6 @@
 """What a page is about: runs, sweeps and folders of runs, read from disk without changing anything."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +27,7 @@ class FoundRun:
     Args:
         folder: as given.
         name: in the page.
-        recipe_name: that it was made from; "" where the file does not say.
+        recipe_name: that it was made from, without its folder; "" where the file does not say.
         recipe: None where recipe.toml is not valid here; then `problems` says why.
         recipe_text: recipe.toml as it is.
         result: None while there is none.
@@ -94,10 +95,11 @@ def find_all(folders: Sequence[Path]) -> Found:
     """
     runs: dict[Path, FoundRun] = {}
     sweeps: dict[Path, FoundSweep] = {}
-    several = len(folders) > 1
+    names = Counter(folder.resolve().name for folder in folders)
     for folder in folders:
         if (folder / RECIPE).is_file():
-            runs[folder.resolve()] = read_run(folder, str(folder) if several else folder.resolve().name)
+            name = folder.resolve().name
+            runs[folder.resolve()] = read_run(folder, name if names[name] == 1 else str(folder))
         elif (folder / f"{TABLE}.json").is_file():
             sweeps[folder.resolve()] = _read_sweep(folder)
         elif folder.is_dir():
@@ -132,7 +134,7 @@ def read_run(folder: Path, name: str) -> FoundRun:
     return FoundRun(
         folder,
         name,
-        attempt(lambda: written_name(file), ""),
+        Path(attempt(lambda: written_name(file), "")).name,
         attempt(lambda: load_recipe(str(file)), None),
         text,
         attempt(lambda: read_result(folder), None),

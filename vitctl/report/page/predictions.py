@@ -131,10 +131,8 @@ def _evenly(source: Source, most: int) -> Source:
 
 def _remark(run: FoundRun, correct: int, shown: int, whole: int) -> str:
     if shown < whole:
-        return f"{shown:,} of the {whole:,} images, evenly spaced: {correct / shown:.2%} of them are answered correctly"
+        return f"{shown:,} of the {whole:,} images, evenly spaced, {correct / shown:.2%} of them correct"
     recorded = run.metrics.get("correct")
     if isinstance(recorded, int) and recorded != correct and run.provenance.get("labels", "original") == "original":
-        return (
-            f"computed anew for this page: {correct:,} of {shown:,} are correct, while the result records {recorded:,}"
-        )
-    return f"all {shown:,} images, computed anew for this page: {correct:,} are correct, as the result says"
+        return f"computed anew for this page: {correct:,} of {shown:,} correct, while the result records {recorded:,}"
+    return f"all {shown:,} images, computed anew for this page: {correct:,} correct, as in the result"

@@ -55,7 +55,7 @@ def tiles(run: FoundRun) -> Html:
     last = next((r for r in reversed(run.records) if r.get("kind") == "train"), {})
     if isinstance(last.get("step"), int):
         bad, skipped = last.get("num_bad", 0), last.get("num_skipped", 0)
-        shown.append((f"{last['step']:,}", "steps", f"{skipped:,} skipped, {bad:,} bad samples"))
+        shown.append((f"{last['step']:,}", "steps", f"{skipped:,} skipped, {bad:,} bad images"))
     items = [
         tag("div", tag("dt", name), tag("dd", tag("strong", value), tag("span", more) if more else None))
         for value, name, more in shown
