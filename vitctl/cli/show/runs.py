@@ -39,7 +39,7 @@ def show_list(lines: Sequence[RunLine], root: Path) -> None:
     ]
     show_table(("run", "recipe", "state", "step", "accuracy", "when", "size"), rows, left=("recipe", "state"))
     total = bytes_text(sum(line.num_bytes for line in lines))
-    CONSOLE.print(escape(f"{len(lines)} runs in {root}, {total}"), soft_wrap=True)
+    CONSOLE.print(escape(f"{len(lines)} run{'s' * (len(lines) > 1)} in {root}, {total}"), soft_wrap=True)
 
 
 def show_run(folder: Path) -> None:
