@@ -40,7 +40,13 @@ def test_quickstart__fine_tuned_beats_scratch_beats_majority(
     model = onnx.load(result["files"]["onnx"])
     assert json.loads({p.key: p.value for p in model.metadata_props}["class_names"]) == list("0123456789")
     assert read_weights(result["files"]["safetensors"]).config.num_classes == 10
-    assert "vitctl data shards PHOTOS" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "vitctl data shards PHOTOS" in said
+    assert (tmp_path / "report.html").as_uri() in said
+    page = (tmp_path / "report.html").read_text()
+    assert len(page) < 3_000_000
+    assert all(f">{name}<" in page for name in quickstart.FOLDERS)
+    assert "as in the result" in page
 
 
 def test_quickstart__typed_again_goes_on_in_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,6 +31,8 @@ def test_commands__exist_with_their_options() -> None:
     for words in found:
         command: Any = typer.main.get_command(app)
         while hasattr(command, "commands"):
+            if not words and command.invoke_without_command:
+                break
             assert words, command.name
             assert words[0] in command.commands, words
             command, words = command.commands[words[0]], words[1:]

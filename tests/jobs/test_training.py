@@ -51,14 +51,14 @@ TRACKED = {"log.trackers": ("tensorboard",)}
 
 def tracked(folder: Path) -> dict[str, EventAccumulator]:
     """What TensorBoard reads of each training of a run, by the folder of the training."""
-    files = [path for path in folder.rglob("events.out.tfevents.*") if path.parent.name == "tracking"]
+    files = [path for path in folder.rglob("events.out.tfevents.*") if path.parent.parts[-2:] == ("tracking", "vitctl")]
     assert len(files) == len({path.parent for path in files})
-    return {str(path.parent.parent.relative_to(folder)): EventAccumulator(str(path.parent)).Reload() for path in files}
+    return {str(path.parents[2].relative_to(folder)): EventAccumulator(str(path.parent)).Reload() for path in files}
 
 
 def configuration(training: Path) -> dict[str, Any]:
     """The hyperparameters of a training, as TensorBoard's own plugin reads them."""
-    [file] = (training / "tracking").glob("*/events.out.tfevents.*")
+    [file] = (training / "tracking" / "vitctl").glob("*/events.out.tfevents.*")
     content = EventAccumulator(str(file)).Reload().PluginTagToContent("hparams")[SESSION_START_INFO]
     data = HParamsPluginData.FromString(content)
     values = data.session_start_info.hparams
@@ -91,7 +91,7 @@ def test_trackers__tensorboard_gets_the_loss_the_accuracy_and_the_recipe(run: Ru
     assert (got["optimizer.lr"], got["data.flip"], got["model.name"]) == (0.01, True, "Ti/4")
     assert got["log.trackers"] == '["tensorboard"]'
     assert len(expected) > 70
-    assert finished == [str(folder / "tracking")]
+    assert finished == [str(folder / "tracking" / "vitctl")]
 
 
 def test_trackers__are_closed_when_a_run_fails_or_is_stopped(
@@ -101,7 +101,7 @@ def test_trackers__are_closed_when_a_run_fails_or_is_stopped(
         monkeypatch.setattr(training, "fit", Mock(side_effect=error))
         with suppress(DataError):
             run(str(number), **TRACKED)
-        assert finished == [str(tmp_path / str(n) / "tracking") for n in range(number + 1)]
+        assert finished == [str(tmp_path / str(n) / "tracking" / "vitctl") for n in range(number + 1)]
 
 
 def test_trackers__each_rate_of_a_sweep_has_a_run_of_its_own(job: Job, finished: list[str], tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_trackers__each_rate_of_a_sweep_has_a_run_of_its_own(job: Job, finished:
     assert sorted(seen) == [".", "sweep/lr_0.01", "sweep/lr_0.1"]
     assert [[event.step for event in one.Scalars("loss")] for one in seen.values()] == [list(range(1, 7))] * 3
     assert [configuration(folder / "sweep" / f"lr_{lr:g}")["optimizer.lr"] for lr in (0.1, 0.01)] == [0.1, 0.01]
-    assert finished == [str(folder / name / "tracking") for name in ("sweep/lr_0.1", "sweep/lr_0.01", "")]
+    assert finished == [str(folder / name / "tracking" / "vitctl") for name in ("sweep/lr_0.1", "sweep/lr_0.01", "")]
 
 
 def test_trackers__one_that_is_not_there_is_one_line(run: Run) -> None:

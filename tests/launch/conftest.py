@@ -3,6 +3,7 @@
 import os
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -24,6 +25,17 @@ FOREGROUND = {"checkpoint.background": "false"}  # a step that is in the log has
 HOLD = (
     "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.lockf(f, fcntl.LOCK_EX); print('held', flush=True); input()"
 )
+
+
+@contextmanager
+def lock_held(folder: Path) -> Iterator[None]:
+    """Another process holds the lock of a run folder, as one that works on it does."""
+    line = [sys.executable, "-c", HOLD, str(folder / ".lock")]
+    with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        yield
+        holder.communicate("\n")
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from vitctl.cli import compare, model, recipes, sweep, system, train
+from vitctl.cli import compare, model, recipes, runs, sweep, system, train
 from vitctl.cli.data import check, look, sets, shards
 from vitctl.cli.suggest import set_instead
 from vitctl.engine.preemption import interrupt_on_signals
@@ -29,6 +29,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 START, TRAINING, MODELS, DATA = "Start here", "Train", "Evaluate and export", "Data and recipes"
+RUNS = "Look at runs"
 
 app.command(rich_help_panel=START)(system.quickstart)
 app.command(rich_help_panel=START)(system.doctor)
@@ -43,11 +44,13 @@ app.command(rich_help_panel=MODELS)(model.predict)
 app.command(rich_help_panel=MODELS)(compare.compare)
 app.command(rich_help_panel=MODELS)(model.inspect)
 app.command(rich_help_panel=MODELS)(model.export)
+app.command(rich_help_panel=RUNS)(runs.report)
 for command in (check.check, look.stats, look.show, look.dedup):
     shards.app.command()(command)
 shards.app.command("list")(sets.list_sets)
 shards.app.command("prepare")(sets.prepare)
 shards.app.command("export-vtab1k")(sets.export_vtab1k)
+app.add_typer(runs.app, name="runs", rich_help_panel=RUNS)
 app.add_typer(shards.app, name="data", rich_help_panel=DATA)
 app.add_typer(recipes.app, name="recipes", rich_help_panel=DATA)
 

@@ -17,11 +17,14 @@ from vitctl.launch.launcher import launch
 from vitctl.launch.prepare import prepare_run
 from vitctl.launch.run_folder import check_not_foreign
 from vitctl.recipe.load import Override, load_recipe
+from vitctl.report.page.page import write_report
+from vitctl.system.text import typed
 
 SETS = ("glyphs", "digits", "shapes-location", "shapes-count")
 TASKS = [name for name in SETS if name != "glyphs"]
 PRECISION = "float32"  # fixed, so that the numbers in docs/results.md hold on every machine, with or without bf16
-FOLDERS = ("pretrain", "finetune", "finetune_scratch", "fewshot", "fewshot_scratch", "vtab", "vtab_scratch", "export")
+FOLDERS = ("pretrain", "fewshot", "fewshot_scratch", "finetune", "finetune_scratch", "vtab", "vtab_scratch", "export")
+PAGE = "report.html"
 NEXT = """\
 next, with your own images (one folder per class):
   vitctl data shards PHOTOS data/mine            shards with an index; PHOTOS may hold train/ and test/
@@ -29,6 +32,7 @@ next, with your own images (one folder per class):
   vitctl finetune --from {pretrain} --data data/mine
   vitctl fewshot --from {pretrain} --data data/mine --shots 5
   vitctl export --from runs/NAME --to onnx
+  vitctl report runs/NAME -o report.html         one page: curves, examples, what every number belongs to
   vitctl recipes list                            the paper's experiments; add --dry-run to any to see its cost"""
 
 
@@ -58,7 +62,7 @@ def run_quickstart(out: Path, seed: int) -> list[Row]:
     Raises:
         KeyboardInterrupt: stopped by a signal; every step so far is kept.
     """
-    check_not_foreign(out, (*FOLDERS, FEATURES), what="a quickstart")
+    check_not_foreign(out, (*FOLDERS, FEATURES, PAGE), what="a quickstart")
     step = _Steps(out, seed)
     pretrained = {"weights.source": str(out / "pretrain")}
     scratch = {**pretrained, "weights.initialise": "random"}
@@ -93,6 +97,7 @@ def run_quickstart(out: Path, seed: int) -> list[Row]:
     exported, seconds = step("export", "export", **{"weights.source": str(out / "finetune")})
     worst = max(exported["metrics"]["max_difference"].values())
     rows.append(Row("export", f"ONNX and safetensors, verified to {worst:.0e}", None, None, None, seconds, "export"))
+    rows.append(step.page())
     _close(rows, out)
     return rows
 
@@ -128,6 +133,13 @@ class _Steps:
             raise KeyboardInterrupt
         return result, time.perf_counter() - began
 
+    def page(self) -> Row:
+        """One page of all runs."""
+        began = time.perf_counter()
+        with writing(self.out / PAGE):
+            write_report([self.out / name for name in FOLDERS], self.out / PAGE, title="vitctl quickstart")
+        return Row("report", "one page of all runs", None, None, None, time.perf_counter() - began, PAGE)
+
     def majority(self, dataset: str) -> float:
         """Accuracy of always predicting the most frequent class of the test split."""
         labels = open_split("test", dataset=dataset, root=str(self.out / "data")).labels()
@@ -155,5 +167,12 @@ def _close(rows: list[Row], out: Path) -> None:
     show_table(header, cells, left=("what it did", "files"))
     CONSOLE.print(
         escape(f"\n{sum(r.seconds for r in rows):.0f} seconds in all; files are under {out}/\n"), soft_wrap=True
+    )
+    page = (out / PAGE).resolve()
+    CONSOLE.print(
+        escape(
+            f"report: {out / PAGE}; to look at it, open it in a browser: xdg-open {typed(page)}, or type {page.as_uri()}\n"
+        ),
+        soft_wrap=True,
     )
     CONSOLE.print(escape(NEXT.format(pretrain=out / "pretrain")), soft_wrap=True)

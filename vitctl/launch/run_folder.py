@@ -3,6 +3,7 @@
 import fcntl
 import os
 import shutil
+import struct
 import time
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -13,10 +14,11 @@ from vitctl.engine.journal import LOG
 from vitctl.engine.run_files import CHECKPOINTS, RECIPE, RESULT, STEPS
 from vitctl.errors import CheckpointError, LaunchError, explaining
 from vitctl.launch.errors import LOGS
-from vitctl.system.files import open_lock, read_json, write_bytes
+from vitctl.system.files import open_lock, open_regular, read_json, write_bytes
 
 LOCK = ".lock"
 LOCK_POLL_SECONDS = 0.2
+_FLOCK = "hhqqi0q"  # Linux: type, whence, start, length, process
 _MOST_BYTES = 256 * 2**20
 _OWN = (LOCK, LOGS, "data")  # what a run folder may hold before its recipe is written
 
@@ -136,6 +138,20 @@ def _lock(file: IO[bytes], folder: Path) -> None:
         raise LaunchError(
             f"{folder}: another vitctl is running in this folder; wait for it, or choose another --out"
         ) from None
+
+
+def is_running(folder: Path) -> bool:
+    """Whether another process holds the lock of a run folder. The lock is not taken, so that no run is disturbed.
+
+    Not for the process that holds it: POSIX releases the lock when this closes the file.
+    """
+    question = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+    try:
+        with open_regular(folder / LOCK, error=LaunchError) as file:
+            answer = fcntl.fcntl(file, fcntl.F_GETLK, question)
+    except (LaunchError, OSError):  # there is none, or it cannot be read
+        return False
+    return bool(struct.unpack(_FLOCK, answer)[0] != fcntl.F_UNLCK)
 
 
 @contextmanager

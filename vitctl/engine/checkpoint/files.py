@@ -136,7 +136,7 @@ def set_aside_after(root: Path, step: int) -> None:
 
     Temporary folders that crashes left behind are removed.
     """
-    _remove(path for path in root.glob(".step_*") if path.is_dir())
+    remove_folders(path for path in root.glob(".step_*") if path.is_dir())
     for folder in step_folders(root):
         if (step_of(folder) or 0) > step:
             aside = folder.with_name(f"{_TORN}{folder.name}")
@@ -253,12 +253,13 @@ def keep(root: Path, *, last: int, best: int, scores: Mapping[int, float], comin
     ranked = sorted((step for step in steps if step in scores), key=lambda step: (scores[step], step))
     kept = {*steps[-last:], *(ranked[-best:] if best else ()), *sorted(folders)[-1:]}
     to_delete = [path for step, path in folders.items() if step not in kept]
-    _remove(to_delete)
-    _remove(path for path in root.glob(".step_*") if path.is_dir())
+    remove_folders(to_delete)
+    remove_folders(path for path in root.glob(".step_*") if path.is_dir())
     return bool(to_delete)
 
 
-def _remove(paths: Iterable[Path]) -> None:
+def remove_folders(paths: Iterable[Path]) -> None:
+    """Delete folders of checkpoints: each is renamed first, so that half of one never looks like a whole one."""
     for path in paths:
         to_delete = path if path.name.startswith(".") else path.rename(path.with_name(f".{path.name}.old"))
         shutil.rmtree(to_delete, ignore_errors=True)

@@ -53,7 +53,7 @@ class Identity:
         if KEY not in state:
             return f"{name} is of an earlier vitctl and does not record its data and recipe; resuming with the current ones"
         differing = identity_differences(state[KEY], self.made_of)
-        root = _root(self.folder)
+        root = run_of(self.folder)
         allowed = _read_allowed(root)
         if not differing or json_digest(self.made_of) in allowed["before"]:
             return ""
@@ -140,8 +140,8 @@ def _description(source: Source) -> dict[str, Any]:
     }
 
 
-def _root(folder: Path) -> Path:
-    """The run folder of a training; it may hold several."""
+def run_of(folder: Path) -> Path:
+    """The run folder that a training lies in; it may hold several."""
     return next((path for path in (folder, *folder.parents) if (path / RECIPE).is_file()), folder)
 
 

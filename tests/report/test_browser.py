@@ -1,0 +1,159 @@
+"""Pages in a real Chromium: charts have drawn, nothing is asked of a network, and everybody can read them."""
+
+import importlib.util
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.report.page.conftest import made_up, trained, vtab_result  # noqa: F401
+from vitctl.jobs.record.result import RunResult
+from vitctl.report.page.page import write_report
+
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+HAS_PACKAGES = all(importlib.util.find_spec(name) for name in ("playwright", "axe_playwright_python"))
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: apt-get install chromium"),
+    pytest.mark.skipif(not HAS_PACKAGES, reason="no playwright here: pip install 'vitctl[browser]'"),
+]
+WIDTHS, SCHEMES = (1600, 1280, 390), ("light", "dark")
+# Where the screenshots are left for whoever wants to look at them.
+SHOTS = os.environ.get("VITCTL_SCREENSHOTS", "")
+
+
+@pytest.fixture(scope="module")
+def pages(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:  # noqa: F811
+    """A page of a run whose images are there, of a sweep, and of a VTAB suite."""
+    root = tmp_path_factory.mktemp("pages")
+    rows = []
+    for rate, accuracy in ((0.1, 0.5), (0.01, 0.7), (0.001, 0.6)):
+        name = f"lr_{rate}__seed_0"
+        made_up(root / "sweep" / name, "smoke", RunResult("pretrain", "done", {"accuracy": accuracy}), 120)
+        rows.append({"run": name, "recipe": "smoke", "varied": {"optimizer.lr": rate}, "status": "done", "value": accuracy,
+                     "numbers": {}, "loss": 1.0, "seconds": 3.0, "error": ""})  # fmt: skip
+    (root / "sweep" / "sweep.json").write_text(json.dumps({"runs": rows}))
+    suite = made_up(root / "suite", "vtab", vtab_result())
+    made = {"run": [trained, suite], "sweep": [root / "sweep"], "vtab": [suite]}
+    for name, folders in made.items():
+        write_report(folders, root / f"{name}.html", most_images=None if name == "run" else 0)
+    return {name: root / f"{name}.html" for name in made}
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as started:
+        chromium = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield chromium
+        chromium.close()
+
+
+class Opened:
+    """A page in the browser, what its console said, and what it asked of others."""
+
+    def __init__(self, browser: Any, path: Path, *, width: int = 1280, scheme: str = "light") -> None:
+        self.context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        self.page = self.context.new_page()
+        self.said: list[str] = []
+        self.asked: list[str] = []
+        self.page.on("console", lambda message: self.said.append(message.text))
+        self.page.on("pageerror", lambda error: self.said.append(str(error)))
+        self.page.on("request", lambda request: self.asked.append(request.url))
+        self.page.goto(path.as_uri())
+
+    def run(self, script: str) -> Any:
+        return self.page.evaluate(script)
+
+
+@pytest.mark.parametrize("name", ["run", "sweep", "vtab"])
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_page__draws_asks_nothing_and_can_be_read(
+    browser: Any, pages: dict[str, Path], name: str, width: int, scheme: str
+) -> None:
+    from axe_playwright_python.sync_playwright import Axe
+
+    shown = Opened(browser, pages[name], width=width, scheme=scheme)
+    shown.run("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
+    assert shown.said == []
+    assert [address for address in shown.asked if not address.startswith("data:")] == [pages[name].as_uri()]
+    assert shown.run("document.documentElement.scrollWidth <= innerWidth"), "the page scrolls sideways"
+    marks = shown.run(
+        "[...document.querySelectorAll('figure svg .line, figure svg .dot')].map((one) => one.getBBox().width)"
+    )
+    assert len(marks) > 10
+    assert max(marks) > 100 or name == "vtab"
+    images = shown.run("[...document.images].map((one) => one.complete && one.naturalWidth > 0)")
+    assert all(images)
+    assert bool(images) == (name == "run")
+    found = Axe().run(shown.page).response["violations"]
+    assert [(one["id"], one["help"], one["nodes"][0]["html"][:200]) for one in found] == []
+    if SHOTS:
+        shown.page.screenshot(path=f"{SHOTS}/{name}-{width}-{scheme}.png", full_page=True)
+    shown.context.close()
+
+
+def test_chart__is_read_by_pointer_and_by_keyboard(browser: Any, pages: dict[str, Path]) -> None:
+    shown = Opened(browser, pages["sweep"])
+    chart = shown.page.locator("svg.chart").first
+    reading = shown.page.locator("output").first
+    chart.hover(position={"x": 200, "y": 80})
+    assert reading.text_content().startswith("step ")
+    shown.page.mouse.move(0, 0)
+    assert reading.text_content() == ""
+    chart.focus()
+    shown.page.keyboard.press("End")
+    last = reading.text_content()
+    assert last.startswith("step 120: ")
+    assert last.count("·") == 2
+    shown.page.keyboard.press("Home")
+    assert reading.text_content().startswith("step 1: ")
+    shown.page.keyboard.press("ArrowRight")
+    assert reading.text_content() not in ("", last)
+    shown.page.keyboard.press("Escape")
+    assert reading.text_content() == ""
+    assert shown.said == []
+    shown.context.close()
+
+
+def test_page__is_complete_without_its_script(browser: Any, pages: dict[str, Path]) -> None:
+    context = browser.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto(pages["run"].as_uri())
+    assert page.locator("figure svg path.line").count() > 3
+    context.close()
+
+
+def test_page__a_script_inside_a_picture_does_not_run(browser: Any, tmp_path: Path) -> None:
+    run = made_up(tmp_path / "a", "smoke", None, 12)
+    (run / "inspect").mkdir()
+    inside = "<script>console.log('ran')</script><rect width='9' height='9'/>"
+    svg = f"<svg xmlns='http://www.w3.org/2000/svg' width='9' height='9'>{inside}</svg>"
+    (run / "inspect" / "a.svg").write_text(svg)
+    write_report([run], tmp_path / "report.html", most_images=0)
+    shown = Opened(browser, tmp_path / "report.html")
+    assert shown.run("document.images[0].naturalWidth") == 9
+    assert shown.said == []
+    text = (tmp_path / "report.html").read_text().replace("<main", "<script>console.log('ran')</script><main", 1)
+    (tmp_path / "report.html").write_text(text)
+    shown = Opened(browser, tmp_path / "report.html")
+    assert "ran" not in shown.said
+    assert any("Content Security Policy" in said for said in shown.said)
+    shown.context.close()
+
+
+def test_page__printed_it_shows_what_is_folded(browser: Any, pages: dict[str, Path], tmp_path: Path) -> None:
+    shown = Opened(browser, pages["run"])
+    shown.run("dispatchEvent(new Event('beforeprint'))")
+    assert shown.run("[...document.querySelectorAll('details')].every((one) => one.open)")
+    shown.page.emulate_media(media="print", color_scheme="dark")
+    assert shown.run("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    shown.page.pdf(path=str(tmp_path / "a.pdf"))
+    assert (tmp_path / "a.pdf").stat().st_size > 20_000
+    shown.context.close()

@@ -1,0 +1,134 @@
+"""The runs under a folder, as `vitctl runs` lists them: what they are, how far, how good, how large. Imports no torch."""
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from vitctl.engine.journal import LOG, Record, read_records
+from vitctl.engine.run_files import RECIPE, RESULT
+from vitctl.errors import RecipeError, VitctlError
+from vitctl.jobs.record.result import RunResult, read_result
+from vitctl.launch.run_folder import is_running
+from vitctl.recipe.write import written_name
+from vitctl.report.page.results import number_of
+from vitctl.system.files import read_toml
+
+
+@dataclass(frozen=True)
+class RunLine:
+    """A run in a list.
+
+    Args:
+        folder: of the run.
+        recipe, job: "" where unknown.
+        state: running, done, stopped, failed; "interrupted" where a process ended without a word, "prepared" before the first.
+        step, total_steps: of its training; 0 for other jobs.
+        number, what: the accuracy that stands for it, a share; None where there is none.
+        when: of the last sign of life, in seconds since 1970.
+        num_bytes: on disk.
+    """
+
+    folder: Path
+    recipe: str
+    job: str
+    state: str
+    step: int
+    total_steps: int
+    number: float | None
+    what: str
+    when: float
+    num_bytes: int
+
+
+def list_runs(root: Path) -> list[RunLine]:
+    """Every run in a folder, and in the folders of sweeps there, the newest first."""
+    return sorted(map(read_line, _folders(root)), key=lambda line: (line.when, str(line.folder)), reverse=True)
+
+
+def read_line(folder: Path) -> RunLine:
+    """The line of one run; what cannot be read of it is left empty."""
+    records = _records(folder)
+    result = _result(folder)
+    trained = next((r for r in reversed(records) if r.get("kind") == "train"), {})
+    job = result.job if result else _job(folder)
+    what, number = number_of(job, result.metrics if result and result.status == "done" else {})
+    if number is None:
+        scores = [r["accuracy"] for r in records if r.get("kind") == "evaluate" and "accuracy" in r]
+        what, number = ("accuracy so far", scores[-1]) if scores else ("", None)
+    return RunLine(
+        folder,
+        _name(folder),
+        job,
+        _state(folder, result, records),
+        int(trained.get("step", 0)),
+        int(trained.get("total_steps", 0)),
+        number,
+        what,
+        _when(folder, records),
+        size_on_disk(folder),
+    )
+
+
+def size_on_disk(folder: Path) -> int:
+    """Bytes of all files in a folder; links count as themselves, and files that vanish meanwhile as nothing."""
+    total = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            try:
+                total += os.lstat(os.path.join(place, name)).st_size
+            except OSError:
+                continue
+    return total
+
+
+def _folders(root: Path) -> Iterator[Path]:
+    for path in root.iterdir() if root.is_dir() else ():
+        if (path / RECIPE).is_file():
+            yield path
+        elif path.is_dir() and not path.is_symlink():
+            yield from (inner.parent for inner in path.glob(f"*/{RECIPE}"))
+
+
+def _state(folder: Path, result: RunResult | None, records: Sequence[Record]) -> str:
+    if is_running(folder):
+        return "running"
+    if result is not None:
+        return result.status
+    return "interrupted" if records else "prepared"
+
+
+def _records(folder: Path) -> list[Record]:
+    try:
+        return read_records(folder / LOG)
+    except VitctlError:
+        return []
+
+
+def _result(folder: Path) -> RunResult | None:
+    try:
+        return read_result(folder)
+    except (VitctlError, OSError):
+        return None
+
+
+def _name(folder: Path) -> str:
+    try:
+        return Path(written_name(folder / RECIPE)).name
+    except (OSError, ValueError):
+        return ""
+
+
+def _job(folder: Path) -> str:
+    try:
+        return str(read_toml(folder / RECIPE, error=RecipeError)[0].get("job", ""))
+    except VitctlError:
+        return ""
+
+
+def _when(folder: Path, records: Sequence[Record]) -> float:
+    times = [record["time"] for record in records[-1:] if "time" in record]
+    for name in (RESULT, RECIPE):
+        path = folder / name
+        times += [path.stat().st_mtime] if path.exists() else []
+    return max(times, default=0.0)
