@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from vitctl.cli import compare, model, recipes, runs, sweep, system, train
+from vitctl.cli import compare, model, predict, recipes, runs, sweep, system, train
 from vitctl.cli.data import check, look, sets, shards
 from vitctl.cli.suggest import set_instead
 from vitctl.engine.preemption import interrupt_on_signals
@@ -40,9 +40,9 @@ app.command(rich_help_panel=TRAINING)(sweep.sweep)
 app.command(rich_help_panel=MODELS)(model.fewshot)
 app.command(rich_help_panel=MODELS)(model.vtab)
 app.command(rich_help_panel=MODELS)(model.evaluate)
-app.command(rich_help_panel=MODELS)(model.predict)
+app.command(rich_help_panel=MODELS)(predict.predict)
 app.command(rich_help_panel=MODELS)(compare.compare)
-app.command(rich_help_panel=MODELS)(model.inspect)
+app.command(rich_help_panel=MODELS)(predict.inspect)
 app.command(rich_help_panel=MODELS)(model.export)
 app.command(rich_help_panel=RUNS)(runs.report)
 for command in (check.check, look.stats, look.show, look.dedup):

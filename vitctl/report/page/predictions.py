@@ -6,20 +6,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from vitctl.data.source.read import Source, Subset
-from vitctl.engine.distributed.runtime import start
-from vitctl.engine.evaluation import top_predictions
-from vitctl.engine.journal import Journal
-from vitctl.engine.preemption import StopFlag
-from vitctl.errors import DataError
-from vitctl.jobs.evaluate import stored_eval_transform
-from vitctl.jobs.features import ImagePass
-from vitctl.jobs.inputs.labels import check_head_classes
+from vitctl.engine.evaluation import most_likely
+from vitctl.errors import CheckpointError, DataError
+from vitctl.jobs.inputs.classifier import OpenClassifier, open_classifier
+from vitctl.jobs.inputs.forward import TorchNetwork, probabilities
 from vitctl.jobs.inputs.sampling import open_recipe_split
-from vitctl.jobs.inputs.weights import loaded_model, scored_weights
-from vitctl.jobs.training import on_device
 from vitctl.models.flops import training_flops
 from vitctl.recipe.load import Override, load_recipe
 from vitctl.recipe.schema import Evaluate
@@ -28,7 +21,8 @@ from vitctl.report.page.found import FoundRun
 
 MOST_IMAGES = 1000
 _FLOPS = {"cpu": 1e13, "cuda": 1e15}  # spent on the predictions of a run where nobody says how many images
-_FEWEST = 64
+_FEWEST, _BATCH, _TOP = 64, 64, 5
+_TRAINING_PASSES = 3  # forward and backward, in forward passes
 _PLACE = ("dataset", "path", "root", "classes", "cache_gib", "eval_split", "exif_orientation", "truncated")
 
 
@@ -66,33 +60,33 @@ def predict_split(run: FoundRun, most: int | None) -> Predictions:
         VitctlError: the weights or the data cannot be opened, or are others than those of the result.
     """
     recipe = _scoring(run)
-    found = scored_weights(recipe)
+    precision = {"precision": run.provenance.get("precision", "auto")}
+    recipe = recipe.model_copy(update={"machine": recipe.machine.model_copy(update=precision)})
     scratch = run.folder / "data"  # where the run has generated a set that comes with vitctl
     source = open_recipe_split(recipe.data, recipe.data.eval_split, scratch if scratch.is_dir() else None)
     recorded = run.provenance.get("data_sha256")
     if recorded not in (None, source.digest):
         raise _other_data(run, source, str(recorded))
-    check_head_classes(found, source.class_names)
-    runtime = start(precision=str(run.provenance.get("precision", "auto")), device="auto", processes=1)
-    transform = stored_eval_transform(recipe, found.weights.meta)
-    model, _ = loaded_model(found, transform.image_size, runtime.dtype)
-    flops = training_flops(model.config, 1) / 3
+    opened = open_classifier(recipe)
+    if opened.class_names and opened.class_names != tuple(source.class_names):
+        raise CheckpointError(f"{opened.path}: its classes are not those of the images that are there")
     whole = len(source)
-    shown = _evenly(source, most or _affordable(flops, runtime.device.type))
-    mean, std = (tuple(found.weights.meta[name]) for name in ("mean", "std"))
-    one = ImagePass(runtime, Journal(None), transform, mean, std, min(64, len(shown)), 0, StopFlag())
-    shares: list[Tensor] = []
-
-    def keep(logits: Tensor) -> Tensor:
-        shares.append(logits.float().softmax(dim=1).sort(dim=1, descending=True, stable=True).values[:, :5].cpu())
-        return logits
-
-    best = one.through(top_predictions, "answers", on_device(model, runtime), shown, to_scores=keep).numpy()
+    shown = _evenly(source, most or _affordable(opened))
+    best, shares = [], []
+    for answers in opened.answers(shown, batch_size=min(_BATCH, len(shown)), workers=0):
+        if bad := next(
+            (f"{name}: {error}" for name, error in zip(answers.names, answers.errors, strict=True) if error), ""
+        ):
+            raise DataError(f"a test image cannot be used: {bad}")
+        assert answers.logits is not None
+        best.append(most_likely(answers.logits, _TOP))
+        shares.append(probabilities(answers.logits, opened.activation).gather(1, best[-1]))
     labels = np.asarray(shown.labels()).reshape(len(shown), -1)[:, 0]
-    probabilities = torch.cat(shares)[: len(shown)].numpy()
-    counted = int((best[:, 0] == labels).sum())
-    remark = _remark(run, counted, len(shown), whole)
-    return Predictions(shown, labels, best, probabilities, recipe.data.eval_split, whole, remark)
+    answered = torch.cat(best).numpy()
+    remark = _remark(run, int((answered[:, 0] == labels).sum()), len(shown), whole)
+    return Predictions(
+        shown, labels, answered, torch.cat(shares).float().numpy(), recipe.data.eval_split, whole, remark
+    )
 
 
 def _scoring(run: FoundRun) -> Evaluate:
@@ -118,8 +112,12 @@ def _other_data(run: FoundRun, source: Source, recorded: str) -> DataError:
     )
 
 
-def _affordable(flops_per_image: float, device: str) -> int:
-    return max(_FEWEST, min(MOST_IMAGES, int(_FLOPS.get(device, _FLOPS["cpu"]) / flops_per_image)))
+def _affordable(opened: OpenClassifier) -> int:
+    """How many images take little time."""
+    network = opened.network
+    assert isinstance(network, TorchNetwork)
+    flops = training_flops(network.model.config, 1) / _TRAINING_PASSES
+    return max(_FEWEST, min(MOST_IMAGES, int(_FLOPS.get(network.device.type, _FLOPS["cpu"]) / flops)))
 
 
 def _evenly(source: Source, most: int) -> Source:
@@ -134,5 +132,5 @@ def _remark(run: FoundRun, correct: int, shown: int, whole: int) -> str:
         return f"{shown:,} of the {whole:,} images, evenly spaced, {correct / shown:.2%} of them correct"
     recorded = run.metrics.get("correct")
     if isinstance(recorded, int) and recorded != correct and run.provenance.get("labels", "original") == "original":
-        return f"computed anew for this page: {correct:,} of {shown:,} correct, while the result records {recorded:,}"
-    return f"all {shown:,} images, computed anew for this page: {correct:,} correct, as in the result"
+        return f"computed again for this page: {correct:,} of {shown:,} correct, while the result records {recorded:,}"
+    return f"all {shown:,} images, computed again for this page: {correct:,} correct, as in the result"
