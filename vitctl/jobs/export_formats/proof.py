@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vitctl.engine.metrics import count_hits
+from vitctl.engine.metrics import Hits, count_hits
 from vitctl.errors import CheckpointError
 from vitctl.jobs.export_formats.given_images import GivenImages
 from vitctl.jobs.export_formats.graph import Raw
@@ -71,23 +71,22 @@ class Score(NamedTuple):
     """Answers of a classifier on the images given: the five best classes of each, int64 [N, 5], and how many are correct."""
 
     best: np.ndarray
-    correct: int
-    correct_top5: int
-    total: int
+    hits: Hits
 
     @property
     def accuracy(self) -> float:
         """Top-1, 0 to 1."""
-        return self.correct / self.total
+        return self.hits.accuracy
 
     @property
     def numbers(self) -> dict[str, Any]:
         """For result.json."""
+        hits = self.hits
         return {
-            "accuracy": self.accuracy,
-            "correct": self.correct,
-            "top5_correct": self.correct_top5,
-            "total": self.total,
+            "accuracy": hits.accuracy,
+            "correct": hits.correct,
+            "top5_correct": hits.correct_top5,
+            "total": hits.total,
         }
 
 
@@ -104,8 +103,7 @@ def score(path: Path | str, run: Run, feeds: Iterable[Tensor], given: GivenImage
         CheckpointError: the logits are NaN or infinite.
     """
     best = np.concatenate(list(_answers(path, run, feeds)))
-    hits = count_hits(best, given.labels)
-    return Score(best, hits.correct, hits.correct_top5, hits.total)
+    return Score(best, count_hits(best, given.labels))
 
 
 def _answers(path: Path | str, run: Run, feeds: Iterable[Tensor]) -> Iterator[np.ndarray]:
@@ -124,7 +122,7 @@ class Compared(NamedTuple):
 
 
 def compare(path: Path, own: Score, model: Score, given: GivenImages, allowed: float) -> Compared:
-    """Hold the accuracy of a file against that of its float32 model.
+    """Compare the accuracy of a file with that of its float32 model.
 
     Args:
         path: to be named.
