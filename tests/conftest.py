@@ -4,6 +4,8 @@ import gc
 import json
 import os
 import random
+import re
+import shlex
 import signal
 import socket
 import sys
@@ -219,3 +221,10 @@ ROOT = Path(__file__).resolve().parents[1]
 
 README = (ROOT / "README.md").read_text()
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
+
+
+def shell_lines(text: str) -> list[list[str]]:
+    """The words of every line in the shell blocks of a document."""
+    blocks = re.findall(r"```sh\n(.*?)```", text, re.S)
+    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    return [words for words in (shlex.split(line, comments=True) for line in lines) if words]

@@ -1,49 +1,45 @@
 """README.md and CONTRIBUTING.md promise only what is there: commands, their options, files and folders."""
 
 import re
-import shlex
 import tomllib
 from pathlib import Path
-from typing import Any
 
 import pytest
 import typer
 import yaml
 
-from tests.conftest import CONTRIBUTING, README, ROOT
+from tests.conftest import CONTRIBUTING, README, ROOT, shell_lines
 from vitctl.cli.app import app
 
 
-def shell_lines(text: str) -> list[list[str]]:
-    """The words of every line in the shell blocks of a document."""
-    lines = [line for block in re.findall(r"```sh\n(.*?)```", text, re.S) for line in block.splitlines()]
-    return [shlex.split(line, comments=True) for line in lines]
+def test_first_screen__what_it_is_the_set_up_and_the_way_to_predictions() -> None:
+    """The two sentences, the two lines that set it up, five commands and a picture come before any other heading."""
+    first = README.partition("\n## ")[0]
+    assert [line for line in first.splitlines() if line.startswith("![")]
+    lines = shell_lines(first)
+    assert [words[0] for words in lines] == ["python3", "python3", *["vitctl"] * 5]
+    assert " ".join(lines[0]) == "python3 -m venv .venv && .venv/bin/pip install . && .venv/bin/vitctl quickstart"
+    assert " ".join(lines[1]) == "python3 -m venv .venv && .venv/bin/pip install -e .[test] && .venv/bin/pytest"
+    assert [" ".join(words[1:3]) for words in lines[2:3]] == ["data shards"]
+    assert [words[1] for words in lines[3:]] == ["finetune", "predict", "export", "report"]
+    assert len(first.splitlines()) <= 45
 
 
-def commands() -> list[list[str]]:
-    """Words after `vitctl` of every command line in the README's shell blocks."""
-    return [words[1:] for words in shell_lines(README) if words[0] == "vitctl"]
+def test_commands__the_three_lines_of_the_paper() -> None:
+    typed = {" ".join(words) for words in shell_lines(README)}
+    assert {
+        "vitctl pretrain --recipe jft_h14",
+        "vitctl finetune --dataset pets --res 384",
+        "vitctl fewshot --shots 5",
+    } <= typed
 
 
-def test_commands__exist_with_their_options() -> None:
-    found = commands()
-    assert len(found) >= 12
-    for words in found:
-        command: Any = typer.main.get_command(app)
-        while hasattr(command, "commands"):
-            if not words and command.invoke_without_command:
-                break
-            assert words, command.name
-            assert words[0] in command.commands, words
-            command, words = command.commands[words[0]], words[1:]
-        known = {name for parameter in command.params for name in parameter.opts}
-        assert {word for word in words if word.startswith("-")} <= known, words
-
-
-def test_commands__the_three_lines_of_the_beginning() -> None:
-    typed = [" ".join(words) for words in commands()]
-    assert {"finetune --dataset pets --res 384", "fewshot --shots 5"} <= set(typed)
-    assert any(line.startswith("pretrain --recipe jft_h14") for line in typed)
+def test_commands__the_table_has_every_command() -> None:
+    table = README.split("## Commands")[1].split("\n## ")[0]
+    for name, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
+        assert re.search(rf"`(vitctl )?{name}[ `]", table), name
+        for child in getattr(command, "commands", {}) if name in ("data", "recipes") else ():
+            assert re.search(rf"`(vitctl {name} )?{child}`", table), f"{name} {child}"
 
 
 def test_house__every_folder_and_file_of_the_map_is_there() -> None:

@@ -14,7 +14,7 @@ import webdataset
 from PIL import Image
 from torch.utils.data import DataLoader
 
-from tests.conftest import README
+from tests.conftest import ROOT
 from tests.data.conftest import CLASSES, several
 from vitctl.data import as_webdataset
 from vitctl.data.images.transforms import TrainTransform
@@ -155,8 +155,8 @@ def test_shards_of_webdatasets_writer__are_read_by_us(tmp_path: Path) -> None:
         assert np.array_equal(np.asarray(Image.open(io.BytesIO(sample["png"]))), pixels[f"s{number:02d}"])
 
 
-def test_readme__its_example_runs(make_split: MakeSplit, tmp_path: Path) -> None:
-    blocks = [block.partition("```")[0] for block in README.split("```python\n")[1:]]
+def test_docs__their_example_runs(make_split: MakeSplit, tmp_path: Path) -> None:
+    blocks = [block.partition("```")[0] for block in (ROOT / "docs" / "python.md").read_text().split("```python\n")[1:]]
     (code,) = [block for block in blocks if "as_webdataset" in block]
     assert len(code.splitlines()) <= 14
     index = make_split(40, "data/mine/train")

@@ -1,0 +1,85 @@
+"""Every command of README.md and docs/ is run on a small folder, planned with --dry-run, or at least parsed with its options."""
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Vitctl
+from tests.docs.conftest import PAGES, commands, find_command, write_photos
+
+# Documented before they are there: a command, or an option of one.
+COMING = {"predict", "inspect", "report", "runs", "--int8", "--include-preprocess", "--check-data"}
+# Cannot run in a test: what the words begin with or hold -> why. They are parsed.
+PARSED = {
+    r"quickstart": "tests/test_quickstart.py runs it",
+    r"doctor": "it judges the machine that the tests run on",
+    r"data (prepare|check (vtab|data/pets))|.*--download": "a download",
+    r"data export-vtab1k": "needs VTAB's images",
+    r".*(gs|hf|https)://": "a download",
+    r"vtab ": "trains for hours",
+    r"evaluate --dataset imagenet": "needs ImageNet",
+    r"fewshot --shots (5$|1,)": "needs ImageNet",
+    r"resume .*--allow": "trains for hours",
+    r"evaluate --from weights.bin": "needs weights of B/16",
+    r".*,submit$": "needs Slurm",
+    r"export .*--to (timm|google)": "needs a model that fits these formats: tests/jobs/test_export_peers.py",
+    r"export .*--(to pt2|int8)": "tests of exports run them",
+    r"inspect .*quickstart": "needs a finished quickstart",
+    r"runs (tail|clean)": "tests of runs run them, with a run that goes on and with somebody to ask",
+}
+PLANNED = r"(pretrain|finetune|sweep) "  # with --dry-run, unless RUN says otherwise
+RUN = r"finetune --from \S+ --data data/mine --out runs/mine$"
+WRITES = {  # what the commands of the first screen must have left
+    "README.md": ("data/mine/train/index.json", "runs/mine/result.json"),
+    "docs/own-data.md": ("runs/mine/result.json", "sheet.png", "data/theirs/index.json"),
+}
+HISTORY = "docs/results.md"  # its commands were run once, on data that tests do not have
+LINES = [(page, tuple(words)) for page in PAGES for words in commands(page)]
+
+
+def is_coming(words: list[str]) -> bool:
+    """Whether a command is documented before it is there."""
+    try:
+        command, rest = find_command(words)
+    except KeyError:
+        return words[0] in COMING
+    known = {name for parameter in command.params for name in parameter.opts}
+    return any(word in COMING and word not in known for word in rest)
+
+
+@pytest.mark.parametrize(("page", "words"), LINES, ids=[f"{page}: {' '.join(words)}" for page, words in LINES])
+def test_commands__are_understood_with_their_options(page: str, words: tuple[str, ...]) -> None:
+    assert page
+    if is_coming([*words]):
+        pytest.skip("documented before it is there")
+    command, rest = find_command([*words])
+    context = command.make_context("vitctl", rest)
+    assert not hasattr(command, "commands") or context.protected_args or command.invoke_without_command
+
+
+def test_commands__what_cannot_run_is_still_on_a_page() -> None:
+    lines = [" ".join(words) for _, words in LINES]
+    assert len(lines) > 70
+    assert [pattern for pattern in PARSED if not any(re.match(pattern, line) for line in lines)] == []
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if commands(page) and page != HISTORY])
+def test_commands__run_one_after_the_other(page: str, home: Path, vitctl: Vitctl) -> None:
+    if ["data", "shards", "PHOTOS", "data/mine"] in commands(page):
+        shutil.rmtree(home / "data" / "mine")
+    if page == "docs/own-data.md":  # it has a test split, so that all of its commands apply
+        (home / "PHOTOS").rename(home / "train")
+        write_photos(home / "PHOTOS" / "test", ("cat", "dog", "owl"), 4)
+        (home / "train").rename(home / "PHOTOS" / "train")
+    for words in commands(page):
+        line = " ".join(words)
+        if is_coming(words) or any(re.match(pattern, line) for pattern in PARSED):
+            continue
+        plan = re.match(PLANNED, line) and not re.match(RUN, line) and "--dry-run" not in words
+        if plan and "SHARDS" in words:  # the plan is then of the recipe's own data set, which need not be here
+            del words[words.index("SHARDS") - 1 : words.index("SHARDS") + 1]
+        said = vitctl(*words, *["--dry-run"] * bool(plan))
+        assert said.code == 0, f"{line}\n{said.out}\n{said.err}"
+    assert [name for name in WRITES.get(page, ()) if not (home / name).exists()] == []

@@ -1,0 +1,61 @@
+"""README.md and docs/: every link leads somewhere, every page can be found, pictures are small."""
+
+import re
+import tomllib
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.docs.conftest import DOCS, PAGES, anchors
+
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links__lead_to_files_and_headings_that_exist(page: str) -> None:
+    for link in LINK.findall(PAGES[page]):
+        assert not re.match(r"[a-z]+:", link), f"{link}: an address; pages link to files alone, which a test can follow"
+        path, _, anchor = link.partition("#")
+        target = ((ROOT / page).parent / path).resolve() if path else ROOT / page
+        assert target.is_file(), link
+        assert target.is_relative_to(ROOT), link
+        if anchor:
+            assert anchor in anchors(target.read_text()), link
+
+
+def test_index__lists_every_page_and_readme_leads_to_it() -> None:
+    listed = LINK.findall(PAGES["docs/README.md"])
+    assert {path.name for path in DOCS.glob("*.md")} - {"README.md"} <= {*listed}
+    assert len(listed) == len({*listed})
+    assert "(docs/README.md)" in PAGES["README.md"]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_pages__name_files_of_the_repository_that_exist(page: str) -> None:
+    named = re.findall(r"`((?:vitctl|recipes|tests|benchmarks|docs)/[\w./-]*)`", PAGES[page])
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_pages__name_extras_that_can_be_installed(page: str) -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert set(re.findall(r"vitctl\[(\w+)\]", PAGES[page])) <= {*extras}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_pages__have_one_title_and_short_lines(page: str) -> None:
+    text = re.sub(r"```.*?```", "", PAGES[page], flags=re.S)
+    assert len(re.findall(r"^# ", text, re.M)) == 1
+    prose = [line for line in text.splitlines() if not line.startswith(("|", "!["))]
+    assert [line for line in prose if len(line) > 150] == []
+
+
+def test_pictures__are_shown_on_a_page_and_small() -> None:
+    shown = {
+        ((ROOT / page).parent / link).resolve()
+        for page, text in PAGES.items()
+        for link in re.findall(r"!\[[^\]]+\]\(([^)\s]+)\)", text)
+    }
+    pictures = {path.resolve() for path in (DOCS / "images").iterdir()}
+    assert pictures == shown
+    assert sum(path.stat().st_size for path in pictures) < 900_000

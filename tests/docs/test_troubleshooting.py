@@ -1,0 +1,229 @@
+"""Each message on docs/troubleshooting.md is produced here: the situation of its heading is made, and what vitctl says is compared.
+
+On the page `[...]` stands for words that are left out, and `/home/me` for the folder that the commands are typed in.
+"""
+
+import importlib.util
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from tests.cli.conftest import Vitctl
+from tests.conftest import TINY
+from tests.docs.conftest import PAGES, photo
+from vitctl.engine import training
+from vitctl.launch.run_folder import LOCK
+from vitctl.models.vit import VisionTransformer
+
+PAGE = PAGES["docs/troubleshooting.md"]
+ENTRIES = dict(re.findall(r"^### (.+?)\n\n```text\n(.*?)```\n", PAGE, re.M | re.S))
+Situation = Callable[[Path, Vitctl, pytest.MonkeyPatch], str]
+SITUATIONS: dict[str, Situation] = {}
+SHORT = ("--data", "data/mine", "--steps", "4", "--set", "checkpoint.every_steps=2")
+
+
+def situation(heading: str) -> Callable[[Situation], Situation]:
+    """Register the function that makes the situation of a heading, and returns what vitctl printed."""
+
+    def register(function: Situation) -> Situation:
+        assert heading not in SITUATIONS
+        SITUATIONS[heading] = function
+        return function
+
+    return register
+
+
+def typed(heading: str, line: str) -> None:
+    """Register a situation that a single command is enough for."""
+
+    @situation(heading)
+    def run(_home: Path, vitctl: Vitctl, _monkeypatch: pytest.MonkeyPatch) -> str:
+        said = vitctl(*line.split())
+        return said.out + said.err
+
+
+typed("Photographs are no shards yet", "finetune --from RUN --data PHOTOS")
+typed("No such folder", "finetune --from RUN --data data/nine")
+typed("Images lie in no class folder", "data shards PHOTOS/cat data/cats")
+typed("Other shards are there already", "data shards PHOTOS data/mine")
+typed("A known data set is not here", "finetune --from RUN --dataset pets")
+typed("A split is missing", "evaluate --from RUN --data data/mine --split val")
+typed("No weights at that path", "evaluate --from runs/nine --data data/mine")
+typed("The head has other classes", "evaluate --from RUN --dataset digits --out runs/digits")
+typed("Not enough images for the shots", "fewshot --from RUN --data data/mine --shots 50")
+typed("The format cannot hold the model", "export --from RUN --to timm --out runs/timm")
+typed("No such recipe", "pretrain --recipe jft_b61")
+typed("An unknown key", "pretrain --recipe smoke --set optimizer.learning_rate=0.001")
+typed("An unknown option", "pretrain --recipe smoke --learning-rate 0.001")
+typed("The warm-up is as long as the run", "pretrain --recipe smoke --set schedule.total_steps=20")
+typed("The folder holds another run", "pretrain --recipe smoke --data data/mine --out RUN")
+typed("The folder holds something else", "pretrain --recipe smoke --out PHOTOS")
+typed("Not a run folder", "resume runs/nine")
+
+
+@situation("An image cannot be decoded")
+def _(home: Path, vitctl: Vitctl, _monkeypatch: pytest.MonkeyPatch) -> str:
+    (home / "PHOTOS" / "cat" / "broken.jpg").write_bytes(photo("cat", 0)[:300])
+    said = vitctl("data", "shards", "PHOTOS", "data/photos")
+    return said.out + said.err
+
+
+@situation("A class has no image")
+def _(home: Path, vitctl: Vitctl, _monkeypatch: pytest.MonkeyPatch) -> str:
+    (home / "PHOTOS" / "bat").mkdir()
+    said = vitctl("data", "shards", "PHOTOS", "data/photos")
+    return said.out + said.err
+
+
+def flip_a_bit(path: Path, at: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.write_bytes(content)
+
+
+@situation("A shard changed since it was written")
+def _(home: Path, vitctl: Vitctl, _monkeypatch: pytest.MonkeyPatch) -> str:
+    flip_a_bit(home / "data/mine/test/shard-000000.tar", 700)
+    said = vitctl("evaluate", "--from", "RUN", "--data", "data/mine", "--out", "runs/score")
+    return said.err
+
+
+@situation("A shard is missing")
+def _(home: Path, vitctl: Vitctl, _monkeypatch: pytest.MonkeyPatch) -> str:
+    (home / "data/mine/train/shard-000000.tar").unlink()
+    return vitctl("finetune", "--from", "RUN", "--data", "data/mine").err
+
+
+@situation("Too many damaged images")
+def _(home: Path, vitctl: Vitctl, _monkeypatch: pytest.MonkeyPatch) -> str:
+    for number in range(16):
+        (home / "PHOTOS" / "cat" / f"IMG_{number:04d}.jpg").write_bytes(photo("cat", number)[:300])
+    assert vitctl("data", "shards", "PHOTOS", "data/photos", "--bad", "keep", "--workers", "0").code == 0
+    return vitctl("finetune", "--from", "RUN", "--data", "data/photos", "--out", "runs/photos").err
+
+
+@situation("No run to take weights from")
+def _(home: Path, vitctl: Vitctl, _monkeypatch: pytest.MonkeyPatch) -> str:
+    shutil.rmtree(home / "runs")
+    return vitctl("evaluate", "--data", "data/mine").err
+
+
+@situation("The weights are of no known model")
+def _(home: Path, vitctl: Vitctl, _monkeypatch: pytest.MonkeyPatch) -> str:
+    save_file({"a": torch.zeros(3)}, home / "odd.safetensors")
+    return vitctl("evaluate", "--from", "odd.safetensors", "--data", "data/mine").err
+
+
+@situation("A checkpoint is damaged")
+def _(home: Path, vitctl: Vitctl, _monkeypatch: pytest.MonkeyPatch) -> str:
+    flip_a_bit(home / "RUN/checkpoints/step_00000020/ema.safetensors", -10)
+    return vitctl("evaluate", "--from", "RUN", "--data", "data/mine").err
+
+
+@situation("Another process runs in this folder")
+def _(home: Path, vitctl: Vitctl, _monkeypatch: pytest.MonkeyPatch) -> str:
+    hold = f"import fcntl, sys; f = open({str(home / 'RUN' / LOCK)!r}, 'a'); fcntl.lockf(f, fcntl.LOCK_EX); print(); sys.stdin.read()"
+    with subprocess.Popen([sys.executable, "-c", hold], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        try:
+            return vitctl("resume", "RUN").err
+        finally:
+            other.communicate()
+
+
+@situation("Stopped and saved")
+def _(_home: Path, vitctl: Vitctl, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Ctrl-C, right after the second step."""
+    log = training.Run.log
+
+    def log_and_press(self: training.Run, step: int, *rest: object) -> None:
+        log(self, step, *rest)  # type: ignore[arg-type]
+        if step == 2:
+            import os
+            import signal
+
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(training.Run, "log", log_and_press)
+    return vitctl("finetune", "--from", "RUN", *SHORT, "--out", "runs/stopped").err
+
+
+@situation("Updates are not finite")
+def _(_home: Path, vitctl: Vitctl, _monkeypatch: pytest.MonkeyPatch) -> str:
+    extreme = ("--set", "optimizer.lr=1e30", "--out", "runs/nan")
+    return vitctl("pretrain", "--recipe", TINY, "--data", "data/mine", *extreme).err
+
+
+@situation("Not enough memory")
+def _(_home: Path, vitctl: Vitctl, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What torch raises on a GPU, in the first forward pass."""
+
+    def full(_self: object, _images: torch.Tensor) -> torch.Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    monkeypatch.setattr(VisionTransformer, "forward", full)
+    return vitctl("finetune", "--from", "RUN", *SHORT, "--out", "runs/large").err
+
+
+@situation("The disk is full")
+def _(home: Path, _vitctl: Vitctl, _monkeypatch: pytest.MonkeyPatch) -> str:
+    """The device that is always full."""
+    line = f"{sys.executable} -m vitctl recipes show smoke > /dev/full"
+    return subprocess.run(line, shell=True, cwd=home, capture_output=True, text=True, check=False).stderr
+
+
+@situation("matplotlib is not installed")
+def _(_home: Path, vitctl: Vitctl, monkeypatch: pytest.MonkeyPatch) -> str:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *more: None if name == "matplotlib" else find(name, *more)
+    )
+    return vitctl("recipes", "table", "fig5", "--plot", "fig5.png").err
+
+
+@situation("No better than always predicting the majority class")
+def _(_home: Path, vitctl: Vitctl, _monkeypatch: pytest.MonkeyPatch) -> str:
+    said = vitctl("evaluate", "--from", "RUN", "--data", "data/mine", "--out", "runs/score")
+    return said.out + said.err
+
+
+@situation("Two results must not be compared")
+def _(_home: Path, vitctl: Vitctl, _monkeypatch: pytest.MonkeyPatch) -> str:
+    assert vitctl("evaluate", "--from", "RUN", "--data", "data/mine", "--split", "train", "--out", "runs/c").code == 0
+    said = vitctl("compare", "runs/a", "runs/c")
+    return said.out + said.err
+
+
+def pattern(quoted: str) -> str:
+    """A regular expression for what a page quotes, whatever the line breaks."""
+    parts = [re.escape(" ".join(part.split())) for part in quoted.split("[...]")]
+    return r".*?".join(parts)
+
+
+def test_headings__are_the_situations() -> None:
+    headings = re.findall(r"^### (.+)$", PAGE, re.M)
+    assert headings == [*ENTRIES]
+    assert {*headings} == {*SITUATIONS}
+
+
+@pytest.mark.parametrize("heading", SITUATIONS)
+def test_message__is_what_vitctl_says(
+    heading: str, home: Path, vitctl: Vitctl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = SITUATIONS[heading](home, vitctl, monkeypatch).replace(str(home), "/home/me")
+    for quoted in re.split(r"\n\n", ENTRIES[heading]):
+        assert re.search(pattern(quoted), " ".join(said.split())), said
+
+
+def test_pattern__a_wrong_word_does_not_match() -> None:
+    assert re.search(pattern("a b\n  [...] d"), "a b c d")
+    assert not re.search(pattern("a b [...] e"), "a b c d")
+    assert not re.search(pattern("a.b"), "a b")
