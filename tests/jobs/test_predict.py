@@ -15,6 +15,7 @@ import pytest
 import torch
 from PIL import Image
 from safetensors import safe_open
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from tests.conftest import TINY
@@ -177,6 +178,30 @@ def test_predict__an_onnx_file_gives_the_same_answers(
     ]
     likely = [[[p for _, p in one.classes] for one in told] for told in (ours_told, theirs_told)]
     np.testing.assert_allclose(*likely, atol=1e-5)
+
+
+def test_predict__an_onnx_file_that_resizes_gives_the_same_answers(
+    trained: Path, extracted: list[Path], photographs: dict[str, Path], tmp_path: Path
+) -> None:
+    """Photographs of any size, one after the other, beside bad ones; its features too."""
+    values = {"weights.source": str(trained), "export.to": ("onnx",)}
+    do("export", tmp_path / "out", **values, **{"export.include_preprocess": True, "export.features": True})
+    file, images = tmp_path / "out" / "model.onnx", [*extracted, *photographs.values()]
+    ours, theirs = predicted(trained, images), predicted(file, images, features=tmp_path / "their.safetensors")
+    assert [one.error for one in ours] == [one.error for one in theirs]
+    assert any(one.error for one in ours)
+    assert [[name for name, _ in one.classes] for one in ours] == [[name for name, _ in one.classes] for one in theirs]
+    likely = [[[p for _, p in one.classes] for one in told if not one.error] for told in (ours, theirs)]
+    np.testing.assert_allclose(*likely, atol=1e-5)
+    predicted(trained, images, features=tmp_path / "our.safetensors")
+    held = [load_file(tmp_path / f"{name}.safetensors") for name in ("our", "their")]
+    assert torch.equal(held[0]["sha256"], held[1]["sha256"])
+    torch.testing.assert_close(held[0]["features"], held[1]["features"], atol=1e-4, rtol=1e-4)
+    whole = [pillow(path) for name, path in photographs.items() if name not in BAD]
+    both = [
+        load_classifier(one, precision="float32" if one == trained else "auto").logits(whole) for one in (trained, file)
+    ]
+    torch.testing.assert_close(*both, atol=1e-4, rtol=1e-4)
 
 
 def pillow(path: Path) -> Image.Image:

@@ -152,7 +152,8 @@ class Classifier:
     """A trained classifier of images; `load_classifier` makes one."""
 
     def __init__(self, opened: OpenClassifier, top: int, batch_size: int) -> None:
-        self._opened, self._top, self._batch_size = opened, top, batch_size
+        self._opened, self._top = opened, top
+        self._batch_size = 1 if opened.network.resizes else batch_size  # photographs differ in size
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -210,7 +211,7 @@ class Classifier:
         """An image as the network is shown it."""
         transform = self._opened.transform
         try:
-            return transform(from_pillow(images[number], exif_orientation=transform.exif_orientation))
+            return self._opened.shown(from_pillow(images[number], exif_orientation=transform.exif_orientation))
         except BadSample as error:
             raise DataError(f"image {number} of {len(images)}: {error}") from None
 

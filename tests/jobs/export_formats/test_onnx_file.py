@@ -39,7 +39,10 @@ def notes(folder: Path) -> str:
     return "\n".join(note for record in records for note in record.get("notes", ()))
 
 
-FAMILIES = ("vit", "gap", "relative", "hybrid", "resnet v1", "resnet v2", "axial", "axial resnet")
+FAMILIES = (
+    *("vit", "hybrid", "resnet v2", "axial"),
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("gap", "relative", "resnet v1", "axial resnet")),
+)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -126,7 +129,11 @@ GIVEN = {"export.calibration_images": 8, "export.max_accuracy_loss": 0.2}
 
 @pytest.mark.parametrize("precision", ["float16", "int8"])
 @pytest.mark.parametrize(
-    ("family", "photographs"), [("vit", True), ("hybrid", False), ("resnet v2", False), ("axial", False)]
+    ("family", "photographs"),
+    [
+        ("vit", True),
+        *(pytest.param(name, False, marks=pytest.mark.slow) for name in ("hybrid", "resnet v2", "axial")),
+    ],
 )
 def test_onnx__lower_precision_is_proven_by_accuracy(
     saved: Saved, exported: Exported, tmp_path: Path, photos: Path, family: str, precision: str, photographs: bool

@@ -29,7 +29,7 @@ print(json.dumps([names, logits.tolist(), list(features.shape)]))
 """
 
 
-@pytest.mark.parametrize("family", ["vit", "resnet v1"])
+@pytest.mark.parametrize("family", ["vit", pytest.param("resnet v1", marks=pytest.mark.slow)])
 def test_program__runs_elsewhere(saved: Saved, exported: Exported, tmp_path: Path, family: str) -> None:
     result = exported(saved(family), "pt2", **{"export.features": True})
     assert result["metrics"]["max_difference"]["pt2"] <= 1e-4

@@ -1,12 +1,16 @@
 """A trained classifier that is ready to be shown images: from a run, a checkpoint, weights of any program, or an ONNX file."""
 
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+import torch
 from torch import Tensor
 
+from vitctl.data.images.decode import BadSample, Picture, open_picture
 from vitctl.data.images.transforms import EvalTransform
 from vitctl.data.loader.batches import eval_batches
 from vitctl.data.source.read import Source, sample_key
@@ -84,6 +88,9 @@ class OpenClassifier:
         Raises:
             DataError: logits are NaN or infinite, or a loader process was killed.
         """
+        if self.network.resizes:
+            yield from self._of_photographs(source, with_features=with_features)
+            return
         batches = eval_batches(
             source,
             self.transform,
@@ -106,6 +113,29 @@ class OpenClassifier:
                 None if features is None else features[:count],
                 batch.digests[:count],
             )
+
+    def shown(self, picture: Picture) -> Tensor:
+        """An image as the network is shown it, uint8 `[3, S, S]`; whole where the network resizes it."""
+        if not self.network.resizes:
+            return self.transform(picture)
+        pixels = picture.region(0, 0, picture.height, picture.width)
+        return torch.from_numpy(np.ascontiguousarray(pixels)).permute(2, 0, 1)
+
+    def _of_photographs(self, source: Source, *, with_features: bool) -> Iterator[Answers]:
+        """One image after the other: they differ in size."""
+        turned, truncated = self.transform.exif_orientation, self.transform.truncated
+        for sample in range(len(source)):
+            name = [sample_key(source, sample)]
+            try:
+                data = source.read(sample)
+                images = self.shown(open_picture(data, exif_orientation=turned, truncated=truncated))[None]
+            except BadSample as error:
+                nothing = torch.zeros(1, max(1, len(self.class_names)))
+                yield Answers(name, [error.reason], nothing if self.network.has_head else None, torch.zeros(1, 0), [""])
+                continue
+            logits, features = check_finite(self.network(images, with_features=with_features))
+            digests = [hashlib.sha256(data).hexdigest()] * with_features
+            yield Answers(name, [""], logits, features, digests)
 
     def rankings(self, logits: Tensor, top: int, threshold: float = 0.0) -> list[Ranking]:
         """The most likely classes of each row of logits `[B, K]` with their probabilities, the most likely first.

@@ -49,8 +49,13 @@ class Network(Protocol):
         """Whether it gives the input of its classification layer."""
         ...
 
+    @property
+    def resizes(self) -> bool:
+        """Whether it prepares photographs of any size by itself."""
+        ...
+
     def __call__(self, images: Tensor, *, with_features: bool = False) -> Outputs:
-        """Outputs of uint8 images `[B, 3, S, S]`."""
+        """Outputs of uint8 images `[B, 3, S, S]`; `[B, 3, H, W]` where it resizes them."""
         ...
 
 
@@ -64,6 +69,7 @@ class TorchNetwork:
     std: tuple[float, ...]
     has_head: bool
     has_features: bool = True
+    resizes: bool = False
 
     @property
     def device(self) -> torch.device:

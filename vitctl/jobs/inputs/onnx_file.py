@@ -55,28 +55,31 @@ class OnnxNetwork:
                 f"{path}: onnxruntime cannot open it ({one_line(str(error))}); export it again"
             ) from None
         self.path = path
-        self._input = self._check_input()
+        self.resizes = self._session.get_modelmeta().custom_metadata_map.get("input") == "photographs"
+        self._input, size = self._check_input()
         outputs = {str(output.name): list(output.shape) for output in self._session.get_outputs()}
         self.has_head, self.has_features = LOGITS in outputs, FEATURES in outputs
         if not (self.has_head or self.has_features):
             raise CheckpointError(f"{path}: gives {', '.join(map(one_line, outputs))}, should give {LOGITS}")
         self.meta = self._read_meta()
+        self.image_size = size or int(self.meta["image_size"])
         names, num_classes = self.meta.get("class_names"), outputs.get(LOGITS, [0])[-1]
         if names and self.has_head and num_classes != len(names):
             raise CheckpointError(f"{path}: names {len(names)} classes and gives {num_classes} logits; export it again")
 
-    def _check_input(self) -> str:
-        """The name of its only input, uint8 [batch, 3, S, S]; the size is kept."""
+    def _check_input(self) -> tuple[str, int]:
+        """The name of its only input, uint8 [batch, 3, S, S], and S; 0 where it resizes photographs [batch, H, W, 3]."""
         inputs = self._session.get_inputs()
         shape = list(inputs[0].shape) if inputs else []
+        if self.resizes and len(inputs) == 1 and inputs[0].type == "tensor(uint8)" and shape[3:] == [3]:
+            return str(inputs[0].name), 0
         is_ours = len(inputs) == 1 and inputs[0].type == "tensor(uint8)" and len(shape) == 4 and shape[1] == 3
         if not is_ours or not isinstance(shape[2], int) or shape[2] != shape[3] or isinstance(shape[0], int):
             found = ", ".join(f"{one.name} {one.type} {list(one.shape)}" for one in inputs) or "nothing"
             raise CheckpointError(
                 f"{self.path}: takes {one_line(found)}, should take uint8 [batch, 3, S, S], as `vitctl export --to onnx` writes it"
             )
-        self.image_size = int(shape[2])
-        return str(inputs[0].name)
+        return str(inputs[0].name), int(shape[2])
 
     def _read_meta(self) -> dict[str, Any]:
         """What `weights.meta` of a run holds, from the metadata of the file."""
@@ -98,7 +101,8 @@ class OnnxNetwork:
         return parse_json(text.encode("utf-8", "surrogatepass"), f"{self.path}: {name}", error=CheckpointError)
 
     def __call__(self, images: Tensor, *, with_features: bool = False) -> Outputs:
-        """Outputs of uint8 images `[B, 3, S, S]`."""
+        """Outputs of uint8 images `[B, 3, S, S]`; `[B, 3, H, W]` where it resizes them."""
+        images = images.permute(0, 2, 3, 1) if self.resizes else images
         wanted = [LOGITS] * self.has_head + [FEATURES] * with_features
         found = self._session.run(wanted, {self._input: np.ascontiguousarray(images.numpy())})
         by_name = {name: torch.from_numpy(value) for name, value in zip(wanted, found, strict=True)}
