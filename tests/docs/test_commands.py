@@ -9,8 +9,6 @@ import pytest
 from tests.cli.conftest import Vitctl
 from tests.docs.conftest import PAGES, commands, find_command, write_photos
 
-# Documented before they are there: a command, or an option of one.
-COMING = {"predict", "inspect", "report", "runs", "--int8", "--include-preprocess", "--check-data"}
 # Cannot run in a test: what the words begin with or hold -> why. They are parsed.
 PARSED = {
     r"quickstart": "tests/test_quickstart.py runs it",
@@ -39,21 +37,9 @@ HISTORY = "docs/results.md"  # its commands were run once, on data that tests do
 LINES = [(page, tuple(words)) for page in PAGES for words in commands(page)]
 
 
-def is_coming(words: list[str]) -> bool:
-    """Whether a command is documented before it is there."""
-    try:
-        command, rest = find_command(words)
-    except KeyError:
-        return words[0] in COMING
-    known = {name for parameter in command.params for name in parameter.opts}
-    return any(word in COMING and word not in known for word in rest)
-
-
 @pytest.mark.parametrize(("page", "words"), LINES, ids=[f"{page}: {' '.join(words)}" for page, words in LINES])
 def test_commands__are_understood_with_their_options(page: str, words: tuple[str, ...]) -> None:
     assert page
-    if is_coming([*words]):
-        pytest.skip("documented before it is there")
     command, rest = find_command([*words])
     context = command.make_context("vitctl", rest)
     assert not hasattr(command, "commands") or context.protected_args or command.invoke_without_command
@@ -75,7 +61,7 @@ def test_commands__run_one_after_the_other(page: str, home: Path, vitctl: Vitctl
         (home / "train").rename(home / "PHOTOS" / "train")
     for words in commands(page):
         line = " ".join(words)
-        if is_coming(words) or any(re.match(pattern, line) for pattern in PARSED):
+        if any(re.match(pattern, line) for pattern in PARSED):
             continue
         plan = re.match(PLANNED, line) and not re.match(RUN, line) and "--dry-run" not in words
         if plan and "SHARDS" in words:  # the plan is then of the recipe's own data set, which need not be here
