@@ -154,7 +154,7 @@ MOMENTS: dict[str, tuple[Moment, signal.Signals]] = {
     "saving, weights": ((checkpoints, "save_weights", 3), TERM),
     "saving, optimizer": ((checkpoints, "save_tensors", 1), USR1),
     "saving, state": ((checkpoints, "write_run_json", 2), INT),
-    "saving, deleting old ones": ((checkpoints, "_remove", 5), TERM),
+    "saving, deleting old ones": ((checkpoints, "remove_folders", 5), TERM),
 }
 
 

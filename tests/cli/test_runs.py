@@ -107,6 +107,16 @@ def test_clean__asks_first(vitctl: Vitctl, pretrained: Path, tmp_path: Path) -> 
     assert "nothing to delete" in vitctl("runs", "clean").out
 
 
+def test_clean__takes_the_folder_before_or_behind_the_word(vitctl: Vitctl, pretrained: Path, tmp_path: Path) -> None:
+    """`runs --in other clean` cleaned ./runs."""
+    here, other = (Path(shutil.copytree(pretrained, tmp_path / name / "a")) for name in ("runs", "other"))
+    before = sorted((here / "checkpoints").iterdir())
+    assert vitctl("runs", "--in", "other", "clean", "--yes").code == 0
+    assert sorted((here / "checkpoints").iterdir()) == before
+    assert len(list((other / "checkpoints").iterdir())) < len(before)
+    assert "nothing to delete" in vitctl("runs", "clean", "--in", "other").out
+
+
 def test_runs__need_no_torch(finished: Path) -> None:
     command = "app(['runs', '--in', sys.argv[1]], standalone_mode=False)"
     code = f"import sys; from vitctl.cli.app import app; {command}; assert 'torch' not in sys.modules"

@@ -179,3 +179,20 @@ def test_head__of_several_processes(tiny_data: Path, tmp_path: Path) -> None:
         assert process.wait(120) == 0
     assert status(folder) == "done"
     assert [r["step"] for r in records(folder, "train")] == list(range(1, 13))
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_full__a_disk_that_takes_a_part_of_a_text_is_an_error(unbuffered: str, tmp_path: Path) -> None:
+    """With PYTHONUNBUFFERED Python drops what a short write leaves, and says nothing: a limit of the file size makes one."""
+    code = (
+        "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100)); sys.argv = ['vitctl', 'recipes', 'list']; "
+        "from vitctl.cli.app import main; main()"
+    )
+    with (tmp_path / "out.txt").open("wb") as out:
+        environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+        done = subprocess.run(
+            [sys.executable, "-c", code], stdout=out, stderr=subprocess.PIPE, text=True, env=environment
+        )
+    assert done.returncode == 2
+    assert "standard output: file too large" in done.stderr

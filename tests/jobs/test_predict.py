@@ -3,6 +3,7 @@
 import csv
 import hashlib
 import io
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -352,6 +353,20 @@ def test_predict__probabilities_are_those_of_the_loss(
     assert {len(one.classes) for one in predicted(tmp_path / "run", extracted, top=2)} == {2}
 
 
+def test_features__replace_nothing_but_features(trained: Path, extracted: list[Path], tmp_path: Path) -> None:
+    """They replaced the weights that gave them."""
+    saved = sorted((trained / "checkpoints").iterdir())[-1] / "model.safetensors"
+    weights = Path(shutil.copy(saved, tmp_path / "w.safetensors"))
+    before = weights.read_bytes()
+    with pytest.raises(
+        RecipeError, match=r"w\.safetensors: is there already and holds no features; choose another name"
+    ):
+        predicted(weights, extracted[:2], features=weights)
+    assert weights.read_bytes() == before
+    for _ in range(2):
+        predicted(trained, extracted[:2], features=tmp_path / "own.safetensors")
+
+
 def test_features__are_what_the_head_is_fed(
     trained: Path, extracted: list[Path], photographs: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -378,17 +393,18 @@ def test_features__are_what_the_head_is_fed(
 
 def test_features__no_file_before_all_images_are_there(trained: Path, extracted: list[Path], tmp_path: Path) -> None:
     file = tmp_path / "out.safetensors"
-    file.write_bytes(b"old")
+    predicted(trained, extracted[:1], features=file)
+    old = file.read_bytes()
     stream = predict(
         recipe(trained, **{"evaluation.batch_size": 4}), [ImageFiles([*map(str, extracted)])], features=file
     )
     next(stream)
     stream.close()  # type: ignore[attr-defined]
-    assert file.read_bytes() == b"old"
+    assert file.read_bytes() == old
     (tmp_path / "empty.jpg").write_bytes(b"")
     with pytest.raises(DataError, match=r"out\.safetensors: not written, because none of the images can be used"):
         predicted(trained, [tmp_path / "empty.jpg"], features=file)
-    assert file.read_bytes() == b"old"
+    assert file.read_bytes() == old
     assert {path.name for path in tmp_path.iterdir()} == {"images", "empty.jpg", "out.safetensors"}
     for wrong in (tmp_path / "out.npz", tmp_path / "none" / "out.safetensors"):
         with pytest.raises(RecipeError, match="--features "):

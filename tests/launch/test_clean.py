@@ -93,6 +93,27 @@ def test_clean__trainings_inside_a_run_too(run: Path) -> None:
     assert sorted(path.name for path in (inner / "checkpoints").iterdir()) == ["step_00000012"]
 
 
+def test_clean__another_run_inside_a_run_is_left_alone(run: Path) -> None:
+    """It has a lock of its own, and its owner names it by itself."""
+    inner = Path(shutil.copytree(run, run / "backup"))
+    plan = plan_removal(run)
+    assert not [folder for folder in plan.folders if folder.is_relative_to(inner)]
+    remove(plan)
+    assert steps(inner) == [2, 4, 6, 8, 10, 12]
+
+
+@pytest.mark.parametrize(("damaged", "kept"), [(12, [4, 10, 12]), (4, [8, 12])])
+def test_clean__damage_of_the_same_size_is_seen(run: Path, damaged: int, kept: list[int]) -> None:
+    """Looked at by size alone, the damaged one stayed and the whole ones went."""
+    file = run / "checkpoints" / f"step_{damaged:08d}" / "model.safetensors"
+    content = file.read_bytes()
+    file.write_bytes(content[: len(content) // 2] + bytes(len(content) - len(content) // 2))
+    if damaged == 12:
+        (run / "result.json").unlink()
+    remove(plan_removal(run))
+    assert steps(run) == kept
+
+
 def test_clean__what_is_no_run_stays(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="not a run folder"):
         plan_removal(tmp_path)

@@ -13,7 +13,7 @@ MOVES = {
     "data/datasets/unpack.py:unpack": "an archive that is kept as it came",
     "engine/checkpoint/files.py:save_checkpoint": "a finished folder takes its place",
     "engine/checkpoint/files.py:set_aside_after": "a folder gets another name",
-    "engine/checkpoint/files.py:_remove": "a folder gets another name, and goes",
+    "engine/checkpoint/files.py:remove_folders": "a folder gets another name, and goes",
     "jobs/export.py:_write_weights": "a finished folder takes its place",
     "models/weights/download.py:fetch": "it goes on where an earlier download stopped, so that the unfinished file has one name",
 }

@@ -92,7 +92,7 @@ def main() -> None:
         _say("stopped")
         code = EXIT_STOPPED
     except BrokenPipeError:
-        code = EXIT_BUG
+        code = 0  # who reads has had enough, as `head`
     except Exception as error:
         code = _report_error(error)
     restore_output()
@@ -128,6 +128,10 @@ def _make_streams_safe() -> None:
         if stream is None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - it stays open until the end
         elif isinstance(stream, io.TextIOWrapper):
+            # With PYTHONUNBUFFERED a disk that takes a part of a text would lose the rest without an error.
+            if isinstance(stream.buffer, io.FileIO) and os.environ.get("PYTHONUNBUFFERED"):
+                raw = io.FileIO(stream.fileno(), "w", closefd=False)
+                stream = io.TextIOWrapper(io.BufferedWriter(raw), encoding=stream.encoding, line_buffering=True)
             stream.reconfigure(errors="backslashreplace")
             setattr(sys, name, PlainStream(stream))
 

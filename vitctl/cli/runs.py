@@ -93,11 +93,12 @@ def tail(run: Run) -> None:
 
 @app.command()
 def clean(
+    context: typer.Context,
     runs: Annotated[
         list[Path] | None,
         typer.Argument(help="Run folders; default: all that `vitctl runs` lists.", autocompletion=completion.runs),
     ] = None,
-    in_: In = RUNS,
+    in_: Annotated[Path | None, typer.Option("--in", help="Folder of the runs.")] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Delete without asking.")] = False,
 ) -> None:
     """Delete checkpoints that are neither the last nor the best of their run. For example: vitctl runs clean
@@ -107,4 +108,7 @@ def clean(
     from vitctl.cli.show.runs import clean_runs
     from vitctl.launch.listing import list_runs
 
-    clean_runs(runs or [line.folder for line in list_runs(in_)], yes=yes)
+    folder = in_ or (
+        context.parent.params["in_"] if context.parent is not None else RUNS
+    )  # also `vitctl runs --in FOLDER clean`
+    clean_runs(runs or [line.folder for line in list_runs(folder)], yes=yes)

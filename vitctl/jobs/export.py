@@ -1,7 +1,9 @@
 """Files for other programs, verified against the model before they are kept."""
 
+import os
 import shutil
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import cache, partial
 from pathlib import Path
 
@@ -12,8 +14,6 @@ from vitctl.engine.preemption import StopFlag, Stopped
 from vitctl.errors import RecipeError
 from vitctl.jobs.export_formats.given_images import GivenImages
 from vitctl.jobs.export_formats.graph import Raw
-from vitctl.jobs.export_formats.onnx_file import write_onnx
-from vitctl.jobs.export_formats.program import write_program
 from vitctl.jobs.export_formats.proof import Score, run_model, score
 from vitctl.jobs.export_formats.weights_file import write_weights_file
 from vitctl.jobs.export_formats.written import Exported, Order
@@ -25,14 +25,28 @@ from vitctl.recipe.schema import ExportRecipe
 from vitctl.recipe.sections import Export
 from vitctl.system.files import atomic_write
 
+
+def _write_onnx(order: Order) -> Exported:
+    """Imported when it is needed: every process of a run imports this module, and onnxruntime starts threads."""
+    from vitctl.jobs.export_formats.onnx_file import write_onnx
+
+    return write_onnx(order)
+
+
+def _write_program(order: Order) -> Exported:
+    from vitctl.jobs.export_formats.program import write_program
+
+    return write_program(order)
+
+
 WRITERS: dict[str, Callable[[Order], Exported]] = {
-    "onnx": write_onnx,
+    "onnx": _write_onnx,
     "safetensors": partial(write_weights_file, "safetensors"),
     "google": partial(write_weights_file, "google"),
     "timm": partial(write_weights_file, "timm"),
     "hf": partial(write_weights_file, "hf"),
     "torchvision": partial(write_weights_file, "torchvision"),
-    "pt2": write_program,
+    "pt2": _write_program,
 }
 _GRAPHS = ("onnx", "pt2")
 
@@ -89,7 +103,8 @@ def export(recipe: ExportRecipe, run_dir: Path, report: Report = silent, stop: S
             resized[kind] = {"changed": resizing.changed, "total": resizing.total}
         if done.scores:
             scores[kind] = done.scores
-        files[kind] = str(_copied(done, Path(options.file)) if options.file else done.path)
+        place, said = _copied(done, Path(options.file)) if options.file else (done.path, [])
+        files[kind] = str(place)
         differences[kind] = done.difference
         journal.write(
             "export",
@@ -97,7 +112,7 @@ def export(recipe: ExportRecipe, run_dir: Path, report: Report = silent, stop: S
             path=files[kind],
             difference=done.difference,
             batch_sizes=list(options.batch_sizes),
-            notes=list(done.notes),
+            notes=[*done.notes, *said],
         )
     metrics = {"max_difference": differences, "answers_changed": resized, "scores": scores}
     return RunResult(
@@ -137,11 +152,22 @@ def _graph(found: FoundWeights, plain: Raw, options: Export) -> Raw:
     return Raw(plain.model, meta, transform, features=options.features).eval()
 
 
-def _copied(done: Exported, to: Path) -> Path:
-    """Copy a file, and what belongs to an ONNX file, to another path or into another folder, each completely or not at all."""
+def _copied(done: Exported, to: Path) -> tuple[Path, list[str]]:
+    """Copy a file, and what belongs to an ONNX file, to another path or into another folder: all completely, or none.
+
+    Returns:
+        where the file is now, and what its user should know.
+    """
     target = to / done.path.name if to.is_dir() else to
     beside = done.beside if done.path.suffix == ".onnx" else ()
-    for source, path in [*((file, target.parent / file.name) for file in beside), (done.path, target)]:
-        with atomic_write(path) as aside:
-            shutil.copyfile(source, aside)
-    return target
+    pairs = [(done.path, target), *((file, target.parent / file.name) for file in beside)]
+    # A program of this name may be the user's own, or one that the user has changed.
+    left = [path for _, path in pairs if path.suffix == ".py" and os.path.lexists(path)]
+    with ExitStack() as stack:  # all are whole before the first replaces an older one
+        for source, path in pairs:
+            if path not in left:
+                shutil.copyfile(source, stack.enter_context(atomic_write(path)))
+    return target, [
+        f"{path} is there already and was left as it is; the program of this file is {done.path.parent / path.name}"
+        for path in left
+    ]

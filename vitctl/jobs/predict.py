@@ -1,6 +1,7 @@
 """Predicting the classes of images that have no labels, and their features; `load_classifier` does the same in Python."""
 
 import json
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any, overload
 
 import torch
 from PIL import Image
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from vitctl.data.images.decode import BadSample, from_pillow
@@ -96,6 +98,15 @@ def predict(
         embeddings.write(opened)
 
 
+def _format_of(path: Path) -> str:
+    """The format that a .safetensors file says it has; "" of any other file."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return str((file.metadata() or {}).get("format", ""))
+    except (SafetensorError, OSError):
+        return ""
+
+
 class Embeddings:
     """The features of images, written as one safetensors file when all are there.
 
@@ -110,6 +121,8 @@ class Embeddings:
     def __init__(self, path: Path, most: int) -> None:
         if path.suffix != ".safetensors" or path.is_dir():
             raise RecipeError(f"--features {path}: should be the name of a .safetensors file")
+        if os.path.lexists(path) and _format_of(path) != FORMAT:
+            raise RecipeError(f"--features {path}: is there already and holds no features; choose another name")
         if not path.parent.is_dir():
             raise RecipeError(f"--features {path}: there is no folder {path.parent}; make it first")
         self.path, self._most, self._names = path, most, list[bytes]()

@@ -69,14 +69,20 @@ def remove(removal: Removal) -> int:
 
 
 def _roots(run: Path) -> list[Path]:
-    """The folders of checkpoints of all trainings in a run."""
-    return [path for path in sorted(run.glob(f"**/{CHECKPOINTS}")) if path.is_dir() and not path.is_symlink()]
+    """The folders of checkpoints of all trainings in a run; not of other runs that lie in its folder."""
+    found = (path for path in sorted(run.glob(f"**/{CHECKPOINTS}")) if path.is_dir() and not path.is_symlink())
+    return [path for path in found if not any((one / RECIPE).is_file() for one in _between(path, run))]
+
+
+def _between(path: Path, run: Path) -> list[Path]:
+    """The folders above `path` that lie in `run`."""
+    return [one for one in path.parents if one.is_relative_to(run) and one != run]
 
 
 def _of_training(root: Path) -> tuple[list[Path], set[int]]:
     """Of one training: the checkpoints that may go, and the steps that stay."""
     training = root.parent
-    last, _ = newest_checkpoint(root, by_size=True)
+    last, _ = newest_checkpoint(root)
     if last is None:
         return [], set()
     steps = {
@@ -103,7 +109,7 @@ def _described(training: Path) -> set[int]:
 
 def _is_whole(folder: Path) -> bool:
     try:
-        read_checkpoint(folder, by_size=True)
+        read_checkpoint(folder)
     except (CheckpointError, OSError):
         return False
     return True

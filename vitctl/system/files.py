@@ -53,7 +53,7 @@ def atomic_write(path: Path, *, flushed: bool = True) -> Iterator[Path]:
         if (
             error.errno is not None
             and not isinstance(error, BrokenPipeError)
-            and error.filename in (None, str(aside), aside)
+            and (error.filename in (None, str(aside), aside) or error.filename2 in (str(aside), aside))
         ):
             error.filename, error.filename2 = str(path), None
         raise

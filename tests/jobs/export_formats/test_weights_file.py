@@ -77,7 +77,7 @@ def test_card__says_what_is_known(exported: Exported, trained: Path, tiny_data: 
     row = f"{metrics['accuracy']:.2%} | {metrics['correct']} | {metrics['total']} | `{own['provenance']['data_sha256']}` |"
     assert text.count(row) == 1  # the run scored the same images
     assert f"| test of {tiny_data} |" in text
-    assert f"- weights: SHA-256 `{digest}`\n" in text
+    assert f"- weights: SHA-256 of the names, types and values of their tensors (not of a file) `{digest}`\n" in text
     assert "- trained on 70 images, train of " in text
     assert "- licence of the images: CC BY 4.0\n" in text
     hub = pytest.importorskip("huggingface_hub")

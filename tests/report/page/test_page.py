@@ -11,6 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 from tests.conftest import TINY
 from tests.jobs.conftest import do
@@ -116,6 +118,22 @@ def test_page__other_images_than_those_of_the_result_are_not_shown(trained: Path
     (copy / "result.json").write_text(result.replace(digest, "0" * 64))
     shown = page_of(tmp_path, copy, images=None)
     assert "are not those of the result" in shown.text
+    assert "progress" not in shown.elements
+
+
+def test_page__answers_of_other_weights_than_those_of_the_result_are_not_shown(
+    trained: Path, tiny_data: Path, tmp_path: Path
+) -> None:
+    """The file that an evaluation named was replaced: its answers stood beside the numbers of the old one."""
+    saved = sorted((trained / "checkpoints").iterdir())[-1] / "model.safetensors"
+    weights = Path(shutil.copy(saved, tmp_path / "w.safetensors"))
+    do("evaluate", tmp_path / "scored", **{"weights.source": str(weights), "data.path": str(tiny_data)})
+    assert page_of(tmp_path, tmp_path / "scored", images=None).elements.count("progress") > 0
+    tensors, metadata = load_file(weights), safe_open(weights, framework="pt").metadata()
+    tensors["head.weight"] = tensors["head.weight"] * 0.5
+    save_file(tensors, weights, metadata)
+    shown = page_of(tmp_path, tmp_path / "scored", images=None)
+    assert "the weights that are there now are not those of the result" in shown.text
     assert "progress" not in shown.elements
 
 

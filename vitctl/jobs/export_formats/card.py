@@ -1,5 +1,6 @@
 """The README.md beside exported weights: how they are used, what they score, what they were made of. Hugging Face reads its head."""
 
+import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -43,7 +44,7 @@ def model_card(to: str, order: Order, notes: Sequence[str]) -> str:
         "",
         "## Made of",
         "",
-        f"- weights: SHA-256 `{found.weights.digest}`",
+        f"- weights: SHA-256 of the names, types and values of their tensors (not of a file) `{found.weights.digest}`",
         *(f"- {line}" for line in _data(found)),
         f"- licence of the images: {licence or 'not known; it may bind what these weights are used for'}",
     ]
@@ -53,7 +54,7 @@ def model_card(to: str, order: Order, notes: Sequence[str]) -> str:
 def _head(to: str, licence: str) -> list[str]:
     if to not in _LIBRARIES:
         return []
-    said = [f'license_name: "{one_line(licence)}"', "license: other"] if licence else []
+    said = [f"license_name: {json.dumps(one_line(licence), ensure_ascii=False)}", "license: other"] if licence else []
     tags = ["tags:", "- image-classification", "- vision-transformer", "- vitctl"]
     return ["---", f"library_name: {_LIBRARIES[to]}", "pipeline_tag: image-classification", *tags, *said, "---", ""]
 
@@ -72,7 +73,7 @@ def _results(order: Order) -> Iterator[str]:
     if order.images is not None:
         rows.append((order.images.where, order.own_score().numbers, given))
     if rows:
-        yield from ("| images | top-1 | correct | of | SHA-256 of the images |", "|---|---|---|---|---|")
+        yield from ("| images | top-1 | correct | of | digest of images and labels |", "|---|---|---|---|---|")
     for name, numbers, digest in rows:
         cells = (name, f"{numbers['accuracy']:.2%}", f"{numbers['correct']:,}", f"{numbers['total']:,}", f"`{digest}`")
         yield f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"

@@ -16,7 +16,7 @@ def sample(meta: dict[str, Any], model: Raw) -> str:
         model: what was exported.
     """
     opened = "Image.open(sys.argv[1])"
-    if meta.get("exif_orientation"):
+    if meta.get("exif_orientation") is not False:  # as `vitctl predict` reads weights that do not say
         opened = f"ImageOps.exif_transpose({opened})"
     prepared = [] if model.preprocess is not None or "eval_method" not in meta else _prepared(meta)
     pixels = "numpy.asarray(image)[None]" + ("" if model.preprocess is not None else ".transpose(0, 3, 1, 2)")
@@ -31,7 +31,7 @@ def sample(meta: dict[str, Any], model: Raw) -> str:
         *prepared,
         f'[logits] = session.run(["logits"], {{"images": {pixels}}})[0]',
         'names = json.loads(session.get_modelmeta().custom_metadata_map["class_names"])',
-        "for number in logits.argsort()[::-1][:5]:",
+        'for number in (-logits).argsort(kind="stable")[:5]:',
         '    print(f"{logits[number]:8.3f}", names[number] if names else number)',
     ]
     return "\n".join(lines) + "\n"

@@ -104,11 +104,8 @@ def kept(aside: Path, exported: Exported) -> Exported:
     others = sorted(file for file in aside.iterdir() if file.name != path.name)
     for file in (*others, aside / path.name):
         flush(file)
-    if path.parent.parent == aside.parent:  # a folder of its own
-        shutil.rmtree(path.parent, ignore_errors=True)
-        aside.rename(path.parent)
-    else:
-        for file in (*others, aside / path.name):
-            file.replace(path.parent / file.name)
+    path.parent.mkdir(exist_ok=True)
+    for file in (*others, aside / path.name):
+        file.replace(path.parent / file.name)
     flush(path.parent)
     return replace(exported, beside=tuple(path.parent / file.name for file in others))

@@ -209,7 +209,13 @@ def _from_weights(recipe: Evaluate, needs_head: bool) -> OpenClassifier:
         found.weights.has_head,
     )
     return _opened(
-        network, transform, meta, found.weights.digest, found.path, found.chosen.text, unseen_pixels(model.config)
+        network,
+        transform,
+        meta,
+        found.weights.digest,
+        found.path,
+        "; ".join(filter(None, (found.chosen.text, computation.precision))),
+        unseen_pixels(model.config),
     )
 
 

@@ -142,7 +142,7 @@ def _names_in(stdin: IO[bytes], note: Note) -> Iterator[str]:
         raise DataError(f"standard input: a list of more than {SHARD_LIST} bytes; give it in parts")
     for line in content.split(b"\0") if b"\0" in content else content.splitlines():
         name = os.fsdecode(line)
-        if name and not is_remote(name) and Path(name).is_dir():
+        if name and not is_remote(name) and os.path.isdir(name):
             names, left_out, _ = sort_files(Path(name))
             if left_out:
                 note(f"{name}: {len(left_out):,} file(s) that are no images are left out")

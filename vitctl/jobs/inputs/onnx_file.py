@@ -105,6 +105,12 @@ class OnnxNetwork:
         images = images.permute(0, 2, 3, 1) if self.resizes else images
         wanted = [LOGITS] * self.has_head + [FEATURES] * with_features
         found = self._session.run(wanted, {self._input: np.ascontiguousarray(images.numpy())})
+        for name, value in zip(wanted, found, strict=True):
+            if value.ndim != 2 or len(value) != len(images) or value.dtype.kind != "f":
+                raise CheckpointError(
+                    f"{self.path}: {name} of {len(images)} images is {value.dtype} {list(value.shape)}, should be numbers, a row for each "
+                    "image; export it again"
+                )
         by_name = {name: torch.from_numpy(value) for name, value in zip(wanted, found, strict=True)}
         features = by_name.get(FEATURES)
         return Outputs(by_name.get(LOGITS), None if features is None else features.float())

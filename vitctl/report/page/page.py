@@ -251,13 +251,17 @@ def _answers(run: FoundRun, page: _Page, asks: bool) -> list[tuple[str, list[Htm
     except VitctlError as error:
         counts, found = [], str(error)
     said = f"No sample images: {found}." if isinstance(found, str) else f"{found.split}: {found.remark}."
+    total = sum(count.images for count in counts)
+    if predictions is not None and total != len(predictions.labels):
+        said += f" The tables of classes count all {total:,} images of the evaluation."
     classes = [tag("p", said, class_="note")]
     if counts:
         classes += [
             tag("div", *confusion_section(counts), class_="pair"),
             *worst_section(counts, predictions, page.budget),
         ]
-    return [("Classes", classes), ("Examples", [examples(predictions, page.budget)] if predictions else [])]
+    chosen = tag("p", "Chosen so that half of them are wrong, where there are so many.", class_="note")
+    return [("Classes", classes), ("Examples", [chosen, examples(predictions, page.budget)] if predictions else [])]
 
 
 def _predictions(run: FoundRun, page: _Page, asks: bool) -> "Predictions | str":

@@ -68,6 +68,8 @@ def predict_split(run: FoundRun, most: int | None) -> Predictions:
     if recorded not in (None, source.digest):
         raise _other_data(run, source, str(recorded))
     opened = open_classifier(recipe)
+    if run.provenance.get("weights_sha256") not in (None, opened.digest):
+        raise CheckpointError("the weights that are there now are not those of the result")
     if opened.class_names and opened.class_names != tuple(source.class_names):
         raise CheckpointError(f"{opened.path}: its classes are not those of the images that are there")
     whole = len(source)
