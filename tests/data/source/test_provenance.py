@@ -11,6 +11,7 @@ import pytest
 import vitctl.data
 from tests.data.conftest import MakeSplit
 from vitctl.data.source.exclusion import Without
+from vitctl.data.source.image_files import ImageFiles
 from vitctl.data.source.provenance import source_text, source_texts, split_sources
 from vitctl.data.source.read import Concat, ShardSource, Source, Subset, SyntheticSource
 from vitctl.data.source.subsets import Relabelled, of_classes, random_subset
@@ -25,7 +26,7 @@ VIEWS: dict[type, Callable[[Source], Source]] = {
     Relabelled: lambda source: Relabelled(source, ("x", "y", "z"), np.array([2, 1, 0, -1])),
     Concat: lambda source: Concat((source, source)),
 }
-HOLDERS: set[type] = {ShardSource, SyntheticSource}
+HOLDERS: set[type] = {ShardSource, SyntheticSource, ImageFiles}
 
 
 def kinds() -> set[type]:
