@@ -109,10 +109,8 @@ def test_removed__a_folder_that_somebody_deletes_comes_again(
 
     def remove() -> None:
         path = folder / lost
-        if path.is_file():
-            path.unlink()
-        while path.exists():  # a save may be under way
-            shutil.rmtree(path, ignore_errors=True)
+        while path.exists():  # a save may be under way, and write it again
+            path.unlink(missing_ok=True) if path.is_file() else shutil.rmtree(path, ignore_errors=True)
 
     interfere(folder, tiny_data, 5, remove)
     assert checkpoint(folder, 8) == checkpoint(straight, 8)
