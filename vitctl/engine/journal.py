@@ -5,7 +5,6 @@ import hashlib
 import json
 import math
 import os
-import sys
 import threading
 import time
 from collections import deque
@@ -27,7 +26,14 @@ MOST_HELD = 20_000  # records held in memory for a file that cannot be written
 Record = dict[str, Any]
 Report = Callable[[Record], None]
 B = TypeVar("B", bound=Sized)
-_NUMBERS = ("step", "total_steps", "time", "accuracy")  # fields of a record that must be numbers where they exist
+# Fields of a record that must be numbers where they exist, and the largest: dates and the axes of charts are computed from them.
+_MOST_SECONDS, _MOST = 1e11, 1e300
+_NUMBERS = {
+    "time": _MOST_SECONDS,
+    **dict.fromkeys(("step", "total_steps", "samples", "epoch", "accuracy", "correct", "total", "shots"), _MOST),
+    **dict.fromkeys(("num_bad", "num_skipped", "done", "images_per_second"), _MOST),
+}
+_CURVES = ("loss", "lr", "grad_norm", "data_wait", "mfu")  # may also be unknown, NaN or infinite
 
 
 def silent(_record: Record) -> None:
@@ -174,8 +180,21 @@ def _parse_record(line: str) -> Record | None:
         return None
     if not isinstance(value, dict) or not isinstance(value.get("kind", ""), str):
         return None
-    numbers = (value[name] for name in _NUMBERS if name in value)
-    return value if all(isinstance(n, int | float) and abs(n) <= sys.float_info.max for n in numbers) else None
+    numbers = all(_is_number(value[name], most) for name, most in _NUMBERS.items() if name in value)
+    curves = all(
+        value[name] is None or _is_number(value[name], _MOST) or _is_not_finite(value[name])
+        for name in _CURVES
+        if name in value
+    )
+    return value if numbers and curves else None
+
+
+def _is_number(value: Any, most: float) -> bool:
+    return isinstance(value, int | float) and abs(value) <= most
+
+
+def _is_not_finite(value: Any) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)
 
 
 def cut_after(path: Path, step: int) -> None:

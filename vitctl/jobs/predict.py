@@ -248,7 +248,7 @@ def load_classifier(
 ) -> Classifier:
     """A trained classifier with its own pre-processing and class names, as a function of PIL images.
 
-    Its answers are those of `vitctl predict`.
+    Its answers are those of `vitctl predict`, but for damaged files: Pillow has decoded an image before it comes here.
 
     Example:
         from vitctl import load_classifier

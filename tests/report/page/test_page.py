@@ -83,6 +83,13 @@ def test_page__of_a_run_shows_what_its_numbers_belong_to(trained: Path, tmp_path
     assert "as in the result" in shown.text
 
 
+def test_overview__names_the_images_of_each_result(trained: Path, tiny_data: Path, tmp_path: Path) -> None:
+    """Accuracies of several data sets stood below each other without a word."""
+    other = Path(shutil.copytree(trained, tmp_path / "other"))
+    shown = page_of(tmp_path, trained, other)
+    assert shown.text.count(f"test of {tiny_data.name}") >= 2
+
+
 def test_page__its_predictions_are_those_of_evaluate(trained: Path, tiny_data: Path, tmp_path: Path) -> None:
     result = do("evaluate", tmp_path / "scored", **{"weights.source": str(trained), "data.path": str(tiny_data)})
     found = predict_split(read_run(trained, "a"), None)

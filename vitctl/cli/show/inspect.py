@@ -70,5 +70,8 @@ def _show(rows: Sequence[Row], out: Path) -> None:
     drawn = [file for row in rows for file in row.files]
     kinds = len({file.with_suffix("") for file in drawn})
     CONSOLE.print(
-        f"{kinds} pictures, each as .png and .svg, and {NUMBERS} in {typed(out)}", markup=False, soft_wrap=True
+        f"{kinds} picture{'s' * (kinds != 1)}, each as .png and .svg, and {NUMBERS} in {typed(out)}; `vitctl report RUN` shows those "
+        "in RUN/inspect",
+        markup=False,
+        soft_wrap=True,
     )

@@ -66,6 +66,14 @@ class Screen:
         self._show(record)
         raise_output_error()
 
+    def report_foreign(self, record: Mapping[str, Any]) -> None:
+        """Show a record that was read from a file; nothing of one that lacks what its kind has."""
+        try:
+            _line(record)
+        except (KeyError, TypeError, ValueError):
+            return
+        self.report(record)
+
     def _show(self, record: Mapping[str, Any]) -> None:
         if self.live is not None:
             self._update(record)
@@ -193,7 +201,7 @@ def _numbers(record: Mapping[str, Any]) -> str:
 
 def _line(record: Mapping[str, Any]) -> str:
     """A record as one plain line; "" for records that are not shown."""
-    match record["kind"]:
+    match record.get("kind", ""):
         case "train":
             left = _seconds_left(record) or 0.0
             return (

@@ -76,9 +76,9 @@ def tail(folder: Path) -> None:
     """The last records of a run, then each new one until no process holds its lock, then its result."""
     _read(folder)
     with Screen(folder) as screen:
-        follower = Follower(folder / LOG, screen.report, folder / LOGS / NOW)
+        follower = Follower(folder / LOG, screen.report_foreign, folder / LOGS / NOW)
         for record in read_records(folder / LOG)[-_BEFORE:]:
-            screen.report(record)
+            screen.report_foreign(record)
         while is_running(folder):
             follower.poll()
             time.sleep(_POLL_SECONDS)

@@ -14,7 +14,7 @@ from vitctl.system.text import one_line
 _LIBRARIES = {"hf": "transformers", "timm": "timm"}
 _OPENED = {
     "hf": "transformers.pipeline('image-classification', FOLDER)",
-    "timm": "timm.create_model('local-dir:FOLDER', pretrained=True)",
+    "timm": "timm.create_model('local-dir:FOLDER', pretrained=True); turn photographs upright first, with PIL.ImageOps.exif_transpose",
 }
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO
 
 from vitctl.data.datasets.readers.class_folder import sort_files
-from vitctl.data.images.formats import SYSTEM_FILE
+from vitctl.data.images.formats import IMAGE_EXTENSIONS, SYSTEM_FILE
 from vitctl.data.shards.index import find_splits
 from vitctl.data.shards.remote import check_address, is_remote
 from vitctl.data.source.image_files import ImageFiles
@@ -72,10 +72,10 @@ def _one(text: str, place: Place, split: str, note: Note) -> Sequence[Source | s
     """The images of one input of the command line, which must be there."""
     path = Path(text)
     if os.path.lexists(path):
-        return _in_folder(text, place, split, note) if path.is_dir() else _single(text, place, split)
+        return _in_folder(text, place, split, note) if path.is_dir() else _single(text, place, split, note)
     where, own = _parted(text)
     if own or _is_pattern_of_shards(where) or (is_remote(text) and split):
-        return [_shards(where, own or split, place)]
+        return [_shards(where, own or split, place, note)]
     if is_remote(text):
         check_address(text)
         return [text]
@@ -87,18 +87,18 @@ def _one(text: str, place: Place, split: str, note: Note) -> Sequence[Source | s
     raise DataError(f"{text}: no such file or folder{f'; did you mean {path.parent / near[0]}?' if near else ''}")
 
 
-def _single(text: str, place: Place, split: str) -> Sequence[Source | str]:
-    return [_shards(text, split, place)] if text.endswith(".tar") else [text]
+def _single(text: str, place: Place, split: str, note: Note) -> Sequence[Source | str]:
+    return [_shards(text, split, place, note)] if text.endswith(".tar") else [text]
 
 
 def _in_folder(text: str, place: Place, split: str, note: Note) -> Sequence[Source | str]:
     """A split where the folder holds shards, else its images at any depth."""
     folder = Path(text)
     if find_splits(folder):
-        return [_shards(text, split, place)]
+        return [_shards(text, split, place, note)]
     names, left_out, _ = sort_files(folder)
     if not names and next(folder.rglob("*.tar"), None):
-        return [_shards(text, split, place)]
+        return [_shards(text, split, place, note)]
     if others := [one.name for one in left_out if one.reason != SYSTEM_FILE]:
         shown = ", ".join(others[:_NAMED]) + (", ..." if len(others) > _NAMED else "")
         note(f"{text}: {len(others):,} file(s) that are no images are left out: {shown}")
@@ -110,6 +110,8 @@ def _in_folder(text: str, place: Place, split: str, note: Note) -> Sequence[Sour
 def _parted(text: str) -> tuple[str, str]:
     """PLACE:SPLIT in two, where there is such a place; else the text and ""."""
     found = _WITH_SPLIT.fullmatch(text)
+    if is_remote(text) and text.lower().endswith(tuple(f".{one}" for one in IMAGE_EXTENSIONS)):
+        return text, ""  # an image, whose name may hold a colon
     if found is None or not (is_remote(text) or _is_pattern_of_shards(found[1]) or Path(found[1]).exists()):
         return text, ""
     return found[1], found[2]
@@ -119,10 +121,13 @@ def _is_pattern_of_shards(text: str) -> bool:
     return text.startswith("@") or text.endswith(".tar")
 
 
-def _shards(text: str, split: str, place: Place) -> Source:
-    return open_recipe_split(
-        place.model_copy(update={"path": text, "dataset": ""}), split or _only_split(text), scratch=None
-    )
+def _shards(text: str, split: str, place: Place, note: Note) -> Source:
+    chosen = split or _only_split(text)
+    if not split:
+        note(
+            f"{text}: all images of its only split, {chosen}; --split chooses others, such as those that evaluate scores"
+        )
+    return open_recipe_split(place.model_copy(update={"path": text, "dataset": ""}), chosen, scratch=None)
 
 
 def _only_split(text: str) -> str:

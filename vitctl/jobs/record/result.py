@@ -20,6 +20,7 @@ from vitctl.system.files import read_bytes
 from vitctl.system.text import one_line
 
 _MOST_BYTES = 256 * 2**20
+_SEVERAL_SCORES = ("fewshot", "vtab")  # whose accuracy is one for each number of shots, or task
 # What the digests of data cover; those of earlier releases were of index.json alone.
 DATA_DIGEST = {"data_digest": "index, tables, views"}
 # Values that a recipe may take from the weights ("as_stored") or the device ("auto"): a result records the resolved value.
@@ -29,9 +30,12 @@ _RESOLVED = {"dropout": "dropout", "drop_path": "drop_path", "machine.precision"
 class _Numbers(BaseModel):
     """The fields of metrics that other code reads: an accuracy, or one for each number of shots or task; counts."""
 
-    accuracy: float | dict[str, float] | None = None
-    correct: int | None = None
-    total: int | None = None
+    accuracy: float | dict[str, float] = 0.0
+    correct: int = 0
+    total: int = 0
+    mean_per_class: float = 0.0
+    majority_class: float = 0.0
+    chance: float = 0.0
     tasks: dict[str, dict[str, Any]] | None = None
     groups: dict[str, float | None] | None = None
     by_seed: dict[str, Any] | list[Any] | None = None
@@ -40,6 +44,7 @@ class _Numbers(BaseModel):
 class _Origin(BaseModel):
     """The fields of the provenance that other code reads."""
 
+    versions: dict[str, str] = {}
     image_size: int | None = None
     eval_resize: int | None = None
     data_damaged: list[str] = []
@@ -121,6 +126,8 @@ def read_result(folder: Path) -> RunResult | None:
         return None
     try:
         found = _RESULT.validate_json(read_bytes(path, _MOST_BYTES, error=CheckpointError), strict=True)
+        if found.job not in _SEVERAL_SCORES and isinstance(found.metrics.get("accuracy"), dict):
+            raise CheckpointError(f"accuracy of {found.job}: should be one number")
         return replace(found, metrics=with_infinities(found.metrics), provenance=with_infinities(found.provenance))
     except (CheckpointError, ValidationError) as error:
         said = str(error) if isinstance(error, CheckpointError) else _first_problem(error)

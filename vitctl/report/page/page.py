@@ -137,7 +137,7 @@ def _document(title: str, sections: Sequence[tuple[str, str, Html]], overview: H
         tag("header", tag("h1", title), tag("p", made, class_="soft"), contents),
         tag("main", overview, *(content for _, _, content in sections), id="main"),
         tag("footer", tag("p", "One file, complete in itself: nothing is loaded from elsewhere. In a chart, the pointer or the arrow "
-                               "keys read its values. Accuracies are of the split that the tables name.")),
+                               "keys read its values. Accuracies are of the images that the first table names.")),
         tag("script", raw(script)),
     )  # fmt: skip
     return "<!DOCTYPE html>\n" + tag("html", head, body, lang="en") + "\n"

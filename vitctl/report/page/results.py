@@ -1,6 +1,7 @@
 """The numbers of a result as tables and charts: accuracy and its baselines, seeds, rates, few-shot, VTAB beside Table 9."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from vitctl.report.page.chart import Line, dot_chart, line_chart
@@ -91,9 +92,17 @@ def run_table(runs: Sequence[FoundRun], links: Sequence[str]) -> Html:
         name = tag("a", run.name, href=f"#{link}")
         of = what if value is not None else "–"
         loss = "–" if last is None else written(last)
-        rows.append((name, share(value), of, run.status, run.job, run.recipe_name or "–", loss))
-    header = ("run", "result", "of", "state", "job", "recipe", "last loss")
+        rows.append((name, share(value), of, _images(run), run.status, run.job, run.recipe_name or "–", loss))
+    header = ("run", "result", "of", "images", "state", "job", "recipe", "last loss")
     return table("The runs of this page", header, rows)
+
+
+def _images(run: FoundRun) -> str:
+    """Which images the result of a run is about, in short."""
+    split = run.provenance.get("split")
+    data = getattr(run.recipe.recipe, "data", None) if run.recipe is not None else None
+    name = Path(getattr(data, "path", "")).name or getattr(data, "dataset", "")
+    return f"{split} of {name}" if isinstance(split, str) and isinstance(name, str) and name else "–"
 
 
 def sweep_section(name: str, sweep: FoundSweep) -> list[Html]:

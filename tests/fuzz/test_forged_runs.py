@@ -1,0 +1,123 @@
+"""Whatever stands in log.jsonl and result.json, a list of runs, a run, its records and its page are shown, or there is one line."""
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.jobs.conftest import pretrained
+from vitctl.cli.show.runs import show_list, show_run, tail
+from vitctl.errors import VitctlError
+from vitctl.launch.listing import list_runs
+from vitctl.report.page.page import write_report
+
+__all__ = ["pretrained"]
+
+EVERY = [11, pytest.param(1, marks=pytest.mark.slow)]
+ODD = [
+    "1e300",
+    "-1e300",
+    "1e308",
+    '"NaN"',
+    '"-Infinity"',
+    "NaN",
+    "true",
+    "null",
+    '"x"',
+    "[]",
+    "{}",
+    "-1",
+    "1e-320",
+    "1" * 30,
+    '"<b>"',
+]
+WHOLE = {
+    "step": 70,
+    "total_steps": 80,
+    "loss": 1.5,
+    "accuracy": 0.5,
+    "shots": 5,
+    "time": 1.7e9,
+    "correct": 3,
+    "total": 6,
+    "text": "t",
+}
+FIELDS = (*WHOLE, "lr", "mfu", "num_bad", "num_skipped", "images_per_second", "data_wait", "epoch", "samples")
+VALUES: list[Any] = [
+    1e308,
+    -1,
+    "NaN",
+    "<img src=x onerror=alert(1)>",
+    None,
+    [],
+    {},
+    True,
+    {"a": 1},
+    [1],
+    ["x", None],
+    10**30,
+]
+
+
+@pytest.fixture
+def forged(pretrained: Path, tmp_path: Path) -> Path:
+    run = tmp_path / "runs" / "forged"
+    shutil.copytree(pretrained, run, ignore=shutil.ignore_patterns("checkpoints"))
+    return run
+
+
+def look(run: Path, page: Path) -> None:
+    """Each way to look at a run; errors for the user are one line."""
+    ways: tuple[Callable[[], object], ...] = (
+        lambda: show_run(run),
+        lambda: tail(run),
+        lambda: show_list(list_runs(run.parent), run.parent),
+        lambda: write_report([run], page, most_images=0),
+    )
+    said = []
+    for way in ways:
+        try:
+            way()
+        except VitctlError as error:
+            said.append(str(error))
+    assert [text for text in said if "\n" in text] == []
+
+
+def records() -> Iterator[str]:
+    for kind in ("train", "evaluate", "fewshot", "warning"):
+        for field in FIELDS:
+            own = {name: value for name, value in {"kind": kind, **WHOLE}.items() if name != field}
+            yield from (f'{json.dumps(own)[:-1]}, "{field}": {value}}}' for value in ODD)
+    yield from ("{}", "[]", "null", '{"kind": 5}', '{"kind": "train"}', '{"kind": "evaluate", "step": 3}')
+
+
+def paths(value: Any, begin: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    if isinstance(value, dict):
+        for name, item in value.items():
+            yield (*begin, name)
+            yield from paths(item, (*begin, name))
+
+
+@pytest.mark.parametrize("every", EVERY)
+def test_log__of_any_records(forged: Path, tmp_path: Path, every: int) -> None:
+    before = (forged / "log.jsonl").read_text()
+    for record in [*records()][::every]:
+        (forged / "log.jsonl").write_text(f"{before}{record}\n{record.replace('70', '75')}\n")
+        look(forged, tmp_path / "page.html")
+
+
+@pytest.mark.parametrize("every", EVERY)
+def test_result__of_any_values(forged: Path, tmp_path: Path, every: int) -> None:
+    result = json.loads((forged / "result.json").read_text())
+    for path, value in [(path, value) for path in paths(result) for value in VALUES][::every]:
+        changed = deepcopy(result)
+        inner = changed
+        for name in path[:-1]:
+            inner = inner[name]
+        inner[path[-1]] = value
+        (forged / "result.json").write_text(json.dumps(changed))
+        look(forged, tmp_path / "page.html")
