@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from PIL import Image
@@ -511,6 +512,32 @@ def test_load_classifier__images_that_are_none(trained: Path, photographs: dict[
             classify(wrong)  # type: ignore[call-overload]
     with pytest.raises(DataError, match="image 1 of 2: truncated"), Image.open(photographs["corrupt.jpg"]) as corrupt:
         classify([Image.new("RGB", (3, 3)), corrupt])
+
+
+@pytest.mark.parametrize(
+    ("logits", "said"),
+    [
+        (np.zeros((1, 6), np.float32), r"float32 \[1, 6\]"),
+        (np.zeros((4, 6), np.int64), r"int64 \[4, 6\]"),
+        (np.zeros(6, np.float32), r"float32 \[6\]"),
+        (np.zeros((50, 6), np.float32), r"float32 \[50, 6\]"),
+    ],
+)
+def test_onnx__logits_that_are_no_rows_for_the_images(
+    onnx_file: Path, extracted: list[Path], tmp_path: Path, logits: np.ndarray, said: str
+) -> None:
+    """They were tracebacks, or answers."""
+    model = onnx.load(onnx_file)
+    nodes = [onnx.helper.make_node("Constant", [], ["logits"], value=onnx.numpy_helper.from_array(logits))]
+    output = onnx.helper.make_tensor_value_info("logits", onnx.helper.np_dtype_to_tensor_dtype(logits.dtype), None)
+    graph = onnx.helper.make_graph(nodes, "odd", [model.graph.input[0]], [output])
+    odd = onnx.helper.make_model(graph, opset_imports=model.opset_import, ir_version=model.ir_version)
+    odd.metadata_props.extend(model.metadata_props)
+    onnx.save(odd, tmp_path / "odd.onnx")
+    with pytest.raises(
+        CheckpointError, match=rf"logits of 4 images is {said}, should be numbers, a row for each image"
+    ):
+        predicted(tmp_path / "odd.onnx", extracted[:4], **{"evaluation.batch_size": 4})
 
 
 def test_onnx__what_it_does_not_take(onnx_file: Path, extracted: list[Path], tmp_path: Path) -> None:

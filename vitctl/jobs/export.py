@@ -91,29 +91,21 @@ def export(recipe: ExportRecipe, run_dir: Path, report: Report = silent, stop: S
 
     files, differences, resized, scores = {}, {}, {}, {}
     check = ResizingCheck(found, plain, options.check_images, (images.source, images.where) if images else None)
+    name = Path(options.file).stem if options.file else "model"
     for kind in options.to:
         if stop.raised:
             raise Stopped
         graph = _graph(found, plain, options) if kind in _GRAPHS else plain
         resizing = check(kind) if graph.preprocess is None else None
-        name = Path(options.file).stem if options.file else "model"
-        order = Order(found, graph, run_dir, name, options, resizing, images, own_score)
-        done = WRITERS[kind](order)
+        done = WRITERS[kind](Order(found, graph, run_dir, name, options, resizing, images, own_score))
         if resizing is not None:
             resized[kind] = {"changed": resizing.changed, "total": resizing.total}
         if done.scores:
             scores[kind] = done.scores
         place, said = _copied(done, Path(options.file)) if options.file else (done.path, [])
-        files[kind] = str(place)
-        differences[kind] = done.difference
-        journal.write(
-            "export",
-            step=0,
-            path=files[kind],
-            difference=done.difference,
-            batch_sizes=list(options.batch_sizes),
-            notes=[*done.notes, *said],
-        )
+        files[kind], differences[kind] = str(place), done.difference
+        how = {"difference": done.difference, "batch_sizes": list(options.batch_sizes), "notes": [*done.notes, *said]}
+        journal.write("export", step=0, path=files[kind], **how)
     metrics = {"max_difference": differences, "answers_changed": resized, "scores": scores}
     return RunResult(
         "export",

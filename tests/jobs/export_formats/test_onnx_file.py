@@ -1,6 +1,7 @@
 """ONNX files compute what the model does, in float32 to rounding, in less as accurately, or they are not there."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 from tests.jobs.export_formats.conftest import NUM_IMAGES, Saved, network, pixels
-from vitctl.errors import CheckpointError, RecipeError
+from vitctl.errors import CheckpointError, RecipeError, VitctlError
 from vitctl.jobs.export_formats import onnx_file, onnx_graph
 from vitctl.jobs.inputs.weights import find_weights
 from vitctl.jobs.resizing import own_transform
@@ -83,6 +84,35 @@ RULES = [
     {"eval_method": "shorter_side", "eval_resize": 36, "resample": "bicubic_antialias"},
     {"eval_method": "shorter_side", "eval_resize": 36, "resample": "area"},
 ]
+
+
+def test_out__a_program_of_the_user_stays(saved: Saved, exported: Exported, tmp_path: Path) -> None:
+    """`--out main.onnx` replaced main.py."""
+    (tmp_path / "main.py").write_text("mine")
+    result = exported(saved(), "onnx", **{"export.file": str(tmp_path / "main.onnx")})
+    assert (tmp_path / "main.py").read_text() == "mine"
+    assert result["files"]["onnx"] == str(tmp_path / "main.onnx")
+    assert f"{tmp_path}/main.py is there already and was left as it is" in notes(tmp_path / "run")
+    assert (tmp_path / "run" / "main.py").read_text().startswith("import json")
+
+
+def test_out__nothing_is_replaced_before_all_is_written(
+    saved: Saved, exported: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "to" / "new.onnx"
+    target.parent.mkdir()
+    target.write_text("old")
+
+    def full(source: Path, to: Path) -> None:
+        if Path(source).suffix == ".py":
+            raise OSError(28, "No space left on device", str(source), None, str(to))
+        Path(to).write_bytes(b"half")
+
+    monkeypatch.setattr(shutil, "copyfile", full)
+    with pytest.raises(VitctlError, match="no space left on device") as caught:
+        exported(saved(), "onnx", **{"export.file": str(target)})
+    assert ".partial" not in str(caught.value)
+    assert {path.name: path.read_text() for path in target.parent.iterdir()} == {"new.onnx": "old"}
 
 
 @pytest.mark.parametrize("rule", RULES)

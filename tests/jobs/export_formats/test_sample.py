@@ -22,9 +22,11 @@ CASES: list[tuple[dict[str, Any], bool]] = [
 
 
 @pytest.mark.parametrize(("rule", "inside"), CASES)
-@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize(
+    "turned", [False, True, None]
+)  # None: weights that do not say are taken as `predict` takes them
 def test_sample__prints_our_five_best(
-    saved: Saved, exported: Callable[..., Any], tmp_path: Path, rule: dict[str, Any], inside: bool, turned: bool
+    saved: Saved, exported: Callable[..., Any], tmp_path: Path, rule: dict[str, Any], inside: bool, turned: bool | None
 ) -> None:
     exported(saved(**rule, exif_orientation=turned), "onnx", **{"export.include_preprocess": inside})
     program = tmp_path / "run" / "model.py"
@@ -35,7 +37,7 @@ def test_sample__prints_our_five_best(
     Image.fromarray(pixels).save(tmp_path / "photo.png", exif=exif)
     command = [sys.executable, str(program), str(tmp_path / "photo.png")]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
-    shown = np.ascontiguousarray(np.rot90(pixels, -1)) if turned else pixels
+    shown = np.ascontiguousarray(np.rot90(pixels, -1)) if turned is not False else pixels
     transform = EvalTransform(32, method=rule["eval_method"], resize=rule["eval_resize"], resample=rule["resample"])
     mean, std = torch.tensor([0.5, 0.4, 0.6]).view(3, 1, 1), torch.tensor([0.5, 0.3, 0.4]).view(3, 1, 1)
     with torch.inference_mode():

@@ -67,6 +67,17 @@ def trained(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_folder__files_of_the_user_stay_beside_a_second_export(
+    exported: Exported, trained: Path, tmp_path: Path
+) -> None:
+    """The whole folder was replaced."""
+    exported(trained, "timm")
+    (tmp_path / "run" / "timm" / "NOTES.md").write_text("mine")
+    exported(trained, "timm")
+    assert (tmp_path / "run" / "timm" / "NOTES.md").read_text() == "mine"
+    assert not [path for path in (tmp_path / "run").iterdir() if path.name.endswith(".partial")]
+
+
 def test_card__says_what_is_known(exported: Exported, trained: Path, tiny_data: Path, tmp_path: Path) -> None:
     """Results of the run and of the images given, digests, licence; Hugging Face's own reader reads its head."""
     exported(trained, "timm", **{"export.data_licence": "CC BY 4.0", "data.path": str(tiny_data)})
