@@ -143,17 +143,22 @@ def paced(line: Sequence[str], *, launched: bool = False) -> list[str]:
     return [sys.executable, "-c", code, *line[3:]]
 
 
-def two_processes(line: Sequence[str], out: Path) -> tuple[int, ...]:
-    """Run a command as two processes that find each other; their exit codes. Neither is ended because the other failed."""
-    place = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+def started(line: Sequence[str], out: Path, num_processes: int) -> "list[warm.Popen]":
+    """A command as several processes that find each other. None is ended because another failed."""
+    size = str(num_processes)
+    place = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     with out.open("ab") as file:
-        both = [
+        return [
             warm.Popen(
                 list(line), stdout=file, stderr=file, env={**os.environ, **place, "RANK": rank, "LOCAL_RANK": rank}
             )
-            for rank in ("0", "1")
+            for rank in map(str, range(num_processes))
         ]
-    return tuple(process.wait(timeout=240) for process in both)
+
+
+def two_processes(line: Sequence[str], out: Path) -> tuple[int, ...]:
+    """Run a command as two processes; their exit codes."""
+    return tuple(process.wait(timeout=240) for process in started(line, out, 2))
 
 
 def worker(folder: Path) -> list[str]:
@@ -161,12 +166,18 @@ def worker(folder: Path) -> list[str]:
     return [sys.executable, "-m", "vitctl.launch.worker", str(folder)]
 
 
-def run_as_two(folder: Path, data: Path, **values: Any) -> str:
-    """The tiny recipe in two processes that find each other, without a launcher; what they showed."""
+def run_as(num_processes: int, folder: Path, data: Path, **values: Any) -> str:
+    """The tiny recipe in several processes that find each other, without a launcher; what they showed."""
     shown = folder.with_name(f"{folder.name}.txt")
-    codes = two_processes(command(folder, data, **{**values, "machine.processes": 2}), shown)
-    assert codes == (0, 0), shown.read_text()
+    line = command(folder, data, **{**values, "machine.processes": num_processes})
+    codes = [process.wait(timeout=240) for process in started(line, shown, num_processes)]
+    assert set(codes) == {0}, shown.read_text()
     return shown.read_text()
+
+
+def run_as_two(folder: Path, data: Path, **values: Any) -> str:
+    """The tiny recipe in two processes."""
+    return run_as(2, folder, data, **values)
 
 
 GOLDEN = Path(__file__).parent / "golden" / "tiny.json"

@@ -18,7 +18,8 @@ from tests.conftest import ROOT
 from tests.data.conftest import CLASSES, several
 from vitctl.data import as_webdataset
 from vitctl.data.images.transforms import TrainTransform
-from vitctl.data.loader.batches import share, train_batches
+from vitctl.data.loader.batches import train_batches
+from vitctl.data.loader.lanes import share
 from vitctl.data.shards.index import Index, index_shards
 from vitctl.data.source.order import Order, WindowedOrder
 from vitctl.data.source.read import ShardSource, SyntheticSource

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from vitctl.data.loader.batches import Batch
+from vitctl.engine.distributed.gradients import AllReduced
 from vitctl.engine.distributed.runtime import Runtime, start
 from vitctl.engine.loop import Trainer
 from vitctl.engine.losses import classification_loss
@@ -84,7 +85,7 @@ def trainer(runtime: Runtime) -> Callable[..., Trainer]:
             lr=k.lr,
             batch_size=k.batch_size,
             clip_norm=k.clip_norm,
-            seed=0,
+            gradients=AllReduced(runtime, model, seed=0),
             stop=StopFlag(),
         )
 

@@ -39,6 +39,13 @@ def test_evaluate__counts_right_answers_and_not_the_padding(runtime: Runtime) ->
     assert score.accuracy == right / 23
 
 
+def test_evaluate__a_batch_of_padding_alone_counts_nothing(runtime: Runtime) -> None:
+    """Of a process that has no more images while others have."""
+    nothing = padded(rows(batch(8), slice(0, 0)), 4)
+    evaluate = partial(evaluate_model, runtime, Tiny(), num_images=8, normalise=scaled, stop=StopFlag())
+    assert evaluate([batch(8), nothing]) == evaluate([batch(8)])
+
+
 @pytest.mark.parametrize("num_images", [7, 9])
 def test_evaluate__refuses_a_count_that_is_not_the_splits(runtime: Runtime, num_images: int) -> None:
     with pytest.raises(DataError, match=f"evaluation counted 8 images, the split has {num_images}; no score is given"):

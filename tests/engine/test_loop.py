@@ -174,7 +174,7 @@ class Diary:
 
 def task(total_steps: int, *, evaluate_every: int = 0, probe_every: int = 0, save_every: int = 0) -> Any:
     return SimpleNamespace(
-        total_steps=total_steps, evaluate_every=evaluate_every, probe_every=probe_every, save_every=save_every
+        total_steps=total_steps, share=8, evaluate_every=evaluate_every, probe_every=probe_every, save_every=save_every
     )
 
 
@@ -185,7 +185,7 @@ def endless() -> Iterator[Batch]:
 
 def test_run_steps__evaluates_before_it_saves_and_both_at_the_end(trainer: Make) -> None:
     diary = Diary()
-    run_steps(trainer(LOSS), task(5, evaluate_every=2, probe_every=3, save_every=4), endless(), 8, 1, diary)
+    run_steps(trainer(LOSS), task(5, evaluate_every=2, probe_every=3, save_every=4), endless(), 1, diary)
     expected = (
         "log 2, evaluate 2, log 3, probe 3, log 4, evaluate 4, save 4, log 5, evaluate 5, probe 5, save 5 and wait"
     )
@@ -194,7 +194,7 @@ def test_run_steps__evaluates_before_it_saves_and_both_at_the_end(trainer: Make)
 
 def test_run_steps__zero_means_only_at_the_end(trainer: Make) -> None:
     diary = Diary()
-    run_steps(trainer(LOSS), task(2), endless(), 8, 0, diary)
+    run_steps(trainer(LOSS), task(2), endless(), 0, diary)
     assert diary.said == ["log 1", "log 2", "evaluate 2", "save 2 and wait"]
 
 
@@ -208,7 +208,7 @@ def test_run_steps__a_signal_saves_the_finished_step_and_leaves(trainer: Make) -
             yield batch(8)
 
     with pytest.raises(Stopped):
-        run_steps(t, task(9, evaluate_every=1), batches(), 8, 0, diary)
+        run_steps(t, task(9, evaluate_every=1), batches(), 0, diary)
     assert diary.said == ["log 1", "evaluate 1", "log 2", "evaluate 2", "log 3", "save 3 and wait"]
 
 
@@ -216,7 +216,7 @@ def test_run_steps__a_signal_before_the_first_step_saves_what_there_is(trainer: 
     diary, t = Diary(), trainer(LOSS)
     t.stop.raise_(10)
     with pytest.raises(Stopped):
-        run_steps(t, task(9), endless(), 8, 4, diary)
+        run_steps(t, task(9), endless(), 4, diary)
     assert diary.said == ["save 4 and wait"]
 
 
@@ -228,7 +228,7 @@ def test_run_steps__a_signal_during_evaluation_saves_too(trainer: Make) -> None:
     diary, t = Stopping(), trainer(LOSS)
 
     with pytest.raises(Stopped):
-        run_steps(t, task(9, evaluate_every=2), endless(), 8, 0, diary)
+        run_steps(t, task(9, evaluate_every=2), endless(), 0, diary)
     assert diary.said == ["log 1", "log 2", "save 2 and wait"]
 
 

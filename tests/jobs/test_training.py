@@ -147,7 +147,7 @@ def test_dropout__the_micro_batch_changes_the_result_and_is_named_in_it(run: Run
 
 def test_dropout__the_micro_batch_that_was_found_is_the_one_named(tmp_path: Path) -> None:
     machine = TrainMachine(micro_batch=-1, processes=2)
-    recipe: Any = SimpleNamespace(machine=machine, schedule=SimpleNamespace(batch_size=32))
+    recipe: Any = SimpleNamespace(machine=machine, schedule=SimpleNamespace(lanes=0, batch_size=32))
     (tmp_path / "micro_batch.json").write_text(
         '{"share": 8, "device": "CPU", "precision": "float32", "micro_batch": 3}'
     )

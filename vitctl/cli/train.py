@@ -176,7 +176,7 @@ def resume(
         list[str] | None,
         typer.Option(
             "--allow",
-            help="What may differ from the start of the run: a key of the recipe, e.g. schedule.total_steps; data; weights. Repeatable.",
+            help="What may differ from the start of the run: a key of the recipe; data; weights; computation. Repeatable.",
             autocompletion=completion.bare_keys,
         ),
     ] = None,

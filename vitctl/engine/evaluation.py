@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from vitctl.data.loader.batches import Batch
 from vitctl.engine.distributed.runtime import Computation, Runtime
-from vitctl.engine.metrics import TOP_K, correct_predictions, count_by_class, count_hits, mean_per_class
+from vitctl.engine.metrics import TOP_K, correct_predictions, count_by_class, count_hits, label_sets, mean_per_class
 from vitctl.engine.preemption import StopFlag, Stopped
 from vitctl.errors import DataError
 from vitctl.models.build import Model
@@ -115,7 +115,7 @@ def evaluate_model(
 
 def _by_class(best: np.ndarray, labels: np.ndarray, num_classes: int) -> np.ndarray:
     """Counts of each class [K, 3]; an image with several labels counts for the first, one without any for none."""
-    classes = labels.reshape(len(labels), -1)[:, 0]
+    classes = label_sets(labels)[:, 0]
     counted = classes >= 0
     return count_by_class(correct_predictions(best, labels)[counted], classes[counted], num_classes)
 

@@ -11,8 +11,8 @@ from torch.optim import Optimizer
 
 from vitctl.data.loader.batches import Batch
 from vitctl.engine.averaging import Average
-from vitctl.engine.distributed.runtime import Runtime, seed_step
-from vitctl.engine.distributed.sharding import synced
+from vitctl.engine.distributed.gradients import Gradients
+from vitctl.engine.distributed.runtime import Runtime
 from vitctl.engine.evaluation import stop_together
 from vitctl.engine.losses import Objective
 from vitctl.engine.optimizer import clip_gradients, gradient_norms
@@ -42,8 +42,9 @@ class Trainer:
     """A model, its optimizer and its loss.
 
     `model` is wrapped by the runtime, `unwrapped` is the same model unwrapped. `objective(model, batch, step)` sums over its batch,
-    `lr(step)` is the rate after `step` finished updates, `batch_size` is global. `is_updating` is true while an
-    update is applied: after an error then, weights, optimizer and average belong to no step, and cannot be saved.
+    `gradients` adds up those of all micro-batches, `lr(step)` is the rate after `step` finished updates, `batch_size` is global.
+    `is_updating` is true while an update is applied: after an error then, weights, optimizer and average belong to no step, and
+    cannot be saved.
     """
 
     runtime: Runtime
@@ -52,10 +53,10 @@ class Trainer:
     optimizer: Optimizer
     average: Average | None
     objective: Objective
+    gradients: Gradients
     lr: Callable[[int], float]
     batch_size: int
     clip_norm: float
-    seed: int
     stop: StopFlag
     is_updating: bool = False
 
@@ -66,21 +67,14 @@ class Trainer:
         and processes: each share adds loss / batch_size, and a few unreadable images are corrected for at the end.
         An update whose loss or gradient is not finite is skipped by all processes together.
         """
-        seed_step(self.seed, step, self.runtime.rank)
         self.model.train()
-        losses = [self._backward(batch, step, last=batch is micro_batches[-1]) for batch in micro_batches]
-        own = [
-            sum(float(loss) for loss in losses),
-            sum(float(batch.weights.sum()) for batch in micro_batches),
-            float(sum(len(batch.bad) for batch in micro_batches)),
-            float(self.stop.raised),
-        ]
-        loss_sum, num_images, num_bad, stop = self.runtime.sum(own)
+        loss_sum, num_images, num_bad, stop = self.gradients(self._backward, step, micro_batches, self.stop.raised)
         if 0 < num_images < self.batch_size:
             for p in self.unwrapped.parameters():
                 if p.grad is not None:
                     p.grad.mul_(self.batch_size / num_images)
-        norm, lr = float(clip_gradients(self.unwrapped.parameters(), self.clip_norm)), self.lr(step)
+        norm = float(clip_gradients(self.unwrapped.parameters(), self.clip_norm, dtype=self.gradients.norm_dtype))
+        lr = self.lr(step)
         skipped = not (math.isfinite(loss_sum) and math.isfinite(norm))
         norms = gradient_norms(self.unwrapped) if skipped else {}
         self.is_updating = True  # until the step is counted
@@ -92,14 +86,12 @@ class Trainer:
     def warm_up(self, micro_batches: list[Batch]) -> None:
         """Compute the gradients of one update and discard them, so that torch.compile compiles now."""
         self.model.train()
-        for batch in micro_batches:
-            self._backward(batch, 0, last=batch is micro_batches[-1])
+        self.gradients(self._backward, 0, micro_batches, False)
         self.optimizer.zero_grad(set_to_none=True)
 
-    def _backward(self, batch: Batch, step: int, *, last: bool) -> Tensor:
-        with synced(self.model, self.runtime.accelerator, now=last):
-            loss = self.objective(self.model, batch, step)
-            self.runtime.accelerator.backward(loss * (self.runtime.num_processes / self.batch_size))
+    def _backward(self, batch: Batch, step: int, scale: float) -> Tensor:
+        loss = self.objective(self.model, batch, step)
+        self.runtime.accelerator.backward(loss * (scale / self.batch_size))
         return loss.detach()
 
     def _step(self, lr: float) -> None:
@@ -129,16 +121,13 @@ class Hooks(Protocol):
         """After an error: save the state if it is consistent, without the other processes, and do not raise."""
 
 
-def run_steps(
-    trainer: Trainer, task: TrainingTask, batches: Iterator[Batch], share: int, first_step: int, hooks: Hooks
-) -> None:
+def run_steps(trainer: Trainer, task: TrainingTask, batches: Iterator[Batch], first_step: int, hooks: Hooks) -> None:
     """Train from `first_step` finished steps to `task.total_steps`.
 
     Args:
         trainer: the model and its update.
         task: how often it is scored and saved.
         batches: endless micro-batches of this process, from first_step on.
-        share: images of this process in a global batch.
         first_step: steps finished before.
         hooks: logging, evaluation, saving.
 
@@ -151,7 +140,7 @@ def run_steps(
         stop_together(trainer.runtime, trainer.stop)
         while step < task.total_steps:
             began = time.perf_counter()
-            micro_batches = take(batches, share)
+            micro_batches = take(batches, task.share)
             waited = time.perf_counter() - began
             result = trainer.update(step, micro_batches)
             step += 1

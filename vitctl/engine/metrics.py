@@ -27,6 +27,11 @@ class Hits:
         return self.correct_top5 / self.total
 
 
+def label_sets(labels: np.ndarray) -> np.ndarray:
+    """The labels of each image as a row: `[N, L]`, of `[N]` or `[N, L]`; N may be 0."""
+    return labels[:, None] if labels.ndim == 1 else labels
+
+
 def correct_predictions(best: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """Which predictions are among an image's labels: bool `[N, 5]`.
 
@@ -34,13 +39,13 @@ def correct_predictions(best: np.ndarray, labels: np.ndarray) -> np.ndarray:
         best: int64 `[N, 5]`, predicted classes of each image, the most likely first; fewer columns where there are fewer classes.
         labels: int64 `[N]` or `[N, L]`, the correct classes, padded with -1.
     """
-    sets = labels.reshape(len(labels), -1)
+    sets = label_sets(labels)
     return np.stack([(best[:, column, None] == sets).any(axis=1) for column in range(best.shape[1])], axis=1)
 
 
 def count_hits(best: np.ndarray, labels: np.ndarray) -> Hits:
     """Count correct predictions; images without any label do not count. Arguments as for `correct_predictions`."""
-    labelled = (labels.reshape(len(labels), -1) >= 0).any(axis=1)
+    labelled = (label_sets(labels) >= 0).any(axis=1)
     right = correct_predictions(best, labels)[labelled]
     return Hits(int(right[:, 0].sum()), int(right.any(axis=1).sum()), int(labelled.sum()))
 
@@ -77,7 +82,7 @@ def baselines(labels: np.ndarray, num_answers: int) -> dict[str, float]:
     Returns:
         `majority_class`: accuracy of always predicting the most frequent class; `chance`: of a random class. Shares 0..1.
     """
-    sets = labels.reshape(len(labels), -1)
+    sets = label_sets(labels)
     sets = sets[(sets >= 0).any(axis=1)]
     if not len(sets):
         return {"majority_class": 0.0, "chance": 0.0}

@@ -41,7 +41,7 @@ class DecoupledSGD(SGD):
         return super().step(closure)
 
 
-def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor:
+def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float, *, dtype: torch.dtype | None = None) -> Tensor:
     """Scale all gradients by min(1, max_norm / norm), without the small constant that torch adds to the norm.
 
     If the norm is not finite, gradients stay unchanged, so that one can find the cause.
@@ -49,12 +49,16 @@ def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> Tenso
     Args:
         parameters: with gradients; where they are sharded, all processes take part.
         max_norm: bound of the global norm; 0 only measures.
+        dtype: that squares are added in; None: that of the gradients.
 
     Returns:
         the global norm before clipping, a scalar in float32 or wider.
     """
     gradients = [p.grad for p in parameters if p.grad is not None]
-    norm = full(nn.utils.get_total_norm(gradients))
+    if dtype is None:
+        norm = full(nn.utils.get_total_norm(gradients))
+    else:
+        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients, 2, dtype=dtype)))
     if max_norm:
         factor = torch.where(norm.isfinite(), torch.clamp(max_norm / norm, max=1.0), 1.0)
         torch._foreach_mul_([local(gradient) for gradient in gradients], factor)

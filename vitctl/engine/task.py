@@ -15,14 +15,15 @@ from vitctl.models.build import Model
 class TrainingTask:
     """Training data, length, metrics, and how often each action is done.
 
-    `batches(first_step)` gives this process's micro-batches, `flops_per_image` are those of training, `key(sample)` names
-    an image, `score(model)` evaluates it (None: nothing to evaluate on), `probe(model)` gives few-shot accuracies of each
-    number of shots, by seed, `identity` is compared with that of the checkpoint that it resumes from. `evaluate_every` and
-    `save_every` are in steps, 0 for never before the end; so is `probe_every`, 0 for never. `warm_up`: run torch.compile before the
-    first step.
+    `batches(first_step)` gives this process's micro-batches, `share` is its number of images in a global batch, `flops_per_image` are
+    those of training, `key(sample)` names an image, `score(model)` evaluates it (None: nothing to evaluate on), `probe(model)` gives
+    few-shot accuracies of each number of shots, by seed, `identity` is compared with that of the checkpoint that it resumes from.
+    `evaluate_every` and `save_every` are in steps, 0 for never before the end; so is `probe_every`, 0 for never. `warm_up`: run
+    torch.compile before the first step.
     """
 
     batches: Callable[[int], Iterator[Batch]]
+    share: int
     num_images: int
     flops_per_image: int
     key: Callable[[int], str]

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import chain
 from pathlib import Path
 
-from vitctl.data.loader.batches import Batch, share
+from vitctl.data.loader.batches import Batch
 from vitctl.engine import nonfinite
 from vitctl.engine.averaging import averaged
 from vitctl.engine.checkpoint.files import SavedCheckpoint, set_aside_after
@@ -311,13 +311,12 @@ def _fit(run: Run) -> Score | None:
     if first_step and is_due(first_step, task.probe_every):
         run.probe(first_step)
     if first_step < total_steps:
-        own = len(share(trainer.batch_size, run.runtime.num_processes, run.runtime.rank))
         batches = task.batches(first_step)
         run.journal.show_progress(at_once=True, step=first_step, total_steps=total_steps)
         if task.warm_up:
-            batches = _warmed_up(run, batches, own, first_step)
+            batches = _warmed_up(run, batches, first_step)
         run.start_clock(first_step)
-        run_steps(trainer, task, batches, own, first_step, run)
+        run_steps(trainer, task, batches, first_step, run)
     else:
         run.evaluate(total_steps)
         run.probe(total_steps)
@@ -332,7 +331,7 @@ def _fit(run: Run) -> Score | None:
     return run.scores.get(total_steps)
 
 
-def _warmed_up(run: Run, batches: Iterator[Batch], own: int, step: int) -> Iterator[Batch]:
+def _warmed_up(run: Run, batches: Iterator[Batch], step: int) -> Iterator[Batch]:
     """The same batches, after a first pass over those of one update that triggers torch.compile."""
     try:
         stop_together(run.runtime, run.trainer.stop)
@@ -341,7 +340,7 @@ def _warmed_up(run: Run, batches: Iterator[Batch], own: int, step: int) -> Itera
         raise
     began = time.perf_counter()
     run.journal.show_progress(at_once=True, text="compiling")
-    first = take(batches, own)
+    first = take(batches, run.task.share)
     run.trainer.warm_up(first)
     run.journal.write("compile", step=step, seconds=round(time.perf_counter() - began, 3))
     return chain(first, batches)

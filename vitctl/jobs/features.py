@@ -27,7 +27,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class ImagePass:
-    """How images are shown to a network. `mean` and `std` are of the weights; `batch_size` is of one process."""
+    """How images are shown to a network. `mean` and `std` are of the weights; `batch_size` is of one process.
+
+    `whole_batches`: no batch depends on the number of processes, as `eval_batches` says.
+    """
 
     runtime: Runtime
     journal: Journal
@@ -37,6 +40,7 @@ class ImagePass:
     batch_size: int
     workers: int
     stop: StopFlag
+    whole_batches: bool = False
 
     def __call__(self, model: Model, source: Source) -> Tensor:
         """The input of the classification layer, [N, R] float32 on the CPU, in the split's order, the same on every process."""
@@ -52,6 +56,7 @@ class ImagePass:
             rank=runtime.rank,
             num_processes=runtime.num_processes,
             num_workers=self.workers,
+            whole_batches=self.whole_batches,
         )
         batches = self.journal.watch(batches, what, len(source), runtime.num_processes)
         normalise = partial(runtime.images, mean=self.mean, std=self.std)

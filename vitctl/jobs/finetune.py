@@ -203,7 +203,7 @@ def _train(
     journal.write("weights", step=0, path=found.path, text=text)
     for text in unseen_pixels(model.config):
         journal.write("warning", step=0, text=text)
-    images = images_of(data, train_on, score_on, recipe.seed)
+    images = images_of(data, train_on, score_on, recipe.seed, recipe.schedule)
     meta = images.meta(found.weights.meta["mean"], found.weights.meta["std"], recipe.loss.name)
     score = train(
         recipe,

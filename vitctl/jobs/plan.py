@@ -16,6 +16,7 @@ from vitctl.data.shards.remote import is_remote
 from vitctl.data.source.locate import locate_splits, no_index_message
 from vitctl.engine.schedule import total_steps
 from vitctl.errors import DataError, RecipeError
+from vitctl.jobs.inputs.lanes import lanes_note, lanes_of
 from vitctl.jobs.inputs.length import TASK_IMAGES, fit_schedule, fitted_recipe, learning_rate, needs_num_images
 from vitctl.jobs.inputs.network import find_network, model_config, needs_labels, rates_in_words, rates_of, unseen_pixels
 from vitctl.jobs.inputs.sampling import check_order, open_train, sampling_notes, subset_size
@@ -81,7 +82,7 @@ class _Memory:
         weights, one = (
             training_memory_bytes(config, images, precision, slots, averaging, checkpoint_blocks) for images in (0, 1)
         )
-        return cls(weights, one - weights)
+        return cls(weights + 4 * count_parameters(config) * _held_sums(recipe), one - weights)
 
     def at(self, micro_batch: int, shards: int = 1) -> int:
         """With `micro_batch` images in a forward pass, the weights sharded over `shards` processes."""
@@ -137,6 +138,8 @@ def plan_training(recipe: Pretrain | Finetune, size: "_Size | None" = None) -> T
     memory, shards = _Memory.of(config, recipe, checkpoint_blocks=m.checkpoint_blocks), _shards(recipe)
     fitting = memory.fitting(shards)
     micro_batch = min(max(1, fitting) if m.micro_batch == -1 else m.micro_batch or share, share)
+    if lanes := lanes_of(recipe, m.processes):
+        micro_batch, notes = lanes.largest_leaf, [*notes, lanes_note(lanes)]
     parameters = count_parameters(config)
     checkpoint = 4 * parameters * (1 + slots + averaging)
     kept = recipe.checkpoint.keep_last + recipe.checkpoint.keep_best + 1
@@ -167,6 +170,13 @@ def plan_training(recipe: Pretrain | Finetune, size: "_Size | None" = None) -> T
     )
 
 
+def _held_sums(recipe: Pretrain | Finetune) -> int:
+    """Gradients that a process keeps beside that of the current pass: with lanes those of finished subtrees of its leaves."""
+    processes = recipe.machine.processes
+    lanes = lanes_of(recipe, processes)
+    return max(len(lanes.owned(rank, processes)) for rank in range(processes)).bit_length() if lanes else 0
+
+
 def _shards(recipe: Pretrain | Finetune) -> int:
     return recipe.machine.processes if recipe.machine.sharding == "fsdp" else 1
 
@@ -175,6 +185,9 @@ def _ways(config: Config, recipe: Pretrain | Finetune, memory: _Memory) -> list[
     """Settings that make a run fit GPUs of 80 GiB, the least change first, and the memory of a process then."""
     batch, m = recipe.schedule.batch_size, recipe.machine
     ways: list[tuple[str, int]] = []
+    if recipe.schedule.lanes:
+        fitting = memory.fitting()
+        return [(f"--set schedule.leaf_images={fitting}", memory.at(fitting))] if fitting else []
     if fitting := memory.fitting(_shards(recipe)):
         ways.append((f"--set machine.micro_batch={fitting}", memory.at(fitting, _shards(recipe))))
         processes = -(-batch // fitting)
@@ -294,6 +307,7 @@ def check_recipe(recipe: Recipe, run_dir: Path) -> None:
     elif isinstance(recipe, Fewshot):
         open_sets(recipe.data, recipe.fewshot.shots, run_dir)
     elif isinstance(recipe, Vtab):
+        lanes_of(recipe, recipe.machine.processes)
         open_tasks(recipe, chosen_tasks(recipe), run_dir)
     elif isinstance(recipe, Evaluate) or (
         isinstance(recipe, ExportRecipe) and (recipe.data.path or recipe.data.dataset)
@@ -314,6 +328,7 @@ def _check_training(recipe: Pretrain | Finetune, run_dir: Path) -> None:
             f"{steps} steps ({s.total_epochs:g} epochs of {len(train):,} images in batches of {s.batch_size}) leave nothing "
             f"after schedule.warmup_steps = {s.warmup_steps}; lower it, or train longer"
         )
+    lanes_of(recipe, recipe.machine.processes)
     if s.batch_size < recipe.machine.processes:
         raise RecipeError(
             f"schedule.batch_size = {s.batch_size} is less than machine.processes = {recipe.machine.processes}"
@@ -332,7 +347,7 @@ def _check_training(recipe: Pretrain | Finetune, run_dir: Path) -> None:
             "set loss.name = 'sigmoid'"
         )
     if not recipe.data.synthetic:
-        check_order(recipe.data, train, recipe.seed, s.batch_size)
+        check_order(recipe.data, train, recipe.seed, s)
     if isinstance(recipe, Pretrain):
         open_probe(recipe, run_dir)
         model_config(recipe, len(train.class_names))

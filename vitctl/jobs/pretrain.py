@@ -60,7 +60,7 @@ def pretrain(recipe: Pretrain, run_dir: Path, report: Report = silent, stop: Sto
         objective, score_on = masked_patch_objective(recipe, config), None  # there are no classes to score
     context, images = (
         RunContext(runtime, run_dir, journal, stop),
-        images_of(recipe.data, train_on, score_on, recipe.seed),
+        images_of(recipe.data, train_on, score_on, recipe.seed, recipe.schedule),
     )
     meta = images.meta(recipe.data.mean, recipe.data.std, recipe.loss.name)
     probe = make_probe(recipe, probed, runtime, journal, stop) if probed else None

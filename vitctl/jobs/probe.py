@@ -58,8 +58,12 @@ def make_probe(
         exif_orientation=p.turns_upright,
         truncated=p.truncated,
     )
-    workers = num_workers(recipe.machine, runtime)
-    extract = ImagePass(runtime, journal, transform, d.mean, d.std, recipe.evaluation.batch_size, workers, stop)
+    workers, size, by_lanes = (
+        num_workers(recipe.machine, runtime),
+        recipe.evaluation.batch_size,
+        recipe.schedule.lanes > 0,
+    )
+    extract = ImagePass(runtime, journal, transform, d.mean, d.std, size, workers, stop, by_lanes)
 
     def probe(model: Model) -> Scores:
         features = extract(model, one.train), extract(model, one.test)

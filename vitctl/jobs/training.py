@@ -14,10 +14,14 @@ from torch import Tensor, nn
 
 from vitctl.data.images.transforms import EvalTransform, TrainTransform
 from vitctl.data.loader.batches import Batch, train_batches
+from vitctl.data.loader.lanes import Lanes, num_own
 from vitctl.data.source.order import Order, SampleOrder
 from vitctl.data.source.read import Source, sample_key
 from vitctl.engine.averaging import Average
 from vitctl.engine.checkpoint.saving import Saver
+from vitctl.engine.distributed.exact import computation, exact
+from vitctl.engine.distributed.gradients import AllReduced, ByLanes, Gradients
+from vitctl.engine.distributed.lane_sum import LaneSum
 from vitctl.engine.distributed.micro_batch import fits_everywhere, largest_micro_batch
 from vitctl.engine.distributed.runtime import Runtime, start
 from vitctl.engine.distributed.sharding import is_sharded, shard
@@ -35,9 +39,11 @@ from vitctl.engine.training import fit
 from vitctl.errors import LaunchError
 from vitctl.jobs.features import ImagePass
 from vitctl.jobs.inputs.data import eval_transform, mixing, train_transform
+from vitctl.jobs.inputs.lanes import lanes_of
 from vitctl.jobs.inputs.length import learning_rate
 from vitctl.jobs.inputs.same_inputs import check_inputs
 from vitctl.jobs.inputs.sampling import training_order
+from vitctl.jobs.provenance import versions
 from vitctl.jobs.record.identity import identity
 from vitctl.jobs.record.kept import AttentionKernel, MicroBatch, read_kept
 from vitctl.jobs.record.runs import choose_weights, logged_scores
@@ -51,7 +57,7 @@ from vitctl.models.flops import training_flops
 from vitctl.recipe.images import TrainImages
 from vitctl.recipe.machine import Log, Machine, ShardedMachine, TrainMachine
 from vitctl.recipe.schema import Finetune, Pretrain, TrainRecipe, Vtab
-from vitctl.recipe.sections import Loss
+from vitctl.recipe.sections import Loss, Schedule
 
 ATTENTION, MICRO_BATCH = "attention.json", "micro_batch.json"
 
@@ -134,9 +140,9 @@ class Images:
         }
 
 
-def images_of(data: TrainImages, train_on: Source, score_on: Source | None, seed: int) -> Images:
-    """The images of a recipe's [data], with augmentation and pre-processing."""
-    order = None if data.synthetic else training_order(data, train_on, seed)
+def images_of(data: TrainImages, train_on: Source, score_on: Source | None, seed: int, schedule: Schedule) -> Images:
+    """The images of a recipe's [data], with augmentation and pre-processing, in the order of its seed and [schedule]."""
+    order = None if data.synthetic else training_order(data, train_on, seed, schedule)
     return Images(train_on, train_transform(data), score_on, eval_transform(data), order, mixing(data))
 
 
@@ -167,21 +173,36 @@ def train(
         the score after the last step, or with early stopping that of the best checkpoint; None without images to score, and
         possibly on processes other than the main one.
     """
-    runtime, folder, journal = context.runtime, context.folder, context.journal
+    s, alike = recipe.schedule, exact(context.runtime, recipe.schedule.threads)
+    with alike if s.lanes else nullcontext():
+        return _train(recipe, context, model, images, meta, objective, probe, start_weights_sha256)
+
+
+def _train(
+    recipe: Pretrain | Finetune | Vtab,
+    context: RunContext,
+    model: Model,
+    images: Images,
+    meta: dict[str, Any],
+    objective: Callable[..., Tensor] | None,
+    probe: Probe | None,
+    start_weights_sha256: str,
+) -> Score | None:
+    runtime, folder = context.runtime, context.folder
     source, scored = images.train, images.scored
     check_inputs(runtime, model.state_dict(), model.config, meta, (source, scored))
-    s, machine = recipe.schedule, recipe.machine
+    s, machine, lanes = recipe.schedule, recipe.machine, lanes_of(recipe, runtime.num_processes)
     steps = total_steps(len(source), s.batch_size, steps=s.total_steps, epochs=s.total_epochs)
     mean, std = tuple(meta["mean"]), tuple(meta["std"])
     normalise = partial(runtime.images, mean=mean, std=std)
     workers = num_workers(machine, runtime)
     share = -(-s.batch_size // runtime.num_processes)
     loss = partial(objective or _classification(recipe.loss, images.mixing, recipe.seed), normalise=normalise)
-    batches = _batches(recipe, runtime, images, needs_labels=objective is None)
+    batches = _batches(recipe, runtime, images, lanes, needs_labels=objective is None)
     shown, size = images.pre_processing, recipe.evaluation.batch_size
-    look = ImagePass(runtime, context.journal, shown, mean, std, size, workers, context.stop)
+    look = ImagePass(runtime, context.journal, shown, mean, std, size, workers, context.stop, lanes is not None)
 
-    choose_kernels(machine, runtime, folder, model, _most(machine.micro_batch, share))
+    kernel = choose_kernels(machine, runtime, folder, model, _most(machine.micro_batch, share), measured=not lanes)
     if isinstance(machine, ShardedMachine) and machine.sharding == "fsdp":
         if probe:
             raise LaunchError(
@@ -189,15 +210,17 @@ def train(
                 "set fewshot_probe.every_steps = 0 or machine.sharding = 'none'"
             )
         shard(model, runtime.device, runtime.num_processes)
+    made_by = computation(runtime, attention=kernel, compile=machine.compile, versions=versions()) if lanes else {}
     micro_batch = _micro_batch(recipe, runtime, folder, model, loss, lambda n: next(batches(0, n, 0)), share)
     task = TrainingTask(
         batches=lambda first_step: batches(first_step, micro_batch, workers),
+        share=num_own(s.batch_size, lanes, runtime.rank, runtime.num_processes),
         num_images=len(source),
         flops_per_image=training_flops(model.config, 1),
         key=partial(sample_key, source),
         score=partial(look.through, evaluate_model, "scoring", source=scored) if scored is not None else None,
         probe=probe,
-        identity=identity(recipe, folder, source, scored, start_weights_sha256),
+        identity=identity(recipe, folder, source, scored, start_weights_sha256, made_by),
         total_steps=steps,
         evaluate_every=recipe.evaluation.every_steps,
         probe_every=recipe.fewshot_probe.every_steps if isinstance(recipe, Pretrain) else 0,
@@ -208,9 +231,9 @@ def train(
         max_bad_fraction=recipe.data.max_bad_fraction,
         warm_up=machine.compile,
     )
-    trainer = _trainer(recipe, context, model, loss, learning_rate(recipe, steps))
+    trainer = _trainer(recipe, context, model, loss, learning_rate(recipe, steps), lanes)
     kept = recipe.checkpoint.keep_last, recipe.checkpoint.keep_best
-    saver = Saver(folder / CHECKPOINTS, model.config, meta, *kept, journal=journal)
+    saver = Saver(folder / CHECKPOINTS, model.config, meta, *kept, journal=context.journal)
     with tracking(runtime, recipe, folder), compile_errors() if machine.compile else nullcontext():
         last = fit(folder, task, trainer, saver)
     return _best_score(folder, runtime) if recipe.evaluation.early_stopping else last
@@ -222,21 +245,27 @@ def _trainer(
     model: Model,
     objective: Callable[..., Tensor],
     lr: Callable[[int], float],
+    lanes: Lanes | None,
 ) -> Trainer:
+    runtime = context.runtime
+    wrapped = runtime.wrap(model, ddp=lanes is None)
+    gradients: Gradients = AllReduced(runtime, wrapped, recipe.seed)
+    if lanes is not None:
+        gradients = ByLanes(runtime, model, recipe.seed, LaneSum(lanes, runtime.rank, runtime.num_processes))
     average, o = recipe.averaging, recipe.optimizer
     adam = {"beta1": o.beta1, "beta2": o.beta2, "eps": o.eps}
     optimizer = build_optimizer(model, name=o.name, weight_decay=o.weight_decay, momentum=o.momentum, **adam)
     return Trainer(
-        runtime=context.runtime,
+        runtime=runtime,
         average=Average(model, average.decay, debias=average.debias) if average.decay else None,
-        model=context.runtime.wrap(model),
+        model=wrapped,
         unwrapped=model,
         optimizer=optimizer,
         objective=objective,
+        gradients=gradients,
         lr=lr,
         batch_size=recipe.schedule.batch_size,
         clip_norm=o.clip_norm,
-        seed=recipe.seed,
         stop=context.stop,
     )
 
@@ -250,7 +279,7 @@ def _best_score(run_dir: Path, runtime: Runtime) -> Score | None:
 
 
 def _batches(
-    recipe: TrainRecipe, runtime: Runtime, images: Images, *, needs_labels: bool
+    recipe: TrainRecipe, runtime: Runtime, images: Images, lanes: Lanes | None, *, needs_labels: bool
 ) -> Callable[[int, int, int], Iterator[Batch]]:
     def batches(first_step: int, micro_batch: int, num_workers: int) -> Iterator[Batch]:
         return train_batches(
@@ -264,6 +293,7 @@ def _batches(
             num_processes=runtime.num_processes,
             first_step=first_step,
             num_workers=num_workers,
+            lanes=lanes,
             neighbours=images.mixing.is_on,
             needs_labels=needs_labels,
         )
@@ -285,7 +315,7 @@ def _micro_batch(
     share: int,
 ) -> int:
     """Images of a forward pass: machine.micro_batch, or what fits, which is measured once and written to RUN/micro_batch.json."""
-    if recipe.machine.micro_batch != -1:
+    if recipe.machine.micro_batch != -1 or recipe.schedule.lanes:  # leaves are passes of their own size
         return _most(recipe.machine.micro_batch, share)
     if is_sharded(model):
         raise LaunchError(
@@ -314,12 +344,17 @@ def _classification(loss: Loss, mixing: Mixing, seed: int) -> Callable[..., Tens
     return partial(objective, name=loss.name, label_smoothing=loss.label_smoothing, smoothing=loss.smoothing)
 
 
-def choose_kernels(machine: TrainMachine, runtime: Runtime, run_dir: Path, model: Model, micro_batch: int) -> None:
-    """Set how layers are computed: attention kernel, activation checkpointing, compilation.
+def choose_kernels(
+    machine: TrainMachine, runtime: Runtime, run_dir: Path, model: Model, micro_batch: int, *, measured: bool = True
+) -> str:
+    """Set how layers are computed: attention kernel, activation checkpointing, compilation; returns the attention kernel.
 
-    The choice of machine.attention = 'auto' is written to RUN/attention.json and used again on resume.
+    The choice of machine.attention = 'auto' is written to RUN/attention.json and used again on resume; unless `measured` it is
+    the plain product, because a measurement may end otherwise on another machine.
     """
     kernel, config = machine.attention, model.config
+    if kernel == "auto" and not measured:
+        kernel = "math"
     if kernel == "auto" and isinstance(config, ViTConfig):
         file = run_dir / ATTENTION
         if runtime.is_main and not file.exists():
@@ -334,6 +369,7 @@ def choose_kernels(machine: TrainMachine, runtime: Runtime, run_dir: Path, model
         model.checkpoint_blocks = True
     if machine.compile:
         compile_blocks(model)
+    return kernel
 
 
 def on_device(model: M, runtime: Runtime) -> M:
@@ -344,9 +380,9 @@ def on_device(model: M, runtime: Runtime) -> M:
 def dropout_draws(recipe: TrainRecipe, config: Any, folder: Path) -> dict[str, Any]:
     """What the random draws of dropout and stochastic depth depend on, besides seed and step; empty without dropout.
 
-    They are drawn for each forward pass of each process, so that the split of a batch changes the result.
+    They are drawn for each forward pass of each process, so that the split of a batch changes the result. With lanes it does not.
     """
-    if not (getattr(config, "dropout", 0.0) or getattr(config, "drop_path", 0.0)):
+    if recipe.schedule.lanes or not (getattr(config, "dropout", 0.0) or getattr(config, "drop_path", 0.0)):
         return {}
     machine, file = recipe.machine, folder / MICRO_BATCH
     most = read_kept(file, MicroBatch).micro_batch if file.exists() else machine.micro_batch

@@ -149,7 +149,7 @@ def _pinned(loaded: Loaded, before: Recipe | None) -> tuple[Loaded, str]:
     return with_overrides(loaded, [Override("weights.source", source, "newest when the run started")]), taken
 
 
-_ALLOWED = ("data", "weights")
+_ALLOWED = ("data", "weights", "computation")
 
 
 def _changes(before: Recipe, now: Recipe, run_dir: Path, allow: Sequence[str]) -> str:
@@ -164,7 +164,7 @@ def _changes(before: Recipe, now: Recipe, run_dir: Path, allow: Sequence[str]) -
         (one for one in allow if one not in _ALLOWED and not any(f"{key}.".startswith(f"{one}.") for key in known)), ""
     ):
         raise RecipeError(
-            f"--allow {one_line(odd)}: not a key of the recipe; give a key as the error message names it, or data, or weights"
+            f"--allow {one_line(odd)}: not a key of the recipe; give a key as the error message names it, or data, weights, or computation"
         )
     refused = [d for d in changed if not any(d[0] == key or d[0].startswith(f"{key}.") for key in allow)]
     if refused:

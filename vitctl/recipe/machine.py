@@ -9,7 +9,7 @@ class Machine(Section):
     """[machine] How the work is distributed; nothing here changes the result beyond rounding, where precision matters most.
 
     One exception: dropout and stochastic depth draw random numbers for each forward pass of each process, so that
-    `processes`, `micro_batch` and `compile` change the draws, and the result.
+    `processes`, `micro_batch` and `compile` change the draws, and the result. With schedule.lanes they change no bit.
     """
 
     processes: int = knob(

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from vitctl.data.images.decode import decode
 from vitctl.data.images.transforms import EvalTransform, TrainTransform, augmentation_rng
-from vitctl.data.loader.batches import Batch, eval_batches, share, train_batches
+from vitctl.data.loader.batches import Batch, eval_batches, train_batches
+from vitctl.data.loader.lanes import share
 from vitctl.data.shards.index import Index
 from vitctl.data.source.order import Order, WindowedOrder
 from vitctl.data.source.read import Concat, ShardSource, Source, Subset, SyntheticSource, has_label
@@ -234,6 +235,28 @@ def test_eval_batches__count_every_sample_once(num_samples: int, num_processes: 
     assert not whole["images"][~counted].any()
     expected = [EVAL(decode(source.read(sample))) for sample in range(num_samples)]
     assert torch.equal(whole["images"][counted], torch.stack(expected))
+
+
+@pytest.mark.parametrize("num_samples", [1, 4, 9, 23])
+@pytest.mark.parametrize("num_processes", [1, 2, 3, 5])
+def test_eval_batches__whole_ones_hold_the_same_images_for_any_number_of_processes(
+    num_samples: int, num_processes: int
+) -> None:
+    source = SyntheticSource(num_samples, 3, 12)
+    parts = [
+        [
+            b.samples.tolist()
+            for b in eval_batches(
+                source, EVAL, batch_size=4, rank=rank, num_processes=num_processes, num_workers=0, whole_batches=True
+            )
+        ]
+        for rank in range(num_processes)
+    ]
+    assert len({len(part) for part in parts}) == 1  # all take part in what comes after each batch
+    full = [batch for part in parts for batch in part if batch[0] >= 0]
+    size = min(4, num_samples)
+    padded = [*range(num_samples), *[-1] * (-num_samples % size)]
+    assert full == [padded[first : first + size] for first in range(0, num_samples, size)]
 
 
 def test_eval_batches__workers_change_nothing(make_split: MakeSplit) -> None:

@@ -12,15 +12,24 @@ from tests.data.old_index import forget_tables
 from tests.data.server import Faults, serving
 from tests.jobs.conftest import CPU, SMALL, do
 from vitctl.data.datasets.readers.png import encode_png
+from vitctl.data.loader.lanes import LaneOrder
 from vitctl.data.source.mixture import MixtureOrder
 from vitctl.data.source.order import Order, WindowedOrder
 from vitctl.data.writer.items import Item
 from vitctl.data.writer.write import write_split
 from vitctl.engine.journal import read_records
 from vitctl.errors import DataError, RecipeError
-from vitctl.jobs.inputs.sampling import label_entropy, num_shards, open_train, sampling_notes, training_order
+from vitctl.jobs.inputs.sampling import (
+    check_order,
+    label_entropy,
+    num_shards,
+    open_train,
+    sampling_notes,
+    training_order,
+)
 from vitctl.jobs.plan import check_recipe, plan_training
 from vitctl.recipe.load import Override, load_recipe
+from vitctl.recipe.sections import Schedule
 from vitctl.recipe.write import to_toml
 
 NAMES = ("a", "b", "c")
@@ -79,13 +88,28 @@ def test_plan__of_a_subset_of_a_known_set_needs_no_data(tmp_path: Path, monkeypa
         assert plan_training(load_recipe("jft_b16", overrides).recipe).num_images == size  # type: ignore[arg-type]
 
 
+OFF = Schedule(batch_size=8, total_steps=1)
+
+
 def test_training_order__follows_the_recipe(tmp_path: Path) -> None:
     folder = split(tmp_path / "d", 95)
     source = open_train(recipe(folder).data, None)
     assert num_shards(source) == 10
-    assert training_order(recipe(folder).data, source, 3) == Order(95, 3)
+    assert training_order(recipe(folder).data, source, 3, OFF) == Order(95, 3)
     windowed = recipe(folder, order="windowed", order_window_shards=2).data
-    assert training_order(windowed, source, 3) == WindowedOrder(95, 3, 10, 2)
+    assert training_order(windowed, source, 3, OFF) == WindowedOrder(95, 3, 10, 2)
+
+
+def test_training_order__lanes_walk_through_windows_of_their_own(tmp_path: Path) -> None:
+    """The exact order needs none: there every image has the same chance in every lane."""
+    folder = split(tmp_path / "d", 95)
+    source, lanes = open_train(recipe(folder).data, None), OFF.model_copy(update={"lanes": 4})
+    assert training_order(recipe(folder).data, source, 3, lanes) == Order(95, 3)
+    windowed = recipe(folder, order="windowed", order_window_shards=1).data
+    assert training_order(windowed, source, 3, lanes) == LaneOrder(WindowedOrder(95, 3, 10, 1), 8, 4)
+    check_order(windowed, source, 3, lanes)
+    with pytest.raises(RecipeError, match=r"windows of data\.order_window_shards = 1 in each of 8 lanes, should be 16"):
+        check_order(windowed, source, 3, OFF.model_copy(update={"lanes": 8}))
 
 
 def mixed(tmp_path: Path) -> dict[str, Any]:
@@ -100,7 +124,7 @@ def test_mixture__by_recipe(tmp_path: Path) -> None:
     assert load_recipe(str(tmp_path / "again.toml")).recipe == loaded.recipe
     data = recipe(**values).data
     source = open_train(data, None)
-    order = training_order(data, source, 0)
+    order = training_order(data, source, 0, OFF)
     assert isinstance(order, MixtureOrder) and order.counts == (3072, 1024)
     assert order.orders == (Order(60, 0), Order(20, 1))
     first = sampling_notes(data, source)[0]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 from vitctl.data.images.decode import BadSample, Picture, open_picture
 from vitctl.data.images.heic import without_heic
 from vitctl.data.images.transforms import EvalTransform, TrainTransform, augmentation_rng
+from vitctl.data.loader.lanes import Lanes, micro_batches, share
 from vitctl.data.loader.prefetch import Prefetcher, reads_whole_shards
 from vitctl.data.loader.shared_memory import SharedMemory
 from vitctl.data.loader.workers import start_workers, worker_init
@@ -102,11 +104,6 @@ def _received(images: SharedMemory | Tensor, shape: tuple[int, ...], *others: An
     return Batch(images, torch.from_numpy(labels), torch.from_numpy(weights), torch.from_numpy(samples), *rest)
 
 
-def share(batch_size: int, num_processes: int, rank: int) -> range:
-    """The contiguous part of a global batch for one rank; sizes differ by at most one."""
-    return range(batch_size * rank // num_processes, batch_size * (rank + 1) // num_processes)
-
-
 def train_batches(
     source: Source,
     order: SampleOrder,
@@ -119,6 +116,7 @@ def train_batches(
     num_processes: int,
     first_step: int,
     num_workers: int,
+    lanes: Lanes | None = None,
     neighbours: bool = False,
     needs_labels: bool = True,
 ) -> Iterator[Batch]:
@@ -138,8 +136,9 @@ def train_batches(
         num_processes: that share the global batch.
         first_step: finished steps; starting late costs nothing.
         num_workers: loader processes, 0 to work in this one.
-        neighbours: give each micro-batch the sample at the position before it in the global batch, before the first
-            the last.
+        lanes: of `batch_size`; a process takes the leaves that it owns, instead of micro-batches of its `share`.
+        neighbours: give each micro-batch the sample at the position before it in the global batch, or in its lane; before the
+            first the last.
         needs_labels: take an image without a label for one that cannot be used.
 
     Raises:
@@ -152,18 +151,16 @@ def train_batches(
         )
     if order.num_samples != len(source):
         raise DataError(f"the order covers {order.num_samples} samples, the source has {len(source)}")
-    own = share(batch_size, num_processes, rank)
+    parts = lanes.parts(rank, num_processes) if lanes else micro_batches(batch_size, num_processes, rank, micro_batch)
 
     def positions() -> Iterator[list[int]]:
-        step = first_step
-        while True:
-            for begin in range(own.start, own.stop, micro_batch):
-                end = min(begin + micro_batch, own.stop)
-                before = [step * batch_size + (begin - 1) % batch_size] if neighbours else []
-                yield [*before, *range(step * batch_size + begin, step * batch_size + end)]
-            step += 1
+        for first in count(first_step * batch_size, batch_size):
+            for part in parts:
+                before = [first + part.before] if neighbours else []
+                yield [*before, *(first + slot for slot in part.slots)]
 
-    batches = _batches(_TrainSamples(source, order, transform, seed, needs_labels), positions(), num_workers)
+    own = range(parts[0].slots.start, parts[-1].slots.stop) if lanes else None
+    batches = _batches(_TrainSamples(source, order, transform, seed, needs_labels, own), positions(), num_workers)
     return map(_with_neighbour, batches) if neighbours else batches
 
 
@@ -183,6 +180,7 @@ def eval_batches(
     rank: int,
     num_processes: int,
     num_workers: int,
+    whole_batches: bool = False,
     unchecked: bool = False,
     digests: bool = False,
 ) -> Iterator[Batch]:
@@ -197,6 +195,7 @@ def eval_batches(
         rank: of this process.
         num_processes: that share the split.
         num_workers: loader processes, 0 to work in this one.
+        whole_batches: divide batches among the processes, not samples: then each holds the same images for any number of processes.
         unchecked: the images were not checked when shards were made of them: HEIC is converted here, and a sample that cannot be
             used is left as zeros of weight 0, listed in `bad`.
         digests: fill `Batch.digests`.
@@ -204,9 +203,16 @@ def eval_batches(
     Raises:
         DataError: without `unchecked`, a sample cannot be used, named by key and shard; or a loader process was killed.
     """
-    own = share(len(source), num_processes, rank)
-    longest = -(-len(source) // num_processes)
+    longest = len(source) if whole_batches else -(-len(source) // num_processes)
     size = min(batch_size, longest)
+    own = share(len(source), num_processes, rank)
+    if whole_batches:
+        num_batches = -(-len(source) // size)
+        mine = share(num_batches, num_processes, rank)
+        own, longest = (
+            range(mine.start * size, min(mine.stop * size, len(source))),
+            -(-num_batches // num_processes) * size,
+        )
 
     def positions() -> Iterator[list[int]]:
         for begin in range(own.start, own.start + longest, size):
@@ -232,6 +238,7 @@ class _TrainSamples(Dataset[Batch]):
     transform: TrainTransform
     seed: int
     needs_labels: bool
+    slots: range | None = None  # with lanes, those of this process
 
     @cached_property
     def _ahead(self) -> Prefetcher | None:
@@ -239,7 +246,7 @@ class _TrainSamples(Dataset[Batch]):
         worker = get_worker_info()
         if worker is None or not self.order.window_size or not reads_whole_shards(self.source):
             return None
-        return Prefetcher(self.source, self.order, worker.id, worker.num_workers)
+        return Prefetcher(self.source, self.order, worker.id, worker.num_workers, self.slots)
 
     def __getitems__(self, positions: list[int]) -> Batch:
         if self._ahead is not None:

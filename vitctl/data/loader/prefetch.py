@@ -8,6 +8,7 @@ from zlib import crc32
 
 import numpy as np
 
+from vitctl.data.loader.lanes import LaneOrder
 from vitctl.data.source.order import SampleOrder
 from vitctl.data.source.provenance import split_sources
 from vitctl.data.source.read import Source
@@ -32,10 +33,14 @@ class Prefetcher:
         order: whose `window_size` is the prefetch distance.
         part: number of this worker; the workers share the shards.
         num_parts: number of workers.
+        slots: with lanes, those of the global batch that this process serves; None: all slots read the same window.
     """
 
-    def __init__(self, source: Source, order: SampleOrder, part: int, num_parts: int) -> None:
+    def __init__(
+        self, source: Source, order: SampleOrder, part: int, num_parts: int, slots: range | None = None
+    ) -> None:
         self._source, self._order, self._part, self._num_parts = source, order, part, num_parts
+        self._slots = slots
         self._chunk = max(1, order.window_size // _CHUNKS)
         self._requested = 0
         self._chunks: SimpleQueue[int] = SimpleQueue()
@@ -52,7 +57,7 @@ class Prefetcher:
         recent: deque[set[str]] = deque(maxlen=_RECENT_CHUNKS)
         while True:
             begin = self._chunks.get()
-            positions = np.arange(begin, begin + self._chunk, max(1, self._chunk // _PROBES))
+            positions = self._probed(np.arange(begin, begin + self._chunk))
             ours = {self._source.location(sample): sample for sample in self._order.at(positions)[1].tolist()}
             ours = {
                 shard: sample for shard, sample in ours.items() if crc32(shard.encode()) % self._num_parts == self._part
@@ -62,3 +67,11 @@ class Prefetcher:
                     with suppress(DataError):
                         self._source.read(sample)
             recent.append(set(ours))
+
+    def _probed(self, positions: np.ndarray) -> np.ndarray:
+        """The positions of a chunk at which shards are looked up: for each window that is read at a time, _PROBES of them."""
+        num_windows = 1
+        if self._slots is not None and isinstance(self._order, LaneOrder):
+            positions = positions[np.isin(positions % self._order.batch_size, self._slots)]
+            num_windows = -(-len(self._slots) * self._order.num_lanes // self._order.batch_size)
+        return positions[:: max(1, len(positions) // (_PROBES * num_windows))]

@@ -111,9 +111,9 @@ class Runtime:
         """Barrier: wait for all processes."""
         self.accelerator.wait_for_everyone()
 
-    def wrap(self, model: nn.Module) -> nn.Module:
-        """Wrap a model on its device for DDP, which a sharded model does not need, and for mixed precision."""
-        wrapped: nn.Module = self.accelerator.prepare_model(model, evaluation_mode=is_sharded(model))
+    def wrap(self, model: nn.Module, *, ddp: bool = True) -> nn.Module:
+        """Wrap a model on its device for mixed precision, and for DDP, which a sharded model does not need."""
+        wrapped: nn.Module = self.accelerator.prepare_model(model, evaluation_mode=is_sharded(model) or not ddp)
         return wrapped
 
     def release(self) -> None:
@@ -185,6 +185,6 @@ def best_precision(cpu: bool) -> str:
     return "bf16" if "amx_bf16" in flags or "avx512_bf16" in flags else "float32"
 
 
-def seed_step(seed: int, step: int, rank: int) -> None:
-    """Seed dropout by (seed, step, rank), so that a resumed run draws the same masks."""
-    torch.manual_seed((seed * MIX + step * 1_000_003 + rank) % 2**63)
+def seed_step(seed: int, step: int, part: int) -> None:
+    """Seed dropout by (seed, step, part), so that a resumed run draws the same masks; the part is a rank, or a leaf of a lane."""
+    torch.manual_seed((seed * MIX + step * 1_000_003 + part) % 2**63)

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from vitctl.data.datasets.catalog import open_split
+from vitctl.data.loader.lanes import LaneOrder
 from vitctl.data.source.mixture import MixtureOrder, quotas
 from vitctl.data.source.order import Order, SampleOrder, WindowedOrder
 from vitctl.data.source.provenance import split_sources
@@ -13,6 +14,7 @@ from vitctl.data.source.splits import num_repeated
 from vitctl.data.source.subsets import of_classes, random_subset
 from vitctl.errors import RecipeError
 from vitctl.recipe.images import Place, TrainImages
+from vitctl.recipe.sections import Schedule
 
 _PROBED_IMAGES, _LEAST_CHUNKS, _LEAST_CHUNK = 1024, 8, 16
 _LEAST_ENTROPY = 0.8  # relative to a random draw; shuffled shards stay within a few hundredths of 1
@@ -60,13 +62,19 @@ def subset_size(data: TrainImages, num_images: int) -> int:
     return data.subset_images or max(1, round(data.subset_fraction * num_images))
 
 
-def training_order(data: TrainImages, source: Source, seed: int) -> SampleOrder:
-    """The order of data.order over the images of `open_train`; each source of a mixture has an order of its own."""
+def training_order(data: TrainImages, source: Source, seed: int, schedule: Schedule) -> SampleOrder:
+    """The order of data.order over the images of `open_train`; each source of a mixture has an order of its own.
+
+    With schedule.lanes each lane walks through its own part of a windowed order. The exact order needs none: every sample has the
+    same chance in every lane.
+    """
     if not data.mixture:
-        return _walk(data, source, seed)
-    assert isinstance(source, Concat)
-    walks = tuple(_walk(data, part, seed + number) for number, part in enumerate(source.parts))
-    return MixtureOrder(walks, quotas([part.weight for part in data.mixture]), seed)
+        order = _walk(data, source, seed)
+    else:
+        assert isinstance(source, Concat)
+        walks = tuple(_walk(data, part, seed + number) for number, part in enumerate(source.parts))
+        order = MixtureOrder(walks, quotas([part.weight for part in data.mixture]), seed)
+    return LaneOrder(order, schedule.batch_size, schedule.lanes) if order.window_size and schedule.lanes else order
 
 
 def _walk(data: TrainImages, source: Source, seed: int) -> SampleOrder:
@@ -80,37 +88,40 @@ def num_shards(source: Source) -> int:
     return sum(len(split.index.shards) for split in split_sources(source)) or 1
 
 
-def check_order(data: TrainImages, source: Source, seed: int, batch_size: int) -> None:
+def check_order(data: TrainImages, source: Source, seed: int, schedule: Schedule) -> None:
     """Refuse an order that would train badly, or read the same shards again and again.
 
     Raises:
         RecipeError: one line with what is wrong and what to set.
     """
     parts = source.parts if data.mixture and isinstance(source, Concat) else (source,)
+    num_walks = max(1, schedule.lanes)
     for part in parts:
         if data.order == "windowed":
-            _check_window(data, part)
-        _check_cache(data, part)
-    _check_entropy(data, source, training_order(data, source, seed), seed, batch_size)
+            _check_window(data, part, num_walks)
+        _check_cache(data, part, num_walks)
+    _check_entropy(data, source, seed, schedule)
 
 
-def _check_window(data: TrainImages, source: Source) -> None:
+def _check_window(data: TrainImages, source: Source, num_walks: int) -> None:
     shards, window = num_shards(source), data.order_window_shards
-    if shards < 2 * window:
+    if shards < 2 * window * num_walks:
+        each = f" in each of {num_walks} lanes" if num_walks > 1 else ""
         raise RecipeError(
-            f"data.order = 'windowed': {shards} shards are too few for windows of data.order_window_shards = {window}, should "
-            f"be {2 * window} or more; set data.order = 'exact', a smaller window, or write smaller shards (--max-mib)"
+            f"data.order = 'windowed': {shards} shards are too few for windows of data.order_window_shards = {window}{each}, should "
+            f"be {2 * window * num_walks} or more; set data.order = 'exact', a smaller window, or write smaller shards (--max-mib)"
         )
 
 
-def _check_cache(data: TrainImages, source: Source) -> None:
+def _check_cache(data: TrainImages, source: Source, num_walks: int) -> None:
     remote = [split.index for split in split_sources(source) if split.index.is_remote]
     if not remote:
         return
     sizes = sorted((shard.num_bytes for index in remote for shard in index.shards), reverse=True)
     bound = data.cache_gib * _GIB
     if data.order == "windowed":
-        needed, what = sum(sizes[: 2 * data.order_window_shards]), "two windows of shards"
+        each = f" for each of {num_walks} lanes" if num_walks > 1 else ""
+        needed, what = sum(sizes[: 2 * data.order_window_shards * num_walks]), f"two windows of shards{each}"
     else:
         needed, what = sum(sizes), "all shards, which the exact order visits at random,"
     if data.order == "windowed" and not bound:
@@ -126,13 +137,14 @@ def _check_cache(data: TrainImages, source: Source) -> None:
         )
 
 
-def _check_entropy(data: TrainImages, source: Source, order: SampleOrder, seed: int, batch_size: int) -> None:
+def _check_entropy(data: TrainImages, source: Source, seed: int, schedule: Schedule) -> None:
     """Refuse windows over shards that are sorted by class: they would train on a few classes at a time."""
     if data.order == "exact":
         return
-    size = min(max(batch_size, _LEAST_CHUNK), len(source))
+    size = min(max(schedule.batch_size, _LEAST_CHUNK), len(source))
     num_chunks = max(_LEAST_CHUNKS, _PROBED_IMAGES // size)
-    shuffled = training_order(data.model_copy(update={"order": "exact"}), source, seed + 1)
+    order = training_order(data, source, seed, schedule)
+    shuffled = training_order(data.model_copy(update={"order": "exact"}), source, seed + 1, schedule)
     found, expected = (_mean_entropy(source, walk, num_chunks, size) for walk in (order, shuffled))
     if found < _LEAST_ENTROPY * expected:
         raise RecipeError(

@@ -71,7 +71,12 @@ class Identity:
 
 
 def identity(
-    recipe: TrainRecipe, folder: Path, train_on: Source, score_on: Source | None, start_weights_sha256: str
+    recipe: TrainRecipe,
+    folder: Path,
+    train_on: Source,
+    score_on: Source | None,
+    start_weights_sha256: str,
+    computation: Mapping[str, Any],
 ) -> Identity:
     """Identity of a training: digest, number and classes of its images, digest of its start weights, and its recipe.
 
@@ -80,12 +85,14 @@ def identity(
         folder: that holds its checkpoints.
         train_on, score_on: images.
         start_weights_sha256: digest of the pre-trained weights; empty without any.
+        computation: what else decides the last bits, for a run that promises them; else empty.
     """
     images = {"train": train_on, "score": score_on}
     made_of = {
         "images": {what: _description(source) for what, source in images.items() if source is not None},
         "weights": start_weights_sha256,
         "recipe": deciding_values(recipe),
+        **({"computation": dict(computation)} if computation else {}),
     }
     return Identity(folder, made_of)
 
@@ -123,6 +130,15 @@ def identity_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> l
             found.append(("data", text))
     if before["weights"] != now["weights"]:
         found.append(("weights", f"start weights {before['weights'][:12]}, now {now['weights'][:12]}"))
+    was, made_by = before.get("computation", {}), now.get("computation", {})
+    found += [
+        (
+            "computation",
+            f"computed with {name} {_shown(was[name])}, now {_shown(made_by[name])}, which may change the last bits",
+        )
+        for name in was
+        if name in made_by and was[name] != made_by[name]
+    ]
     recipes = before["recipe"], now["recipe"]  # another release may have other keys
     common = [key for key in recipes[0] if key in recipes[1]]
     return found + [
@@ -130,6 +146,10 @@ def identity_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> l
         for key in common
         if recipes[0][key] != recipes[1][key]
     ]
+
+
+def _shown(value: Any) -> str:
+    return ", ".join(f"{name} {one}" for name, one in value.items()) if isinstance(value, Mapping) else str(value)
 
 
 def _description(source: Source) -> dict[str, Any]:

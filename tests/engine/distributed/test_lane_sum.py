@@ -1,0 +1,119 @@
+"""The fixed tree of additions, against a sum by hand, and its parts as processes hold them."""
+
+import threading
+import weakref
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from vitctl.data.loader.lanes import Lanes
+from vitctl.engine.distributed import lane_sum
+from vitctl.engine.distributed.lane_sum import LaneSum, Tree, added, binary_tree, leaves, subtrees
+
+
+def by_hand(tree: Tree, values: dict[int, np.ndarray]) -> np.ndarray:
+    return values[tree] if isinstance(tree, int) else by_hand(tree[0], values) + by_hand(tree[1], values)
+
+
+def test_binary_tree__shape() -> None:
+    assert binary_tree([0]) == 0
+    assert binary_tree([0, 1, 2, 3]) == ((0, 1), (2, 3))
+    assert binary_tree([0, 1, 2, 3, 4]) == (((0, 1), (2, 3)), 4)
+    assert binary_tree([0, 1, 2, 3, 4, 5, 6]) == (((0, 1), (2, 3)), ((4, 5), 6))
+
+
+def test_tree__of_lanes_over_trees_of_leaves() -> None:
+    assert LaneSum(Lanes(14, 2, 2), 0, 1).tree == (((0, 1), (2, 3)), ((4, 5), (6, 7)))
+    assert LaneSum(Lanes(10, 3, 2), 0, 1).tree == (((0, 1), (2, 3)), (4, 5))
+
+
+@given(st.integers(1, 40), st.data())
+def test_subtrees__any_runs_of_leaves_make_up_the_tree(count: int, data: st.DataObject) -> None:
+    tree = binary_tree(range(count))
+    cuts = sorted({0, count, *data.draw(st.lists(st.integers(0, count), max_size=5))})
+    parts = [subtrees(tree, range(a, b)) for a, b in pairwise(cuts)]
+    assert [leaf for part in parts for node in part for leaf in leaves(node)] == list(range(count))
+    values = {leaf: np.float32(np.random.default_rng(leaf).normal()) * np.float32(3.0**leaf) for leaf in range(count)}
+    known = {node: [torch.tensor(by_hand(node, values))] for part in parts for node in part}
+    whole = added(tree, lambda node: known.get(node))
+    assert whole[0].numpy().tobytes() == by_hand(tree, values).tobytes()
+
+
+def sums_of_all(
+    lanes: Lanes, num_processes: int, gradient: Callable[[int], list[Tensor]], monkeypatch: pytest.MonkeyPatch
+) -> list[list[Tensor]]:
+    """What each of several processes gets, in threads that meet where processes would talk."""
+    barrier, boxes = threading.Barrier(num_processes), threading.local()
+    shared: dict[int, Tensor] = {}
+
+    def swapped(own: Tensor) -> list[Tensor]:
+        shared[boxes.rank] = own.clone()
+        barrier.wait()
+        everything = [shared[rank] for rank in range(num_processes)]
+        barrier.wait()
+        return everything
+
+    def all_to_all(received: Tensor, sent: Tensor, theirs: list[int], mine: list[int]) -> None:
+        assert len(set(mine)) == 1 and sum(mine) == len(sent)
+        rows = [other.view(num_processes, -1, sent.shape[1])[boxes.rank] for other in swapped(sent)]
+        assert [len(row) for row in rows] == theirs
+        received.copy_(torch.cat(rows))
+
+    def member(rank: int) -> list[Tensor]:
+        boxes.rank = rank
+        return LaneSum(lanes, rank, num_processes).gradients(gradient)
+
+    monkeypatch.setattr(lane_sum.dist, "all_to_all_single", all_to_all)
+    monkeypatch.setattr(lane_sum, "_gather", lambda whole, block: whole.copy_(torch.cat(swapped(block))))
+    with ThreadPoolExecutor(num_processes) as pool:
+        return list(pool.map(member, range(num_processes)))
+
+
+@pytest.mark.parametrize("num_processes", [1, 2, 3, 4, 5, 7, 8, 11])
+def test_gradients__every_process_gets_the_sum_by_hand(num_processes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    lanes, shapes = Lanes(37, 8, 2), [(3, 5), (7,), (), (2, 2, 2), (1,)]
+    monkeypatch.setattr(lane_sum, "BUCKET_BYTES", 60)  # several buckets, of one tensor and of more
+
+    def gradient(leaf: int) -> list[Tensor]:
+        rng = np.random.default_rng(leaf)
+        return [
+            torch.tensor(rng.normal(size=shape).astype(np.float32) * np.float32(10.0 ** (leaf % 5))) for shape in shapes
+        ]
+
+    tree = LaneSum(lanes, 0, 1).tree
+    expected = [
+        by_hand(tree, {leaf: gradient(leaf)[i].numpy() for leaf in range(lanes.num_leaves)}) for i in range(len(shapes))
+    ]
+    straight = [sum(gradient(leaf)[i].numpy() for leaf in range(lanes.num_leaves)) for i in range(len(shapes))]
+    assert any(a.tobytes() != np.asarray(b).tobytes() for a, b in zip(expected, straight, strict=True))
+    for found in sums_of_all(lanes, num_processes, gradient, monkeypatch):
+        assert [t.numpy().tobytes() for t in found] == [value.tobytes() for value in expected]
+        assert [tuple(t.shape) for t in found] == shapes
+
+
+def test_gradients__leaves_are_computed_in_order_and_few_sums_are_held() -> None:
+    made: list[weakref.ref[Tensor]] = []
+    order, alive = [], []
+
+    def gradient(leaf: int) -> list[Tensor]:
+        order.append(leaf)
+        alive.append(sum(one() is not None for one in made))
+        tensor = torch.ones(1)
+        made.append(weakref.ref(tensor))
+        return [tensor]
+
+    LaneSum(Lanes(64, 8, 1), 0, 1).gradients(gradient)
+    assert order == list(range(64))
+    assert max(alive) <= 6  # one for each level of the tree, at most
+
+
+def test_table__without_other_processes_is_that_of_the_rows() -> None:
+    rows = torch.tensor([[float("nan"), 1.0], [-0.0, 2.0]], dtype=torch.float64)
+    assert LaneSum(Lanes(2, 2, 1), 0, 1).table(rows).numpy().tobytes() == rows.numpy().tobytes()

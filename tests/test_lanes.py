@@ -1,0 +1,223 @@
+"""schedule.lanes: the same bytes on any number of processes, whatever stops a run between."""
+
+import json
+import random
+import shutil
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+
+from tests.conftest import Run, checkpoint, command, paced, records, run_as, sample_keys, started
+from vitctl.errors import CheckpointError, RecipeError
+
+# Everything that draws at random or adds up, an odd batch, leaves of unequal size; in float32, where every order of additions shows.
+LANES: dict[str, Any] = {
+    "machine.precision": "float32",
+    "schedule.lanes": 8,
+    "schedule.leaf_images": 2,
+    "schedule.batch_size": 21,
+    "schedule.total_steps": 8,
+    "schedule.warmup_steps": 2,
+    "model.dropout": 0.1,
+    "model.drop_path": 0.3,
+    "data.mixup_alpha": 0.5,
+    "data.cutmix_alpha": 1.0,
+    "data.max_bad_fraction": 0.5,
+    "checkpoint.every_steps": 3,
+    "evaluation.every_steps": 4,
+}
+SLOW = pytest.mark.slow
+
+
+def metrics(folder: Path) -> dict[str, Any]:
+    """The numbers of a finished run."""
+    found: dict[str, Any] = json.loads((folder / "result.json").read_text())["metrics"]
+    return found
+
+
+@pytest.fixture(scope="module")
+def data(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny shards with an image that is none."""
+    root = Path(shutil.copytree(tiny_data, tmp_path_factory.mktemp("lanes_data") / "tiny"))
+    shard = min((root / "train").glob("*.tar"))
+    found = shard.read_bytes()
+    at = found.index(b"\x89PNG") if b"\x89PNG" in found else found.index(b"\xff\xd8\xff")
+    shard.write_bytes(found[:at] + b"none" + found[at + 4 :])
+    return root
+
+
+@pytest.fixture(scope="module")
+def one(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run in one process."""
+    folder = tmp_path_factory.mktemp("lanes") / "one"
+    run_as(1, folder, data, **LANES)
+    assert any(r["text"].startswith("images that could not be used: ") for r in records(folder, "warning"))
+    return folder
+
+
+@pytest.mark.parametrize("num_processes", [2, 3, pytest.param(4, marks=SLOW), pytest.param(8, marks=SLOW)])
+def test_lanes__any_number_of_processes_gives_the_same_bytes(
+    one: Path, data: Path, tmp_path: Path, num_processes: int
+) -> None:
+    folder = tmp_path / "several"
+    run_as(num_processes, folder, data, **LANES)
+    assert checkpoint(folder, 8) == checkpoint(one, 8)
+    assert set(checkpoint(one, 8)) == {"model.safetensors", "ema.safetensors", "optimizer.safetensors"}
+    assert sample_keys(folder) == sample_keys(one)
+    numbers = [(r["loss"], r["grad_norm"], r["num_bad"]) for r in records(one, "train")]
+    assert numbers == [(r["loss"], r["grad_norm"], r["num_bad"]) for r in records(folder, "train")]
+    assert metrics(folder) == metrics(one)
+
+
+@pytest.mark.parametrize("change", [{"schedule.lanes": 4}, {"schedule.leaf_images": 3}, {"seed": 1}])
+def test_lanes__what_is_in_the_recipe_decides(run: Run, one: Path, data: Path, change: dict[str, Any]) -> None:
+    """So the equality above is none of runs that would be equal anyway."""
+    folder = run("other", **{**LANES, "data.path": str(data), **change})
+    assert checkpoint(folder, 8)["model.safetensors"] != checkpoint(one, 8)["model.safetensors"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"machine.micro_batch": 1},
+        {"machine.micro_batch": -1, "machine.workers": 2},
+        {"machine.checkpoint_blocks": True},
+        {"checkpoint.background": False, "evaluation.every_steps": 0, "evaluation.batch_size": 3},
+    ],
+    ids=str,
+)
+def test_lanes__nothing_of_the_machine_decides(run: Run, one: Path, data: Path, change: dict[str, Any]) -> None:
+    folder = run("other", **{**LANES, "data.path": str(data), **change})
+    assert checkpoint(folder, 8) == checkpoint(one, 8)
+
+
+CHAINS = [
+    pytest.param(((2, signal.SIGTERM), (1, signal.SIGKILL), (3, None)), id="2, 1, 3"),
+    pytest.param(
+        ((4, signal.SIGTERM), (3, signal.SIGKILL), (1, signal.SIGTERM), (2, None)), id="4, 3, 1, 2", marks=SLOW
+    ),
+    pytest.param(
+        ((1, signal.SIGKILL), (8, signal.SIGTERM), (5, signal.SIGKILL), (6, None)), id="1, 8, 5, 6", marks=SLOW
+    ),
+]
+
+
+@pytest.mark.parametrize("chain", CHAINS)
+def test_lanes__stopped_and_killed_it_goes_on_with_other_numbers_of_processes(
+    one: Path, data: Path, tmp_path: Path, chain: tuple[tuple[int, signal.Signals | None], ...]
+) -> None:
+    folder, step = tmp_path / "moved", 0
+    for number, (num_processes, end) in enumerate(chain):
+        values = {**LANES, "machine.processes": num_processes}
+        line, shown = command(folder, data, **values), tmp_path / f"{number}.txt"
+        processes = started(line if end is None else paced(line), shown, num_processes)
+        if end is not None:
+            step += 2
+            until = time.monotonic() + 120
+            while not (folder / "log.jsonl").exists() or f'"step": {step},' not in (folder / "log.jsonl").read_text():
+                assert time.monotonic() < until and all(p.poll() is None for p in processes), shown.read_text()
+                time.sleep(0.005)
+            for process in processes:
+                process.send_signal(end)
+        codes = {process.wait(timeout=240) for process in processes}
+        assert codes == {{None: 0, signal.SIGTERM: 3, signal.SIGKILL: -9}[end]}, shown.read_text()
+    assert checkpoint(folder, 8) == checkpoint(one, 8)
+    assert sample_keys(folder) == sample_keys(one)
+    assert len(records(folder, "resume")) == len(chain) - 1
+
+
+RECIPES = st.fixed_dictionaries(
+    {
+        "schedule.batch_size": st.integers(8, 24),
+        "schedule.lanes": st.integers(3, 8),
+        "schedule.leaf_images": st.integers(1, 4),
+        "model.dropout": st.sampled_from([0.0, 0.2]),
+        "model.drop_path": st.sampled_from([0.0, 0.5]),
+        "data.mixup_alpha": st.sampled_from([0.0, 0.3]),
+        "optimizer.name": st.sampled_from(["adam", "sgd"]),
+        "optimizer.clip_norm": st.sampled_from([0.0, 0.1]),
+        "averaging.decay": st.sampled_from([0.0, 0.9]),
+        "machine.precision": st.sampled_from(["float32", "bf16", "float64"]),
+        "machine.attention": st.sampled_from(["fused", "math", "auto"]),
+        "loss.name": st.sampled_from(["sigmoid", "softmax", "masked_patch"]),
+        "seed": st.integers(0, 2**32 - 1),
+    }
+)
+
+
+def compared(root: Path, data: Path, values: dict[str, Any], num_processes: int) -> None:
+    """A recipe of three steps in one process and in several."""
+    values = {**values, "schedule.total_steps": 3, "schedule.warmup_steps": 1, "evaluation.every_steps": 0}
+    values["data.max_bad_fraction"] = 0.5
+    if 2 * values["schedule.lanes"] > values["schedule.batch_size"] or values["loss.name"] == "masked_patch":
+        values["data.mixup_alpha"] = 0.0
+    if values["loss.name"] == "masked_patch":
+        values |= {"masked_patch.target": "mean_color", "model.pre_logits": "false", "model.head_bias": 0.0}
+    folders = [root / f"{count}_{random.getrandbits(64):x}" for count in (1, num_processes)]
+    for count, folder in zip((1, num_processes), folders, strict=True):
+        run_as(count, folder, data, **values)
+    assert checkpoint(folders[0], 3) == checkpoint(folders[1], 3)
+    assert sample_keys(folders[0]) == sample_keys(folders[1])
+
+
+@hypothesis.settings(max_examples=3, derandomize=True, phases=[hypothesis.Phase.generate])
+@hypothesis.given(RECIPES, st.integers(2, 3))
+def test_lanes__random_recipes(
+    data: Path, tmp_path_factory: pytest.TempPathFactory, values: dict[str, Any], num_processes: int
+) -> None:
+    compared(tmp_path_factory.mktemp("recipes"), data, values, num_processes)
+
+
+@pytest.mark.slow
+@hypothesis.settings(max_examples=40, phases=[hypothesis.Phase.generate])
+@hypothesis.given(RECIPES, st.integers(2, 5))
+def test_lanes__many_random_recipes(
+    data: Path, tmp_path_factory: pytest.TempPathFactory, values: dict[str, Any], num_processes: int
+) -> None:
+    hypothesis.assume(num_processes <= values["schedule.lanes"])
+    compared(tmp_path_factory.mktemp("recipes"), data, values, num_processes)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"schedule.lanes": 22}, "schedule.lanes = 22 is more than schedule.batch_size = 21"),
+        (
+            {"schedule.lanes": 11},
+            "MixUp and CutMix blend images of one lane, which needs two images; set 10 lanes or fewer",
+        ),
+        ({"machine.processes": 2, "machine.sharding": "fsdp"}, "machine.sharding = 'none' or schedule.lanes = 0"),
+        (
+            {"schedule.leaf_images": 32, "machine.processes": 9},
+            "machine.processes = 9 is more than the 8 leaves of the batch (8 lanes of 2 to 3 images, each one leaf: 8 leaves)",
+        ),
+    ],
+)
+def test_lanes__what_they_cannot_do_is_refused_before_the_start(
+    run: Run, data: Path, values: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(RecipeError) as refused:
+        run("a", **{**LANES, "data.path": str(data), **values})
+    assert said in str(refused.value)
+
+
+def test_lanes__what_would_change_the_bits_is_refused_on_resume(
+    run: Run, one: Path, data: Path, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(one, tmp_path / "a"))
+    shutil.rmtree(folder / "checkpoints" / "step_00000008")
+    (folder / "result.json").unlink()
+    values = {**LANES, "data.path": str(data)}
+    with pytest.raises(CheckpointError) as refused:
+        run("a", **values, **{"machine.attention": "math"})
+    assert "computed with attention fused, now math, which may change the last bits" in str(refused.value)
+    assert str(refused.value).endswith("--allow computation")
+    with pytest.raises(RecipeError, match=r"schedule\.threads was 1, now 2"):
+        run("a", **values, **{"schedule.threads": 2})
+    run("a", **values)
+    assert checkpoint(folder, 8) == checkpoint(one, 8)

@@ -1,0 +1,80 @@
+"""What makes a process compute the same bits as its peers and as before: deterministic kernels, and a fixed number of threads."""
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from vitctl.engine.distributed.process_group import check_same
+from vitctl.engine.distributed.runtime import Runtime
+from vitctl.errors import LaunchError
+
+_CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
+_NOT_DETERMINISTIC = "does not have a deterministic implementation"
+
+
+@contextmanager
+def exact(runtime: Runtime, threads: int) -> Iterator[None]:
+    """Within the block a pass over the same images with the same weights gives the same bits.
+
+    Args:
+        runtime: of this process.
+        threads: of this process on a CPU.
+
+    Raises:
+        LaunchError: an operation has no deterministic kernel on this device.
+    """
+    before = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    settings: Any = torch.utils.deterministic
+    filled = settings.fill_uninitialized_memory
+    if runtime.device.type == "cuda":
+        os.environ.setdefault(_CUBLAS, ":4096:8")
+        torch.backends.cudnn.benchmark = False
+    else:
+        torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(True)
+    settings.fill_uninitialized_memory = False  # it costs time, and no number is read before it is written
+    try:
+        yield
+    except RuntimeError as error:
+        if _NOT_DETERMINISTIC not in str(error):
+            raise
+        operation = str(error).split(_NOT_DETERMINISTIC)[0].strip()[:100]
+        raise LaunchError(
+            f"schedule.lanes: {operation} has no deterministic kernel on this {runtime.device.type} device, so that the same bits "
+            "cannot be promised; train with schedule.lanes = 0"
+        ) from error
+    finally:
+        torch.use_deterministic_algorithms(before[1])
+        settings.fill_uninitialized_memory = filled
+        if runtime.device.type != "cuda":
+            torch.set_num_threads(before[0])
+
+
+def computation(runtime: Runtime, **chosen: Any) -> dict[str, Any]:
+    """What decides the last bits beside recipe, data and weights; the same on every process.
+
+    Args:
+        runtime: of this process.
+        chosen: more of it: kernels, versions.
+
+    Raises:
+        LaunchError: another process computes in another way.
+    """
+    own: dict[str, Any]
+    if runtime.device.type == "cuda":
+        own = {"device": torch.cuda.get_device_name(runtime.device)}
+    else:
+        own = {"device": f"CPU {torch.backends.cpu.get_cpu_capability()}", "threads": torch.get_num_threads()}
+    described = {**own, "precision": runtime.precision, **chosen}
+    if runtime.num_processes > 1:
+        facts = {name: json.dumps(value, sort_keys=True) for name, value in described.items()}
+        check_same(
+            facts,
+            "with schedule.lanes all processes need the same kind of device and the same versions; use such nodes, or set "
+            "schedule.lanes = 0",
+        )
+    return described

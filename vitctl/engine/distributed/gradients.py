@@ -1,0 +1,106 @@
+"""The gradient of a global batch from the micro-batches of all processes: by all-reduce, or by a fixed tree over its leaves."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from vitctl.data.loader.batches import Batch
+from vitctl.engine.distributed.lane_sum import LaneSum, Tensors
+from vitctl.engine.distributed.runtime import Runtime, seed_step
+from vitctl.engine.distributed.sharding import synced
+
+Backward = Callable[[Batch, int, float], Tensor]  # (batch, step, scale of its loss) -> its summed loss
+
+
+class Sums(NamedTuple):
+    """Over the global batch, the same on every process: the loss, images that count, unusable images, processes that got a signal."""
+
+    loss: float
+    num_images: float
+    num_bad: float
+    num_stopped: float
+
+
+class Gradients(Protocol):
+    """Leaves the gradient of a global batch in the parameters."""
+
+    @property
+    def norm_dtype(self) -> torch.dtype | None:
+        """That the squares of the global norm are added in; None: that of the gradient."""
+        ...
+
+    def __call__(self, backward: Backward, step: int, micro_batches: list[Batch], stopped: bool) -> Sums:
+        """Compute it after `step` finished steps, from this process's share; `stopped`: this process received a signal."""
+        ...
+
+
+@dataclass(frozen=True)
+class AllReduced:
+    """DDP or FSDP2 add up the gradients, in an order that depends on the processes and their micro-batches.
+
+    Args:
+        runtime: of this process.
+        model: wrapped.
+        seed: of dropout, drawn by (seed, step, rank).
+    """
+
+    runtime: Runtime
+    model: nn.Module
+    seed: int
+    norm_dtype: torch.dtype | None = None
+
+    def __call__(self, backward: Backward, step: int, micro_batches: list[Batch], stopped: bool) -> Sums:
+        """See `Gradients`."""
+        seed_step(self.seed, step, self.runtime.rank)
+        losses = []
+        for batch in micro_batches:
+            with synced(self.model, self.runtime.accelerator, now=batch is micro_batches[-1]):
+                losses.append(backward(batch, step, self.runtime.num_processes))
+        own = [
+            sum(float(loss) for loss in losses),
+            sum(float(batch.weights.sum()) for batch in micro_batches),
+            float(sum(len(batch.bad) for batch in micro_batches)),
+            float(stopped),
+        ]
+        return Sums(*self.runtime.sum(own))
+
+
+@dataclass(frozen=True)
+class ByLanes:
+    """Gradients and counts are added in the order of the leaves, so that they are the same on any number of processes.
+
+    Args:
+        runtime: of this process.
+        model: not wrapped for DDP.
+        seed: of dropout, drawn by (seed, step, leaf).
+        lane_sum: the tree of additions.
+    """
+
+    runtime: Runtime
+    model: nn.Module
+    seed: int
+    lane_sum: LaneSum
+    norm_dtype: torch.dtype | None = torch.float64
+
+    def __call__(self, backward: Backward, step: int, micro_batches: list[Batch], stopped: bool) -> Sums:
+        """See `Gradients`; the micro-batches are the leaves of this process, in order."""
+        own, losses = self.lane_sum.own, []
+        parameters = list(self.model.parameters())
+
+        def leaf(number: int) -> Tensors:
+            seed_step(self.seed, step, number)
+            losses.append(backward(micro_batches[number - own.start], step, 1))
+            taken = [parameter.grad for parameter in parameters if parameter.grad is not None]
+            assert len(taken) == len(parameters), "every parameter has a gradient in every leaf"
+            self.model.zero_grad(set_to_none=True)
+            return taken
+
+        for parameter, gradient in zip(parameters, self.lane_sum.gradients(leaf), strict=True):
+            parameter.grad = gradient
+        counts = [[float(batch.weights.sum()), float(len(batch.bad)), float(stopped)] for batch in micro_batches]
+        rows = [[float(loss), *row] for loss, row in zip(losses, counts, strict=True)]
+        table = self.lane_sum.table(torch.tensor(rows, dtype=torch.float64, device=self.runtime.device))
+        return Sums(*(sum(column) for column in table.T.tolist()))
