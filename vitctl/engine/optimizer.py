@@ -1,13 +1,13 @@
 """The paper's two optimizers, exact clipping, and optimizer state as named tensors."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
-from vitctl.engine.distributed.sharding import full, like, local
+from vitctl.engine.distributed.sharding import full, is_part, like, local
 from vitctl.errors import CheckpointError
 from vitctl.models.costs import OPTIMIZER_SLOTS
 
@@ -41,7 +41,7 @@ class DecoupledSGD(SGD):
         return super().step(closure)
 
 
-def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor:
+def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> tuple[Tensor, Tensor]:
     """Scale all gradients by min(1, max_norm / norm), without the small constant that torch adds to the norm.
 
     If the norm is not finite, gradients stay unchanged, so that one can find the cause.
@@ -51,14 +51,23 @@ def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> Tenso
         max_norm: bound of the global norm; 0 only measures.
 
     Returns:
-        the global norm before clipping, a scalar in float32 or wider.
+        the global norm before clipping, a scalar in float32 or wider; and the norms `[P]` of which it is the norm, of each parameter
+        that has a gradient.
     """
     gradients = [p.grad for p in parameters if p.grad is not None]
-    norm = full(nn.utils.get_total_norm(gradients))
+    each = torch.stack(_norms(gradients)) if gradients else torch.zeros(0)
+    norm = full(torch.linalg.vector_norm(each))
     if max_norm:
         factor = torch.where(norm.isfinite(), torch.clamp(max_norm / norm, max=1.0), 1.0)
         torch._foreach_mul_([local(gradient) for gradient in gradients], factor)
-    return norm
+    return norm, full(each)
+
+
+def _norms(gradients: Sequence[Tensor]) -> Sequence[Tensor]:
+    """As `torch.nn.utils.get_total_norm` computes them, with the same bits."""
+    if any(is_part(gradient) for gradient in gradients):
+        return [torch.linalg.vector_norm(gradient) for gradient in gradients]
+    return torch._foreach_norm(gradients)
 
 
 def gradient_norms(model: nn.Module) -> dict[str, float]:

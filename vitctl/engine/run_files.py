@@ -6,6 +6,10 @@ from pathlib import Path
 from vitctl.errors import CheckpointError
 
 RECIPE, RESULT, CHECKPOINTS = "recipe.toml", "result.json", "checkpoints"
+STEP_RECORDS, TRACE = (
+    "steps.jsonl",
+    "trace.bin",
+)  # a chained line of each step, and digests of its samples and gradients
 # A checkpoint's files of tensors, each NAME.safetensors; no average where there is none.
 MODEL, AVERAGE, OPTIMIZER = "model", "ema", "optimizer"
 STATE = "state.json"

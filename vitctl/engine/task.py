@@ -1,7 +1,8 @@
 """The arguments of a training run: plain values and callables; jobs fill them from a recipe."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
@@ -19,7 +20,7 @@ class TrainingTask:
     an image, `score(model)` evaluates it (None: nothing to evaluate on), `probe(model)` gives few-shot accuracies of each
     number of shots, by seed, `identity` is compared with that of the checkpoint that it resumes from. `evaluate_every` and
     `save_every` are in steps, 0 for never before the end; so is `probe_every`, 0 for never. `warm_up`: run torch.compile before the
-    first step.
+    first step. `facts` are recorded at each start, beside a record of every step (None: no records).
     """
 
     batches: Callable[[int], Iterator[Batch]]
@@ -38,6 +39,7 @@ class TrainingTask:
     log_sample_keys: bool
     max_bad_fraction: float
     warm_up: bool
+    facts: Mapping[str, Any] | None = None
 
 
 def is_due(step: int, every: int) -> bool:
