@@ -1,6 +1,6 @@
 """The paper's two optimizers, exact clipping, and optimizer state as named tensors."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -63,11 +63,11 @@ def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> tuple
     return norm, full(each)
 
 
-def _norms(gradients: Sequence[Tensor]) -> Sequence[Tensor]:
+def _norms(gradients: list[Tensor]) -> list[Tensor]:
     """As `torch.nn.utils.get_total_norm` computes them, with the same bits."""
     if any(is_part(gradient) for gradient in gradients):
         return [torch.linalg.vector_norm(gradient) for gradient in gradients]
-    return torch._foreach_norm(gradients)
+    return list(torch._foreach_norm(gradients))
 
 
 def gradient_norms(model: nn.Module) -> dict[str, float]:

@@ -13,6 +13,7 @@ STEP_RECORDS, TRACE = (
 # A checkpoint's files of tensors, each NAME.safetensors; no average where there is none.
 MODEL, AVERAGE, OPTIMIZER = "model", "ema", "optimizer"
 STATE = "state.json"
+STEPS_HEAD = "steps_head"  # in state.json: digest of the last line of steps.jsonl
 STEPS = "step_*"
 FEATURES = "features"  # beside the runs that share them: representations that `fewshot` kept
 

@@ -28,7 +28,7 @@ from vitctl.engine.loop import Result, Trainer, run_steps, take
 from vitctl.engine.nonfinite import SKIPPED, Counts
 from vitctl.engine.optimizer import load_optimizer_tensors
 from vitctl.engine.preemption import Stopped
-from vitctl.engine.run_files import AVERAGE, CHECKPOINTS, MODEL, OPTIMIZER, STEP_RECORDS
+from vitctl.engine.run_files import AVERAGE, CHECKPOINTS, MODEL, OPTIMIZER, STEP_RECORDS, STEPS_HEAD
 from vitctl.engine.task import TrainingTask, is_due
 from vitctl.engine.trace.chain import head
 from vitctl.engine.trace.recorder import Recorder
@@ -36,7 +36,6 @@ from vitctl.errors import CheckpointError, DataError
 from vitctl.system.text import typed
 
 BAD_SAMPLES, SAMPLES = "bad_samples.jsonl", "samples"
-STEPS_HEAD = "steps_head"  # in state.json: digest of the last line of steps.jsonl
 BUDGET_FLOOR = 10_000  # images; the budget of bad samples is computed from at least this many
 
 

@@ -20,10 +20,11 @@ from vitctl.engine.journal import Journal
 from vitctl.engine.loop import Result
 from vitctl.engine.run_files import STEP_RECORDS, TRACE
 from vitctl.engine.trace.digests import PARTS, batch_digest, norm_marks, norms_digest
+from vitctl.engine.trace.steps import START
 from vitctl.system.files import no_links
 
 FORMAT = "vitctl-steps/1"
-START = "start"  # kind of the records of starts; those of steps have none
+
 _HEADER = struct.Struct("<16sIIQ")
 _MAGIC = b"vitctl-trace/1"
 
