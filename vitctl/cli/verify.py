@@ -30,7 +30,7 @@ def verify(
     """
     from vitctl.cli.show.render import CONSOLE, waiting
     from vitctl.errors import LaunchError
-    from vitctl.jobs.verify import verify as findings
+    from vitctl.jobs.verification.verify import verify as findings
     from vitctl.launch.run_folder import is_running
 
     if is_running(run):

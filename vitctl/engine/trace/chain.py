@@ -64,11 +64,10 @@ def last_link(descriptor: int) -> str:
 
 def head(path: Path) -> str:
     """The digest of the last line of a file of chained lines; "" where there is none."""
-    try:
-        with open_regular(path, error=LaunchError) as file:
-            return last_link(file.fileno())
-    except FileNotFoundError:
+    if not os.path.lexists(path):
         return ""
+    with open_regular(path, error=LaunchError) as file:
+        return last_link(file.fileno())
 
 
 def whole_lines(path: Path) -> Iterator[bytes]:

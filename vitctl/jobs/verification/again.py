@@ -60,7 +60,7 @@ class Again:
     scratch: Path
     notes: list[str] = field(default_factory=list)
 
-    def prepare(self, act: Callable[[Path, TrainingTask, Trainer, Saver], None]) -> None:
+    def reach(self, act: Callable[[Path, TrainingTask, Trainer, Saver], None]) -> None:
         """Start the job up to the prepared training, and call `act` with what `fit` takes.
 
         Raises:
@@ -136,7 +136,7 @@ def replay(again: Again, steps: Steps, ranges: Sequence[tuple[int, int]]) -> lis
         draws = many is not None and many.draws
         found.append(Replay(again.folder, steps, ranges, reason, draws).run(folder, task, trainer, saver))
 
-    again.prepare(act)
+    again.reach(act)
     (result,) = found
     return [*_inputs(made_of), *_replayed(result, environment, steps)]
 
@@ -198,7 +198,7 @@ def rescore(again: Again) -> Finding:
         with averaged(trainer.unwrapped, trainer.average if chosen.averaged else None):
             scores.append(task.score(trainer.unwrapped) if task.score is not None else None)
 
-    again.prepare(act)
+    again.reach(act)
     (score,) = scores
     if score is None:
         return unchecked("score", "there are no images to score")
