@@ -88,14 +88,15 @@ class Replay:
         """
         run = Run(folder, replace(task, evaluate_every=0, probe_every=0, save_every=0), trainer, saver)
         for first, last in self.ranges:
+            self.found.ranges.append((first, last))
             try:
                 begin = self._load(run, first)
                 comparison = _Comparison(self, run, share(trainer.batch_size, 1, 0))
                 batches, size = task.batches(begin), trainer.batch_size
                 run_steps(trainer, replace(run.task, total_steps=last), batches, size, begin, comparison)
             except _DiffersError:
-                pass
-            self.found.ranges.append((begin + 1, last))
+                continue
+            self.found.ranges[-1] = (begin + 1, last)
         return self.found
 
     def differs(self, step: int, text: str) -> None:
@@ -108,7 +109,7 @@ class Replay:
         saved = newest_before(self.folder, first)
         if saved is not None:
             run.load(saved)
-        elif self.found.ranges:
+        elif len(self.found.ranges) > 1:
             raise CheckpointError(f"{self.folder}: there is no checkpoint before step {first}")
         step = saved.step if saved else 0
         recorded = self.steps.by_step[step].weights if step in self.steps.by_step else ""

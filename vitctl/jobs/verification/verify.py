@@ -102,10 +102,10 @@ def _record(folder: Path) -> Steps | None:
 def _chosen(folder: Path, trainings: Sequence[Path], steps: str) -> list[Path]:
     """The trainings that --replay is about."""
     recorded = [path for path in trainings if (path / STEP_RECORDS).is_file()]
+    if steps and not recorded:
+        raise RecipeError(f"{folder}: has no record of its steps, so that none can be replayed")
     if not steps or steps == "all":
         return recorded
-    if not recorded:
-        raise RecipeError(f"{folder}: has no record of its steps, so that none can be replayed")
     if steps == "any":
         return [random.SystemRandom().choice(recorded)]
     if folder not in recorded and len(recorded) > 1:
