@@ -11,6 +11,7 @@ from vitctl.engine.averaging import averaged
 from vitctl.engine.checkpoint.files import read_checkpoint
 from vitctl.engine.checkpoint.saving import Saver
 from vitctl.engine.evaluation import Score
+from vitctl.engine.journal import LOG
 from vitctl.engine.loop import Trainer
 from vitctl.engine.preemption import StopFlag
 from vitctl.engine.run_files import CHECKPOINTS, RECIPE, RESULT, step_folders, step_of
@@ -74,7 +75,7 @@ class Again:
 
         def only_this(folder: Path, task: TrainingTask, trainer: Trainer, saver: Saver) -> Score | None:
             if folder.resolve() != (self.scratch / place).resolve():
-                raise RecipeError(f"{folder}: no finished score of this training is in the run, and {place} follows it")
+                return self._finished(folder)
             try:
                 act(folder, task, trainer, saver)
             finally:
@@ -87,6 +88,19 @@ class Again:
         except _DoneError:
             return
         raise RecipeError(f"{self.run_dir}: its recipe does not train {place}")
+
+    def _finished(self, folder: Path) -> Score:
+        """The score of a training before the one in question, as the run has it."""
+        there = self.run_dir / folder.resolve().relative_to(self.scratch.resolve())
+        scores = logged_scores(there)
+        if not scores:
+            raise RecipeError(f"{there}: logs no score, and {self.folder} needs it")
+        # What the job reads of a finished training; whoever deletes these folders deletes links.
+        shutil.copyfile(there / LOG, folder / LOG)
+        (folder / CHECKPOINTS).mkdir(exist_ok=True)
+        for path in step_folders(there / CHECKPOINTS):
+            (folder / CHECKPOINTS / path.name).symlink_to(path.resolve())
+        return scores[max(scores)]
 
     def _machine(self) -> list[Override]:
         values: dict[str, Any] = {"machine.processes": 1, "log.trackers": ()}
