@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from vitctl.data.loader.batches import Batch
-from vitctl.data.loader.lanes import Lanes, num_own
+from vitctl.data.loader.lanes import Lanes, own_slots
 from vitctl.engine.distributed.exact import exact
 from vitctl.engine.distributed.gradients import AllReduced, ByLanes, Gradients
 from vitctl.engine.distributed.lane_sum import LaneSum
@@ -129,7 +129,7 @@ def member(
 def prepared(side: str, runtime: Runtime, name: str, lanes: Lanes) -> Callable[[int], None]:
     """A function that does a training step of one side."""
     model = build(variant(name, image_size=SIDE, num_classes=NUM_CLASSES), seed=0)
-    own = num_own(lanes.batch_size, lanes if side == "lanes" else None, runtime.rank, runtime.num_processes)
+    own = len(own_slots(lanes.batch_size, lanes if side == "lanes" else None, runtime.rank, runtime.num_processes))
     size = own if side == "whole" else lanes.leaf_images
     generator = torch.Generator().manual_seed(runtime.rank)
     batches = [images(min(size, own - first), generator) for first in range(0, own, size)]

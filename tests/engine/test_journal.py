@@ -214,7 +214,7 @@ def test_append_line__of_a_name_that_is_not_utf8(tmp_path: Path) -> None:
 
 
 def test_append_line__beside_a_line_that_another_process_is_still_writing_leaves_no_empty_one(tmp_path: Path) -> None:
-    path = tmp_path / "log.jsonl"
+    path = tmp_path / "bad_samples.jsonl"
     path.write_text('{"step": 1')
 
     def end_it() -> None:

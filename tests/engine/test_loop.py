@@ -174,7 +174,11 @@ class Diary:
 
 def task(total_steps: int, *, evaluate_every: int = 0, probe_every: int = 0, save_every: int = 0) -> Any:
     return SimpleNamespace(
-        total_steps=total_steps, share=8, evaluate_every=evaluate_every, probe_every=probe_every, save_every=save_every
+        total_steps=total_steps,
+        own=range(8),
+        evaluate_every=evaluate_every,
+        probe_every=probe_every,
+        save_every=save_every,
     )
 
 

@@ -115,18 +115,31 @@ def test_clip__is_exactly_min_of_1_and_bound_over_norm(bound: float) -> None:
         p.grad = torch.tensor(grads[key])
     norm = np.sqrt(sum((g**2).sum() for g in grads.values()))
     assert 1.0 < norm < 1e3
-    assert float(clip_gradients(model.parameters(), bound)) == pytest.approx(norm, rel=1e-14)
+    assert float(clip_gradients(model.parameters(), bound)[0]) == pytest.approx(norm, rel=1e-14)
     factor = min(1.0, bound / norm) if bound else 1.0
     for key, p in model.named_parameters():
         assert p.grad is not None
         np.testing.assert_allclose(p.grad.numpy(), grads[key] * factor, rtol=1e-14)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("count", [0, 1, 37])
+def test_clip__gives_the_bits_of_torch_and_the_norm_of_each_parameter(dtype: torch.dtype, count: int) -> None:
+    generator = torch.Generator().manual_seed(count)
+    parameters = [nn.Parameter(torch.zeros(n + 1, 300 + n, dtype=dtype)) for n in range(count)]
+    for p in parameters:
+        p.grad = torch.randn(p.shape, generator=generator, dtype=dtype)
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    norm, each = clip_gradients(parameters, 0.0)
+    assert torch.equal(norm, nn.utils.get_total_norm(gradients))
+    assert [float(n) for n in each] == [float(torch.linalg.vector_norm(g)) for g in gradients]
+
+
 def test_clip__of_gradients_that_are_all_0() -> None:
     model = Toy()
     for p in model.parameters():
         p.grad = torch.zeros_like(p)
-    assert float(clip_gradients(model.parameters(), 1.0)) == 0.0
+    assert float(clip_gradients(model.parameters(), 1.0)[0]) == 0.0
     assert all(p.grad is not None and torch.equal(p.grad, torch.zeros_like(p)) for p in model.parameters())
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from vitctl.cli import compare, model, predict, recipes, runs, sweep, system, train
+from vitctl.cli import compare, model, predict, recipes, runs, sweep, system, train, verify
 from vitctl.cli.data import check, look, sets, shards
 from vitctl.cli.suggest import set_instead
 from vitctl.engine.preemption import interrupt_on_signals
@@ -45,6 +45,7 @@ app.command(rich_help_panel=MODELS)(compare.compare)
 app.command(rich_help_panel=MODELS)(predict.inspect)
 app.command(rich_help_panel=MODELS)(model.export)
 app.command(rich_help_panel=RUNS)(runs.report)
+app.command(rich_help_panel=RUNS)(verify.verify)
 for command in (check.check, look.stats, look.show, look.dedup):
     shards.app.command()(command)
 shards.app.command("list")(sets.list_sets)

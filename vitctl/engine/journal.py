@@ -1,6 +1,10 @@
-"""log.jsonl and files like it: one JSON record per line, complete lines only, truncated to the checkpoint on resume."""
+"""log.jsonl and files like it: one JSON record per line, complete lines only, truncated to the checkpoint on resume.
+
+The lines of log.jsonl and steps.jsonl are chained, see trace/chain.py; whoever reads records does not see the links.
+"""
 
 import errno
+import fcntl
 import hashlib
 import json
 import math
@@ -11,14 +15,17 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import Any, TypeVar
 
+from vitctl.engine.run_files import STEP_RECORDS
+from vitctl.engine.trace import chain
 from vitctl.errors import LaunchError
-from vitctl.system.bounds import LOG_LINE, RUN_FILE
-from vitctl.system.files import no_links, open_regular, read_bytes, write_text
+from vitctl.system.bounds import RUN_FILE
+from vitctl.system.files import no_links, read_bytes, write_bytes, write_text
 from vitctl.system.text import escaped_json
 
 LOG = "log.jsonl"
+CHAINED = (LOG, STEP_RECORDS)
 WATCH_SECONDS = 5.0
 SHOW_SECONDS = 1.0
 MOST_HELD = 20_000  # records held in memory for a file that cannot be written
@@ -122,14 +129,20 @@ def read_run_json(path: Path) -> Any:
 def append_record(path: Path, record: Record) -> None:
     """Append one record in a single write, so that processes may share a file; an incomplete last line is ended first.
 
+    In a file of chained lines the record follows the last one; writers take turns by a lock.
+
     Raises:
         OSError: the disk is full or the folder is gone; a part of the line may have been written.
     """
-    line = (json_text(record) + "\n").encode(errors="backslashreplace")  # names that are not UTF-8 stay JSON
+    line = json_text(record).encode(errors="backslashreplace")  # names that are not UTF-8 stay JSON
     descriptor = no_links(str(path), os.O_RDWR | os.O_APPEND | os.O_CREAT)
     try:
-        if _is_torn(descriptor):
-            line = b"\n" + line
+        start = b"\n" if _is_torn(descriptor) else b""
+        if path.name in CHAINED:
+            with suppress(OSError):  # a network disk without locks: one process writes, and its journal has a lock
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            line = chain.linked(line, chain.last_link(descriptor))
+        line = start + line + b"\n"
         if os.write(descriptor, line) < len(line):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
     finally:
@@ -154,8 +167,8 @@ def read_records(path: Path) -> list[Record]:
     """
     if not os.path.lexists(path):
         return []
-    with open_regular(path, error=LaunchError) as file:
-        return [record for line in _short_lines(file) if (record := _parse_record(line)) is not None]
+    lines = (line.decode(errors="replace") for line in chain.whole_lines(path))
+    return [record for line in lines if (record := _parse_record(line)) is not None]
 
 
 def parse_records(text: str) -> list[Record]:
@@ -163,19 +176,10 @@ def parse_records(text: str) -> list[Record]:
     return [record for line in text.split("\n") if (record := _parse_record(line)) is not None]
 
 
-def _short_lines(file: IO[bytes]) -> Iterator[str]:
-    most, inside = LOG_LINE.limit, False
-    while line := file.readline(most):
-        ends = line.endswith(b"\n")
-        if not inside and (ends or len(line) < most):
-            yield line.decode(errors="replace")
-        inside = not ends
-
-
 def _parse_record(line: str) -> Record | None:
     """The record of a line; None where it is none: a record is an object whose kind is text and whose counts are numbers."""
     try:
-        value = parse_json_text(line)
+        value = parse_json_text(chain.split(line.encode(errors="replace")).body.decode())
     except (ValueError, RecursionError):
         return None
     if not isinstance(value, dict) or not isinstance(value.get("kind", ""), str):
@@ -198,15 +202,17 @@ def _is_not_finite(value: Any) -> bool:
 
 
 def cut_after(path: Path, step: int) -> None:
-    """Drop the records of steps later than `step`: the resumed run writes them again."""
+    """Drop the records of steps later than `step`: the resumed run writes them again. Incomplete lines are dropped too."""
     if not path.exists():
         return
-    kept = [record for record in read_records(path) if record.get("step", 0) <= step]
-    text = "".join(json_text(r) + "\n" for r in kept)
-    if (
-        text.encode(errors="backslashreplace") != path.read_bytes()
-    ):  # a process that follows the log would read a new file from the start
-        write_text(path, text)
+
+    def is_kept(body: bytes) -> bool:
+        record = _parse_record(body.decode(errors="replace"))
+        return record is not None and bool(record.get("step", 0) <= step)
+
+    text = b"".join(line + b"\n" for line in chain.without(list(chain.whole_lines(path)), is_kept))
+    if text != path.read_bytes():  # a process that follows the log would read a new file from the start
+        write_bytes(path, text)
 
 
 class Journal:

@@ -26,6 +26,8 @@ class Result:
     """The outcome of one update, the same on every process.
 
     `skipped`: loss or gradient was not finite, and nothing was changed; then `norms` has the norm of each parameter's gradient.
+    `gradient`: norms `[P]` before clipping, of each parameter that has a gradient, in the order of the model; of whole parameters also
+    where they are sharded.
     """
 
     loss: float
@@ -35,6 +37,7 @@ class Result:
     stop: bool
     skipped: bool = False
     norms: dict[str, float] = field(default_factory=dict)
+    gradient: Tensor | None = None
 
 
 @dataclass
@@ -73,15 +76,16 @@ class Trainer:
             for p in self.unwrapped.parameters():
                 if p.grad is not None:
                     p.grad.mul_(self.batch_size / num_images)
-        norm = float(clip_gradients(self.unwrapped.parameters(), self.clip_norm, dtype=self.gradients.norm_dtype))
-        lr = self.lr(step)
+        total, gradient = clip_gradients(self.unwrapped.parameters(), self.clip_norm, dtype=self.gradients.norm_dtype)
+        norm, lr = float(total), self.lr(step)
         skipped = not (math.isfinite(loss_sum) and math.isfinite(norm))
         norms = gradient_norms(self.unwrapped) if skipped else {}
         self.is_updating = True  # until the step is counted
         if not skipped:
             self._step(lr)
         self.optimizer.zero_grad(set_to_none=True)
-        return Result(loss_sum / max(1.0, num_images), norm, lr, int(num_bad), bool(stop), skipped, norms)
+        loss = loss_sum / max(1.0, num_images)
+        return Result(loss, norm, lr, int(num_bad), bool(stop), skipped, norms, gradient)
 
     def warm_up(self, micro_batches: list[Batch]) -> None:
         """Compute the gradients of one update and discard them, so that torch.compile compiles now."""
@@ -140,7 +144,7 @@ def run_steps(trainer: Trainer, task: TrainingTask, batches: Iterator[Batch], fi
         stop_together(trainer.runtime, trainer.stop)
         while step < task.total_steps:
             began = time.perf_counter()
-            micro_batches = take(batches, task.share)
+            micro_batches = take(batches, len(task.own))
             waited = time.perf_counter() - began
             result = trainer.update(step, micro_batches)
             step += 1

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
-from vitctl.engine.distributed.sharding import full, like, local
+from vitctl.engine.distributed.sharding import full, is_part, like, local
 from vitctl.errors import CheckpointError
 from vitctl.models.costs import OPTIMIZER_SLOTS
 
@@ -41,7 +41,9 @@ class DecoupledSGD(SGD):
         return super().step(closure)
 
 
-def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float, *, dtype: torch.dtype | None = None) -> Tensor:
+def clip_gradients(
+    parameters: Iterable[nn.Parameter], max_norm: float, *, dtype: torch.dtype | None = None
+) -> tuple[Tensor, Tensor]:
     """Scale all gradients by min(1, max_norm / norm), without the small constant that torch adds to the norm.
 
     If the norm is not finite, gradients stay unchanged, so that one can find the cause.
@@ -52,17 +54,23 @@ def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float, *, dtype
         dtype: that squares are added in; None: that of the gradients.
 
     Returns:
-        the global norm before clipping, a scalar in float32 or wider.
+        the global norm before clipping, a scalar in float32 or wider; and the norms `[P]` of which it is the norm, of each parameter
+        that has a gradient.
     """
     gradients = [p.grad for p in parameters if p.grad is not None]
-    if dtype is None:
-        norm = full(nn.utils.get_total_norm(gradients))
-    else:
-        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients, 2, dtype=dtype)))
+    each = torch.stack(_norms(gradients, dtype)) if gradients else torch.zeros(0)
+    norm = full(torch.linalg.vector_norm(each))
     if max_norm:
         factor = torch.where(norm.isfinite(), torch.clamp(max_norm / norm, max=1.0), 1.0)
         torch._foreach_mul_([local(gradient) for gradient in gradients], factor)
-    return norm
+    return norm, full(each)
+
+
+def _norms(gradients: list[Tensor], dtype: torch.dtype | None) -> list[Tensor]:
+    """As `torch.nn.utils.get_total_norm` computes them, with the same bits, unless they are computed in another type."""
+    if any(is_part(gradient) for gradient in gradients):
+        return [torch.linalg.vector_norm(gradient) for gradient in gradients]
+    return list(torch._foreach_norm(gradients, 2, dtype=dtype))
 
 
 def gradient_norms(model: nn.Module) -> dict[str, float]:

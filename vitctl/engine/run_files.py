@@ -6,9 +6,14 @@ from pathlib import Path
 from vitctl.errors import CheckpointError
 
 RECIPE, RESULT, CHECKPOINTS = "recipe.toml", "result.json", "checkpoints"
+STEP_RECORDS, TRACE = (
+    "steps.jsonl",
+    "trace.bin",
+)  # a chained line of each step, and digests of its samples and gradients
 # A checkpoint's files of tensors, each NAME.safetensors; no average where there is none.
 MODEL, AVERAGE, OPTIMIZER = "model", "ema", "optimizer"
 STATE = "state.json"
+STEPS_HEAD = "steps_head"  # in state.json: digest of the last line of steps.jsonl
 STEPS = "step_*"
 FEATURES = "features"  # beside the runs that share them: representations that `fewshot` kept
 

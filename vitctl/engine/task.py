@@ -1,7 +1,8 @@
 """The arguments of a training run: plain values and callables; jobs fill them from a recipe."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
@@ -15,15 +16,15 @@ from vitctl.models.build import Model
 class TrainingTask:
     """Training data, length, metrics, and how often each action is done.
 
-    `batches(first_step)` gives this process's micro-batches, `share` is its number of images in a global batch, `flops_per_image` are
-    those of training, `key(sample)` names an image, `score(model)` evaluates it (None: nothing to evaluate on), `probe(model)` gives
-    few-shot accuracies of each number of shots, by seed, `identity` is compared with that of the checkpoint that it resumes from.
+    `batches(first_step)` gives this process's micro-batches, `own` are its slots of a global batch, `flops_per_image` are those of
+    training, `key(sample)` names an image, `score(model)` evaluates it (None: nothing to evaluate on), `probe(model)` gives few-shot
+    accuracies of each number of shots, by seed, `identity` is compared with that of the checkpoint that it resumes from.
     `evaluate_every` and `save_every` are in steps, 0 for never before the end; so is `probe_every`, 0 for never. `warm_up`: run
-    torch.compile before the first step.
+    torch.compile before the first step. `facts` are recorded at each start, beside a record of every step (None: no records).
     """
 
     batches: Callable[[int], Iterator[Batch]]
-    share: int
+    own: range
     num_images: int
     flops_per_image: int
     key: Callable[[int], str]
@@ -39,6 +40,7 @@ class TrainingTask:
     log_sample_keys: bool
     max_bad_fraction: float
     warm_up: bool
+    facts: Mapping[str, Any] | None = None
 
 
 def is_due(step: int, every: int) -> bool:

@@ -28,8 +28,10 @@ from vitctl.engine.loop import Result, Trainer, run_steps, take
 from vitctl.engine.nonfinite import SKIPPED, Counts
 from vitctl.engine.optimizer import load_optimizer_tensors
 from vitctl.engine.preemption import Stopped
-from vitctl.engine.run_files import AVERAGE, CHECKPOINTS, MODEL, OPTIMIZER
+from vitctl.engine.run_files import AVERAGE, CHECKPOINTS, MODEL, OPTIMIZER, STEP_RECORDS, STEPS_HEAD
 from vitctl.engine.task import TrainingTask, is_due
+from vitctl.engine.trace.chain import head
+from vitctl.engine.trace.recorder import Recorder
 from vitctl.errors import CheckpointError, DataError
 from vitctl.system.text import typed
 
@@ -50,6 +52,7 @@ class Run:
     logged_step: int = -1
     scores: dict[int, Score] = field(default_factory=dict)
     probed: set[int] = field(default_factory=set)
+    recorder: Recorder | None = None
     _window: tuple[float, int, float] = (0.0, 0, 0.0)
 
     @property
@@ -75,14 +78,14 @@ class Run:
         step = saved.step if saved else 0
         if saved and (said := check_resumable(self.runtime, saved, self.task.total_steps, self.task.identity)):
             self.journal.write("warning", step=step, text=said)
-        read = self._load(saved) if saved is not None else {}
+        read = self.load(saved) if saved is not None else {}
         trainer = self.trainer
         check_same_state(
             self.runtime, step, trainer.unwrapped, parts(trainer.unwrapped, trainer.average, trainer.optimizer), read
         )
         if self.runtime.is_main:
             set_aside_after(self.folder / CHECKPOINTS, step)
-            logs = (self.folder / name for name in (LOG, BAD_SAMPLES, SKIPPED))
+            logs = (self.folder / name for name in (LOG, STEP_RECORDS, BAD_SAMPLES, SKIPPED))
             for path in (*logs, *(self.folder / SAMPLES).glob("rank_*.jsonl")):
                 cut_after(path, step)
             records = read_records(self.folder / LOG)
@@ -96,8 +99,8 @@ class Run:
         """Measure the throughput from here."""
         self._window = (time.perf_counter(), step, 0.0)
 
-    def _load(self, saved: SavedCheckpoint) -> CheckpointTensors:
-        """Load a checkpoint; returns the tensors that were read."""
+    def load(self, saved: SavedCheckpoint) -> CheckpointTensors:
+        """Load a checkpoint; returns the tensors that were read. All processes call this together."""
         read = agreed_tensors(self.runtime, saved)
         load_full_state(self.trainer.unwrapped, read[MODEL])
         load_optimizer_tensors(self.trainer.optimizer, self.trainer.unwrapped, read[OPTIMIZER])
@@ -117,6 +120,9 @@ class Run:
         self._log_samples(step, micro_batches)
         if result.skipped:
             self._note_skipped(step, result, micro_batches)
+        if self.recorder is not None:
+            is_logged = self._is_logged(step) or is_due(step, self.task.save_every)
+            self.recorder.add(step, result, micro_batches, weights=is_logged)
         self._log_step(step, result, waited)
         self.logged_step = step
         # Checks that end the run come last: the step and its log are complete.
@@ -129,6 +135,9 @@ class Run:
             )
         nonfinite.check_bound(step, self.counts, result, self.folder / SKIPPED)
 
+    def _is_logged(self, step: int) -> bool:
+        return is_due(step, self.task.log_every) or step == self.task.total_steps
+
     def _log_step(self, step: int, result: Result, waited: float) -> None:
         read = step * self.trainer.batch_size
         began, first, all_waited = self._window
@@ -136,7 +145,7 @@ class Run:
         self._window = (began, first, all_waited)
         seconds = time.perf_counter() - began
         rate = (step - first) * self.trainer.batch_size / seconds
-        if step % self.task.log_every and step != self.task.total_steps:
+        if not self._is_logged(step):
             self.journal.show_progress(
                 step=step,
                 total_steps=self.task.total_steps,
@@ -255,6 +264,7 @@ class Run:
         if self.runtime.is_main:
             state = {"samples": step * self.trainer.batch_size, **asdict(self.counts)}
             state |= self.task.identity.state if self.task.identity else {}
+            state |= {STEPS_HEAD: head(self.folder / STEP_RECORDS)} if self.recorder else {}
             self.saver.start(step, everything, state, self._accuracies)
         elif is_sharded(self.trainer.unwrapped):
             for _ in everything:
@@ -311,6 +321,11 @@ def _fit(run: Run) -> Score | None:
     if first_step and is_due(first_step, task.probe_every):
         run.probe(first_step)
     if first_step < total_steps:
+        if task.facts is not None:
+            run.recorder = Recorder(
+                run.folder, run.journal, run.runtime, trainer.unwrapped, task.own, trainer.batch_size
+            )
+            run.recorder.start(first_step, task.facts)
         batches = task.batches(first_step)
         run.journal.show_progress(at_once=True, step=first_step, total_steps=total_steps)
         if task.warm_up:
@@ -340,7 +355,7 @@ def _warmed_up(run: Run, batches: Iterator[Batch], step: int) -> Iterator[Batch]
         raise
     began = time.perf_counter()
     run.journal.show_progress(at_once=True, text="compiling")
-    first = take(batches, run.task.share)
+    first = take(batches, len(run.task.own))
     run.trainer.warm_up(first)
     run.journal.write("compile", step=step, seconds=round(time.perf_counter() - began, 3))
     return chain(first, batches)

@@ -21,12 +21,27 @@ from vitctl.jobs.provenance import trained, training_result, weights_used
 from vitctl.jobs.record.integrity import verified, verify
 from vitctl.jobs.record.result import RunResult
 from vitctl.jobs.sweep import SEEDS, Trial, best, broadcast_score, run_trials
-from vitctl.jobs.training import RunContext, dropout_draws, images_of, on_device, open_journal, start_runtime, train
+from vitctl.jobs.training import (
+    Act,
+    RunContext,
+    dropout_draws,
+    images_of,
+    on_device,
+    open_journal,
+    start_runtime,
+    train,
+)
 from vitctl.recipe.images import TrainImages
 from vitctl.recipe.schema import Finetune
 
 
-def finetune(recipe: Finetune, run_dir: Path, report: Report = silent, stop: StopFlag | None = None) -> RunResult:
+def finetune(
+    recipe: Finetune,
+    run_dir: Path,
+    report: Report = silent,
+    stop: StopFlag | None = None,
+    act: Act | None = None,
+) -> RunResult:
     """Fine-tune weights.source on data.train_split, resuming from run_dir's newest checkpoint.
 
     With sweep.lrs, each learning rate is first trained on sweep.train_split and scored on sweep.eval_split, in sweep/lr_VALUE/;
@@ -41,6 +56,7 @@ def finetune(recipe: Finetune, run_dir: Path, report: Report = silent, stop: Sto
         run_dir: gets checkpoints, log.jsonl and, by the caller, result.json.
         report: called with every log record of the main process.
         stop: set by signals.
+        act: done with each prepared training instead of it, see `RunContext`.
 
     Returns:
         accuracy on data.eval_split (with several seeds mean and deviation), its provenance, and the table of the sweep.
@@ -57,7 +73,7 @@ def finetune(recipe: Finetune, run_dir: Path, report: Report = silent, stop: Sto
     recipe = fitted_recipe(recipe, len(train_on))
     runtime = start_runtime(recipe.machine, run_dir, recipe.log)
     journal = open_journal(runtime, run_dir, report)
-    context = _JobContext(runtime, journal, report, stop, found, data)
+    context = _JobContext(runtime, journal, report, stop, found, data, act)
     for text in sampling_notes(data, train_on):
         journal.write("data", step=0, text=text)
     bytes_read = verify(runtime, run_dir, train_on, score_on)
@@ -106,6 +122,7 @@ class _JobContext:
     stop: StopFlag
     found: FoundWeights
     data: TrainImages
+    act: Act | None = None
 
 
 def _sweep(recipe: Finetune, context: _JobContext, run_dir: Path) -> list[Trial]:
@@ -207,7 +224,7 @@ def _train(
     meta = images.meta(found.weights.meta["mean"], found.weights.meta["std"], recipe.loss.name)
     score = train(
         recipe,
-        RunContext(context.runtime, folder, journal, context.stop),
+        RunContext(context.runtime, folder, journal, context.stop, context.act),
         on_device(model, context.runtime),
         images,
         meta,

@@ -17,13 +17,28 @@ from vitctl.jobs.probe import make_probe, open_probe
 from vitctl.jobs.provenance import trained, training_result
 from vitctl.jobs.record.integrity import verified, verify
 from vitctl.jobs.record.result import RunResult
-from vitctl.jobs.training import RunContext, dropout_draws, images_of, on_device, open_journal, start_runtime, train
+from vitctl.jobs.training import (
+    Act,
+    RunContext,
+    dropout_draws,
+    images_of,
+    on_device,
+    open_journal,
+    start_runtime,
+    train,
+)
 from vitctl.models.build import build
 from vitctl.models.configs import MaskedPatchConfig
 from vitctl.recipe.schema import Pretrain
 
 
-def pretrain(recipe: Pretrain, run_dir: Path, report: Report = silent, stop: StopFlag | None = None) -> RunResult:
+def pretrain(
+    recipe: Pretrain,
+    run_dir: Path,
+    report: Report = silent,
+    stop: StopFlag | None = None,
+    act: Act | None = None,
+) -> RunResult:
     """Train [model] on data.train_split, resuming from run_dir's newest checkpoint.
 
     Args:
@@ -31,6 +46,7 @@ def pretrain(recipe: Pretrain, run_dir: Path, report: Report = silent, stop: Sto
         run_dir: gets checkpoints, log.jsonl and, by the caller, result.json.
         report: called with every log record of the main process.
         stop: set by signals.
+        act: done with the prepared training instead of it, see `RunContext`.
 
     Returns:
         accuracy on data.eval_split, and its provenance.
@@ -59,7 +75,7 @@ def pretrain(recipe: Pretrain, run_dir: Path, report: Report = silent, stop: Sto
     if isinstance(config, MaskedPatchConfig):
         objective, score_on = masked_patch_objective(recipe, config), None  # there are no classes to score
     context, images = (
-        RunContext(runtime, run_dir, journal, stop),
+        RunContext(runtime, run_dir, journal, stop, act),
         images_of(recipe.data, train_on, score_on, recipe.seed, recipe.schedule),
     )
     meta = images.meta(recipe.data.mean, recipe.data.std, recipe.loss.name)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from vitctl.data.images.transforms import EvalTransform, TrainTransform
 from vitctl.data.loader.batches import Batch, train_batches
-from vitctl.data.loader.lanes import Lanes, num_own
+from vitctl.data.loader.lanes import Lanes, own_slots
 from vitctl.data.source.order import Order, SampleOrder
 from vitctl.data.source.read import Source, sample_key
 from vitctl.engine.averaging import Average
@@ -26,13 +26,13 @@ from vitctl.engine.distributed.micro_batch import fits_everywhere, largest_micro
 from vitctl.engine.distributed.runtime import Runtime, start
 from vitctl.engine.distributed.sharding import is_sharded, shard
 from vitctl.engine.evaluation import Score, evaluate_model
-from vitctl.engine.journal import LOG, Journal, Report, write_run_json
+from vitctl.engine.journal import LOG, Journal, Report, json_digest, write_run_json
 from vitctl.engine.loop import Trainer
 from vitctl.engine.losses import classify
 from vitctl.engine.mixing import Mixing, classify_mixed
 from vitctl.engine.optimizer import build_optimizer
 from vitctl.engine.preemption import StopFlag
-from vitctl.engine.run_files import CHECKPOINTS
+from vitctl.engine.run_files import CHECKPOINTS, RECIPE
 from vitctl.engine.schedule import total_steps
 from vitctl.engine.task import TrainingTask
 from vitctl.engine.training import fit
@@ -43,25 +43,29 @@ from vitctl.jobs.inputs.lanes import lanes_of
 from vitctl.jobs.inputs.length import learning_rate
 from vitctl.jobs.inputs.same_inputs import check_inputs
 from vitctl.jobs.inputs.sampling import training_order
-from vitctl.jobs.provenance import versions
-from vitctl.jobs.record.identity import identity
+from vitctl.jobs.provenance import computed, versions
+from vitctl.jobs.record.identity import Identity, identity, run_of
 from vitctl.jobs.record.kept import AttentionKernel, MicroBatch, read_kept
 from vitctl.jobs.record.runs import choose_weights, logged_scores
 from vitctl.jobs.record.tracking import tracking
 from vitctl.models.attention import choose_attention, set_attention
 from vitctl.models.blocks import compile_blocks, compile_errors
 from vitctl.models.build import Model
-from vitctl.models.configs import ViTConfig
+from vitctl.models.configs import Config, ViTConfig
 from vitctl.models.costs import OPTIMIZER_SLOTS
 from vitctl.models.flops import training_flops
 from vitctl.recipe.images import TrainImages
+from vitctl.recipe.load import load_recipe
 from vitctl.recipe.machine import Log, Machine, ShardedMachine, TrainMachine
+from vitctl.recipe.neutral import deciding_values
 from vitctl.recipe.schema import Finetune, Pretrain, TrainRecipe, Vtab
 from vitctl.recipe.sections import Loss, Schedule
 
 ATTENTION, MICRO_BATCH = "attention.json", "micro_batch.json"
+RECIPE_FILE = "recipe_file"  # in the record of a start: digest of the values of recipe.toml that decide the result
 
 M = TypeVar("M", bound=nn.Module)
+Act = Callable[[Path, TrainingTask, Trainer, Saver], Score | None]  # with the arguments and the result of `fit`
 Probe = Callable[[Model], dict[int, list[float]]]
 
 
@@ -98,12 +102,16 @@ def open_journal(runtime: Runtime, run_dir: Path, report: Report) -> Journal:
 
 @dataclass(frozen=True)
 class RunContext:
-    """Where a training runs: this process among its peers, the folder and its log, and the flag that signals set."""
+    """Where a training runs: this process among its peers, the folder and its log, and the flag that signals set.
+
+    `act` is done with the training once it is prepared; None: it is done, see `fit`.
+    """
 
     runtime: Runtime
     folder: Path
     journal: Journal
     stop: StopFlag
+    act: Act | None = None
 
 
 @dataclass(frozen=True)
@@ -212,15 +220,16 @@ def _train(
         shard(model, runtime.device, runtime.num_processes)
     made_by = computation(runtime, attention=kernel, compile=machine.compile, versions=versions()) if lanes else {}
     micro_batch = _micro_batch(recipe, runtime, folder, model, loss, lambda n: next(batches(0, n, 0)), share)
+    made_of = identity(recipe, folder, source, scored, start_weights_sha256, made_by)
     task = TrainingTask(
         batches=lambda first_step: batches(first_step, micro_batch, workers),
-        share=num_own(s.batch_size, lanes, runtime.rank, runtime.num_processes),
+        own=own_slots(s.batch_size, lanes, runtime.rank, runtime.num_processes),
         num_images=len(source),
         flops_per_image=training_flops(model.config, 1),
         key=partial(sample_key, source),
         score=partial(look.through, evaluate_model, "scoring", source=scored) if scored is not None else None,
         probe=probe,
-        identity=identity(recipe, folder, source, scored, start_weights_sha256, made_by),
+        identity=made_of,
         total_steps=steps,
         evaluate_every=recipe.evaluation.every_steps,
         probe_every=recipe.fewshot_probe.every_steps if isinstance(recipe, Pretrain) else 0,
@@ -230,13 +239,29 @@ def _train(
         log_sample_keys=recipe.log.sample_keys,
         max_bad_fraction=recipe.data.max_bad_fraction,
         warm_up=machine.compile,
+        facts=_facts(recipe, runtime, made_of, model.config, micro_batch) if recipe.log.trace else None,
     )
     trainer = _trainer(recipe, context, model, loss, learning_rate(recipe, steps), lanes)
     kept = recipe.checkpoint.keep_last, recipe.checkpoint.keep_best
     saver = Saver(folder / CHECKPOINTS, model.config, meta, *kept, journal=context.journal)
     with tracking(runtime, recipe, folder), compile_errors() if machine.compile else nullcontext():
-        last = fit(folder, task, trainer, saver)
+        last = (context.act or fit)(folder, task, trainer, saver)
     return _best_score(folder, runtime) if recipe.evaluation.early_stopping else last
+
+
+def _facts(
+    recipe: TrainRecipe, runtime: Runtime, made_of: Identity, config: Config, micro_batch: int
+) -> dict[str, Any]:
+    """What the record of a training begins with: what it is made of, and what its bits depend on beside that."""
+    file = run_of(made_of.folder) / RECIPE
+    return {
+        **made_of.state,
+        RECIPE_FILE: json_digest(deciding_values(load_recipe(str(file)).recipe)) if file.exists() else "",
+        **computed(runtime),
+        "micro_batch": micro_batch,
+        "lanes": recipe.schedule.lanes,
+        "draws": bool(getattr(config, "dropout", 0.0) or getattr(config, "drop_path", 0.0)),
+    }
 
 
 def _trainer(
@@ -296,6 +321,7 @@ def _batches(
             lanes=lanes,
             neighbours=images.mixing.is_on,
             needs_labels=needs_labels,
+            checksums=recipe.log.trace,
         )
 
     return batches

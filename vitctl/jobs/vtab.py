@@ -19,7 +19,7 @@ from vitctl.jobs.inputs.weights import weights_of
 from vitctl.jobs.provenance import computed, shown, weights_used
 from vitctl.jobs.record.integrity import verified, verify
 from vitctl.jobs.record.result import DATA_DIGEST, RunResult
-from vitctl.jobs.training import dropout_draws, open_journal, start_runtime
+from vitctl.jobs.training import Act, dropout_draws, open_journal, start_runtime
 from vitctl.jobs.vtab_suite.light import score_features
 from vitctl.jobs.vtab_suite.runs import Setting, SuiteContext, fine_tune, scored_as, settings, tune
 from vitctl.jobs.vtab_suite.table import make_vtab_table, write_vtab_table
@@ -30,7 +30,13 @@ from vitctl.recipe.schema import Vtab
 TABLE = "table.csv"
 
 
-def vtab(recipe: Vtab, run_dir: Path, report: Report = silent, stop: StopFlag | None = None) -> RunResult:
+def vtab(
+    recipe: Vtab,
+    run_dir: Path,
+    report: Report = silent,
+    stop: StopFlag | None = None,
+    act: Act | None = None,
+) -> RunResult:
     """Fine-tune weights.source on every task of vtab.suite, resuming where an earlier process ended.
 
     First a small sweep: every setting is trained on the 800 images of every task and scored on its 200, and the setting with
@@ -42,6 +48,7 @@ def vtab(recipe: Vtab, run_dir: Path, report: Report = silent, stop: StopFlag | 
         run_dir: gets sweep/, tasks/ and light/ with a folder for each run, and table.csv.
         report: called with every log record of the main process.
         stop: set by signals.
+        act: done with each prepared training instead of it, see `RunContext`.
 
     Returns:
         accuracy per task (mean and deviation over seeds), group means, the mean over tasks, and the paper's.
@@ -61,7 +68,7 @@ def vtab(recipe: Vtab, run_dir: Path, report: Report = silent, stop: StopFlag | 
     journal = open_journal(runtime, run_dir, report)
     check_found(runtime, found, [source for one in data for source in (one.train800, one.val200, one.train, one.test)])
     bytes_read = verify(runtime, run_dir, *(source for task in data for source in (task.train, task.test)))
-    context = SuiteContext(recipe, runtime, run_dir, report, stop, found)
+    context = SuiteContext(recipe, runtime, run_dir, report, stop, found, act)
     text = f"{len(tasks)} tasks, {len(recipe.vtab.seeds)} seeds each"
     text += "" if recipe.vtab.light else f"; {rates_in_words(recipe, context.rates)}"
     journal.write("weights", step=0, path=found.path, text="; ".join(filter(None, (found.chosen.text, text))))

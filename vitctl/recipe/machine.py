@@ -75,3 +75,8 @@ class Log(Section):
     every_steps: int = knob(50, "a record in log.jsonl, and a line where there is no terminal", unit="steps", ge=1)
     trackers: Names = knob((), "accelerate trackers, e.g. ['tensorboard']")
     sample_keys: bool = knob(False, "write the key of every sample of every step to samples/rank_*.jsonl")
+    trace: bool = knob(
+        True,
+        "record every step for `vitctl verify`: a line in steps.jsonl (loss, norm, learning rate, digests of the batch), and in "
+        "trace.bin 2 bytes for each image of a batch and each parameter",
+    )

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vitctl.data.loader.lanes import LaneOrder, Lanes, micro_batches, num_own, share
+from vitctl.data.loader.lanes import LaneOrder, Lanes, micro_batches, own_slots, share
 from vitctl.data.source.mixture import MixtureOrder
 from vitctl.data.source.order import Order, SampleOrder, WindowedOrder
 from vitctl.errors import DataError
@@ -37,9 +37,8 @@ def test_owned__by_every_number_of_processes_each_leaf_has_one_owner(
     assert [leaf for own in owned for leaf in own] == list(range(lanes.num_leaves))
     assert all(owned)
     assert [s for rank in range(processes) for s in slots_of(lanes, rank, processes)] == list(range(lanes.batch_size))
-    assert [num_own(lanes.batch_size, lanes, rank, processes) for rank in range(processes)] == [
-        len(slots_of(lanes, rank, processes)) for rank in range(processes)
-    ]
+    for rank in range(processes):
+        assert list(own_slots(lanes.batch_size, lanes, rank, processes)) == slots_of(lanes, rank, processes)
     if processes <= lanes.num_lanes:
         ends = {lanes.lane(number).stop for number in range(lanes.num_lanes)}
         assert {slots_of(lanes, rank, processes)[-1] + 1 for rank in range(processes)} <= ends
@@ -64,7 +63,7 @@ def test_leaves__partners_stay_in_the_lane() -> None:
 def test_micro_batches__without_lanes_partners_are_those_of_the_whole_batch() -> None:
     assert [(list(part.slots), part.before) for part in micro_batches(10, 2, 0, 3)] == [([0, 1, 2], 9), ([3, 4], 2)]
     assert [(list(part.slots), part.before) for part in micro_batches(10, 2, 1, 9)] == [([5, 6, 7, 8, 9], 4)]
-    assert num_own(10, None, 1, 3) == len(share(10, 3, 1)) == 3
+    assert own_slots(10, None, 1, 3) == share(10, 3, 1) == range(3, 6)
 
 
 @pytest.mark.parametrize(("sizes", "processes"), [((4, 5, 1), 1), ((4, 0, 1), 1), ((4, 2, 0), 1), ((4, 2, 2), 3)])

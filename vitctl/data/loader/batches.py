@@ -1,8 +1,7 @@
 """Batches. The samples of a batch depend on the order only, not on the number of processes or workers."""
 
 import hashlib
-import math
-import sys
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -18,10 +17,10 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 from vitctl.data.images.decode import BadSample, Picture, open_picture
 from vitctl.data.images.heic import without_heic
 from vitctl.data.images.transforms import EvalTransform, TrainTransform, augmentation_rng
-from vitctl.data.loader.lanes import Lanes, micro_batches, share
+from vitctl.data.loader.lanes import Lanes, micro_batches, own_slots, share
 from vitctl.data.loader.prefetch import Prefetcher, reads_whole_shards
-from vitctl.data.loader.shared_memory import SharedMemory
-from vitctl.data.loader.workers import start_workers, worker_init
+from vitctl.data.loader.shared_memory import SharedMemory, empty_images
+from vitctl.data.loader.workers import is_worker_death, original_message, start_workers, worker_init
 from vitctl.data.source.order import SampleOrder
 from vitctl.data.source.read import Source, has_label, sample_key
 from vitctl.errors import DataError
@@ -57,6 +56,8 @@ class Batch:
             listed, in its own batch.
         memory: in a worker, the shared memory of the images.
         digests: hexadecimal SHA-256 of each encoded image, where they were asked for; "" of padding, and of what cannot be read.
+        checksums: int64 `[B, 2]`, where they were asked for: CRC-32 of each encoded image, 0 of what cannot be read, and of its
+            pixels in `images`.
     """
 
     images: Tensor
@@ -67,6 +68,7 @@ class Batch:
     neighbour: "Batch | None" = None
     memory: SharedMemory | None = None
     digests: tuple[str, ...] = ()
+    checksums: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -82,6 +84,7 @@ class Batch:
             self.neighbour,
             None,
             self.digests,
+            self.checksums,
         )
 
     def pin_memory(self) -> "Batch":
@@ -93,6 +96,7 @@ class Batch:
             self.samples.pin_memory(),
             self.bad,
             digests=self.digests,
+            checksums=self.checksums,
         )
 
 
@@ -119,6 +123,7 @@ def train_batches(
     lanes: Lanes | None = None,
     neighbours: bool = False,
     needs_labels: bool = True,
+    checksums: bool = False,
 ) -> Iterator[Batch]:
     """An infinite iterator over the micro-batches of one process, from any step on.
 
@@ -140,6 +145,7 @@ def train_batches(
         neighbours: give each micro-batch the sample at the position before it in the global batch, or in its lane; before the
             first the last.
         needs_labels: take an image without a label for one that cannot be used.
+        checksums: fill `Batch.checksums`.
 
     Raises:
         DataError: the numbers do not fit, or a loader process was killed.
@@ -159,8 +165,9 @@ def train_batches(
                 before = [first + part.before] if neighbours else []
                 yield [*before, *(first + slot for slot in part.slots)]
 
-    own = range(parts[0].slots.start, parts[-1].slots.stop) if lanes else None
-    batches = _batches(_TrainSamples(source, order, transform, seed, needs_labels, own), positions(), num_workers)
+    own = own_slots(batch_size, lanes, rank, num_processes) if lanes else None
+    samples = _TrainSamples(source, order, transform, seed, needs_labels, checksums, own)
+    batches = _batches(samples, positions(), num_workers)
     return map(_with_neighbour, batches) if neighbours else batches
 
 
@@ -169,7 +176,9 @@ def _with_neighbour(batch: Batch) -> Batch:
     parts = [(t[:1], t[1:]) for t in (batch.images, batch.labels, batch.weights, batch.samples)]
     (images, others), (label, labels), (weight, weights), (sample, samples) = parts
     num_bad = int(weight.item() == 0)
-    return Batch(others, labels, weights, samples, batch.bad[num_bad:], Batch(images, label, weight, sample))
+    checksums = None if batch.checksums is None else batch.checksums[1:]
+    neighbour = Batch(images, label, weight, sample)
+    return Batch(others, labels, weights, samples, batch.bad[num_bad:], neighbour, checksums=checksums)
 
 
 def eval_batches(
@@ -238,6 +247,7 @@ class _TrainSamples(Dataset[Batch]):
     transform: TrainTransform
     seed: int
     needs_labels: bool
+    checksums: bool
     slots: range | None = None  # with lanes, those of this process
 
     @cached_property
@@ -254,18 +264,26 @@ class _TrainSamples(Dataset[Batch]):
         epochs, samples = self.order.at(np.array(positions, np.int64))
         labels = self.source.labels(samples)
         labelled, num_classes = has_label(labels), len(self.source.class_names)
+        encoded = np.zeros(len(positions), np.int64)
 
         def begin(row: int, sample: int) -> Begun:
             if self.needs_labels and not labelled[row]:
                 raise BadSample("no label")
             if self.needs_labels and labels[row].max() >= num_classes:
                 raise BadSample("no such class", f"label {labels[row].max()} of {num_classes} classes")
-            picture = _opened(self.source.read(sample), self.transform)
+            data = self.source.read(sample)
+            if self.checksums:
+                encoded[row] = zlib.crc32(data)
+            picture = _opened(data, self.transform)
             rng = augmentation_rng(self.seed, int(epochs[row]), sample)
             chosen = self.transform.draw(picture.height, picture.width, rng)
             return Begun(partial(self.transform.apply, picture, chosen), picture.num_bytes)
 
-        return _batch(self.source, samples, labels, self.transform.image_size, begin)
+        batch = _batch(self.source, samples, labels, self.transform.image_size, begin)
+        if not self.checksums:
+            return batch
+        pixels = [zlib.crc32(image.permute(1, 2, 0).numpy()) for image in batch.images]
+        return replace(batch, checksums=np.stack((encoded, np.array(pixels, np.int64)), axis=1))
 
 
 @dataclass(frozen=True)
@@ -302,7 +320,7 @@ def _batch(
     source: Source, samples: np.ndarray, labels: np.ndarray, image_size: int, begin: Callable[[int, int], Begun]
 ) -> Batch:
     """Assemble a batch. Images are opened in groups and then transformed, because alternating per image loses CPU cache locality."""
-    images, memory = _empty_images(len(samples), image_size)
+    images, memory = empty_images(len(samples), image_size)
     weights = np.zeros(len(samples), np.float32)
     bad: dict[int, str] = {}
     begun: dict[int, Begun] = {}
@@ -343,15 +361,6 @@ def _recorded(bad: dict[int, str], row: int) -> Iterator[None]:
         bad[row] = error.reason
 
 
-def _empty_images(num_images: int, image_size: int) -> tuple[Tensor, SharedMemory | None]:
-    """A zero tensor, channels last; in a worker it is allocated in shared memory."""
-    shape = (num_images, image_size, image_size, 3)
-    if get_worker_info() is None or sys.platform != "linux":
-        return torch.zeros(shape, dtype=torch.uint8).permute(0, 3, 1, 2), None
-    memory = SharedMemory.zeros(math.prod(shape))
-    return memory.tensor(at_once=True).view(shape).permute(0, 3, 1, 2), memory
-
-
 def _batches(samples: Dataset[Batch], positions: Iterator[list[int]], num_workers: int) -> Iterator[Batch]:
     bounds.check()
     loader: DataLoader[Any] = DataLoader(
@@ -371,28 +380,17 @@ def _batches(samples: Dataset[Batch], positions: Iterator[list[int]], num_worker
         except StopIteration:
             return
         except DataError as error:
-            message = _worker_message(str(error))
+            message = original_message(str(error))
             error.with_traceback(None)  # the traceback refers to the loader, and would keep its workers alive
             break
         except (RuntimeError, ConnectionError, EOFError) as error:
-            if not _is_worker_death(error):
+            if not is_worker_death(error):
                 raise
             cause = workers.cause_of_death()
             raise DataError(f"a loader process was {cause}; use fewer loader workers ({error})") from error
         yield batch
     del batches, loader
     raise DataError(message)
-
-
-def _worker_message(text: str) -> str:
-    """The original message: torch wraps an exception of a worker into the text of its traceback, message last."""
-    return text.strip().rpartition("\n")[2].partition(": ")[2] if text.startswith("Caught ") else text
-
-
-def _is_worker_death(error: Exception) -> bool:
-    """Whether a worker died: torch reports it, or its connection broke while it sent a batch."""
-    text = str(error)
-    return text.startswith("DataLoader worker") if isinstance(error, RuntimeError) else not text.startswith("Caught")
 
 
 def _identity(batch: Any) -> Any:

@@ -106,11 +106,12 @@ class Lanes:
         return tuple(part for lane in self.leaves for part in lane)[own.start : own.stop]
 
 
-def num_own(batch_size: int, lanes: Lanes | None, rank: int, num_processes: int) -> int:
-    """Images of a process in a global batch, with or without lanes."""
+def own_slots(batch_size: int, lanes: Lanes | None, rank: int, num_processes: int) -> range:
+    """The slots of a global batch that a process serves, with or without lanes."""
     if lanes is None:
-        return len(share(batch_size, num_processes, rank))
-    return sum(len(part.slots) for part in lanes.parts(rank, num_processes))
+        return share(batch_size, num_processes, rank)
+    parts = lanes.parts(rank, num_processes)
+    return range(parts[0].slots.start, parts[-1].slots.stop)
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,15 @@
 """Anonymous shared memory for passing batches from a loader worker to the training process."""
 
+import math
 import mmap
 import os
+import sys
 from multiprocessing.reduction import DupFd
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.data import get_worker_info
 
 
 class SharedMemory:
@@ -48,3 +51,12 @@ class SharedMemory:
 
 def _attached(descriptor: Any, size: int) -> SharedMemory:
     return SharedMemory(descriptor.detach(), size)
+
+
+def empty_images(num_images: int, image_size: int) -> tuple[Tensor, SharedMemory | None]:
+    """Zeros, uint8 `[num_images, 3, S, S]`, channels last; in a worker they are allocated in shared memory, which is returned too."""
+    shape = (num_images, image_size, image_size, 3)
+    if get_worker_info() is None or sys.platform != "linux":
+        return torch.zeros(shape, dtype=torch.uint8).permute(0, 3, 1, 2), None
+    memory = SharedMemory.zeros(math.prod(shape))
+    return memory.tensor(at_once=True).view(shape).permute(0, 3, 1, 2), memory

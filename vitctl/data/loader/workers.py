@@ -138,3 +138,14 @@ def _counters(root: Path) -> Iterator[Path]:
     yield groups / "memory.events"  # within a container the path is that of the host, and the group is the root
     yield groups / "memory" / "memory.oom_control"
     yield root / "proc" / "vmstat"
+
+
+def original_message(text: str) -> str:
+    """The original message: torch wraps an exception of a worker into the text of its traceback, message last."""
+    return text.strip().rpartition("\n")[2].partition(": ")[2] if text.startswith("Caught ") else text
+
+
+def is_worker_death(error: Exception) -> bool:
+    """Whether a worker died: torch reports it, or its connection broke while it sent a batch."""
+    text = str(error)
+    return text.startswith("DataLoader worker") if isinstance(error, RuntimeError) else not text.startswith("Caught")

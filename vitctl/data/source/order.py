@@ -137,7 +137,7 @@ class WindowedOrder:
         if not num_blocks:
             return offsets
         keys = _keys(self.seed, epochs)
-        short_begins = (_mix(keys) % np.uint64(num_blocks + 1)).astype(np.int64) * self.block_size
+        short_begins = (mix_words(keys) % np.uint64(num_blocks + 1)).astype(np.int64) * self.block_size
         in_short = (offsets >= short_begins) & (offsets < short_begins + short)
         before = np.where(offsets >= short_begins + short, offsets - short, offsets)
         blocks, inside = np.divmod(np.where(in_short, 0, before), self.block_size)
@@ -167,8 +167,8 @@ def _check_num_samples(num_samples: int) -> None:
 
 def _keys(seed: int, epochs: np.ndarray, windows: np.ndarray | None = None) -> np.ndarray:
     """A 64-bit key for the shuffle of each epoch, or of each window."""
-    keys = _mix(epochs.astype(np.uint64) * np.uint64(_GOLDEN) ^ _mix(np.array([seed & _WORD], np.uint64)))
-    return keys if windows is None else _mix(keys ^ windows.astype(np.uint64) * np.uint64(_GOLDEN))
+    keys = mix_words(epochs.astype(np.uint64) * np.uint64(_GOLDEN) ^ mix_words(np.array([seed & _WORD], np.uint64)))
+    return keys if windows is None else mix_words(keys ^ windows.astype(np.uint64) * np.uint64(_GOLDEN))
 
 
 def _shuffle(values: np.ndarray, keys: np.ndarray, size: int) -> np.ndarray:
@@ -190,14 +190,14 @@ def _permute(values: np.ndarray, keys: np.ndarray, bits: int) -> np.ndarray:
     for round_ in range(_ROUNDS):
         key = keys + np.uint64((round_ + 1) * _GOLDEN & _WORD)
         if round_ % 2:
-            low = low ^ (_mix(high ^ key) & low_mask)
+            low = low ^ (mix_words(high ^ key) & low_mask)
         else:
-            high = high ^ (_mix(low ^ key) & high_mask)
+            high = high ^ (mix_words(low ^ key) & high_mask)
     return high << np.uint64(low_bits) | low
 
 
-def _mix(words: np.ndarray) -> np.ndarray:
-    """Mix every input bit into all 64 output bits (the finaliser of SplitMix64, a bijection of 64-bit words)."""
+def mix_words(words: np.ndarray) -> np.ndarray:
+    """Mix every bit of words, uint64, into all 64 bits of the result (the finaliser of SplitMix64, a bijection)."""
     words = (words ^ words >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
     words = (words ^ words >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
     mixed: np.ndarray = words ^ words >> np.uint64(31)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
@@ -102,6 +103,15 @@ class Runtime:
         if self.num_processes > 1:
             torch.distributed.all_reduce(total)
         return [float(v) for v in total.tolist()]
+
+    def sum_words(self, words: np.ndarray) -> np.ndarray:
+        """Element-wise sum over all processes modulo 2^64, uint64 `[n]`, the same on each."""
+        if self.num_processes == 1:
+            return words
+        total = torch.from_numpy(words.view(np.int64)).to(self.device)
+        torch.distributed.all_reduce(total)
+        found: np.ndarray = total.cpu().numpy().view(np.uint64)
+        return found
 
     def broadcast(self, text: str) -> str:
         """The text of the main process, cut after 2,000 bytes, on every process."""

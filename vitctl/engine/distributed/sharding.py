@@ -48,6 +48,11 @@ def synced(model: nn.Module, accelerator: Any, *, now: bool) -> AbstractContextM
     return nullcontext() if now else accelerator.no_sync(model)
 
 
+def is_part(tensor: Tensor) -> bool:
+    """Whether a tensor is sharded, so that this process holds a part of it."""
+    return isinstance(tensor, DTensor)
+
+
 def local(tensor: Tensor) -> Tensor:
     """The part of a tensor that this process holds, sharing memory."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor

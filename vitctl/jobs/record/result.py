@@ -11,12 +11,14 @@ from pydantic import AfterValidator, BaseModel, TypeAdapter, ValidationError
 
 from vitctl.data.source.provenance import source_text
 from vitctl.data.source.read import Source
-from vitctl.engine.journal import json_digest, with_infinities, write_run_json
-from vitctl.engine.run_files import RESULT
+from vitctl.engine.journal import CHAINED, json_digest, with_infinities, write_run_json
+from vitctl.engine.run_files import CHECKPOINTS, RESULT, STATE, step_folders
+from vitctl.engine.trace.chain import head
 from vitctl.errors import CheckpointError
 from vitctl.recipe.neutral import deciding_values, result_neutral
 from vitctl.recipe.schema import Recipe
-from vitctl.system.files import read_bytes
+from vitctl.system.bounds import RUN_FILE
+from vitctl.system.files import read_bytes, read_json
 from vitctl.system.text import one_line
 
 _MOST_BYTES = 256 * 2**20
@@ -61,7 +63,8 @@ class RunResult:
     """The outcome of a job.
 
     `status` is "done", "stopped" (by a signal, saved, can be resumed) or "failed"; `metrics` are the numbers, `provenance` is what they
-    depend on: digests of data and weights, split, resolution, recipe.
+    depend on: digests of data and weights, split, resolution, recipe; `record` holds the last digests of log.jsonl and steps.jsonl, and
+    those of the checkpoints.
     """
 
     job: str
@@ -70,6 +73,7 @@ class RunResult:
     provenance: Annotated[dict[str, Any], AfterValidator(partial(_sound, kind=_Origin))] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
     error: str = ""
+    record: dict[str, Any] = field(default_factory=dict)
 
 
 _RESULT: TypeAdapter[RunResult] = TypeAdapter(RunResult)
@@ -110,9 +114,27 @@ def recipe_digest(recipe: Recipe, free: tuple[str, ...], resolved: Mapping[str, 
 
 
 def write_result(folder: Path, result: RunResult) -> RunResult:
-    """Write RUN/result.json, completely or not at all, and return the result."""
+    """Write RUN/result.json, completely or not at all, and return the result, with the digests of the folder's records."""
+    result = replace(result, record=record_digests(folder))
     write_run_json(folder / RESULT, asdict(result))
     return result
+
+
+def record_digests(folder: Path) -> dict[str, Any]:
+    """The digests of the last lines of log.jsonl and steps.jsonl, and of the state of each checkpoint."""
+    heads = {path: digest for path in CHAINED if (digest := head(folder / path))}
+    states = {
+        path.name: digest for path in sorted(step_folders(folder / CHECKPOINTS)) if (digest := _state_digest(path))
+    }
+    return heads | ({CHECKPOINTS: states} if states else {})
+
+
+def _state_digest(folder: Path) -> str:
+    try:
+        state = read_json(folder / STATE, RUN_FILE.limit, error=CheckpointError)
+    except (CheckpointError, OSError):
+        return ""
+    return str(state.get("sha256", "")) if isinstance(state, dict) else ""
 
 
 def read_result(folder: Path) -> RunResult | None:

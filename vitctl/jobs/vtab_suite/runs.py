@@ -19,7 +19,7 @@ from vitctl.jobs.inputs.network import rates_of
 from vitctl.jobs.inputs.weights import FoundWeights, transferred_model
 from vitctl.jobs.record.result import recipe_digest
 from vitctl.jobs.sweep import Scored, read_or_train
-from vitctl.jobs.training import Images, RunContext, dropout_draws, on_device, open_journal, train
+from vitctl.jobs.training import Act, Images, RunContext, dropout_draws, on_device, open_journal, train
 from vitctl.models.weights.load import weights_digest
 from vitctl.recipe.neutral import result_neutral
 from vitctl.recipe.schema import Vtab
@@ -53,6 +53,7 @@ class SuiteContext:
     report: Report
     stop: StopFlag
     found: FoundWeights
+    act: Act | None = None
 
     @property
     def image_size(self) -> int:
@@ -181,7 +182,7 @@ def _train(
 
     score = train(
         recipe,
-        RunContext(runtime, folder, open_journal(runtime, folder, report), context.stop),
+        RunContext(runtime, folder, open_journal(runtime, folder, report), context.stop, context.act),
         placed,
         images,
         meta,

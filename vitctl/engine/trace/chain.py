@@ -1,0 +1,147 @@
+"""Chained lines: each line of log.jsonl and steps.jsonl ends with a SHA-256 over itself and the digest of the line before.
+
+The file itself is the only state, so that threads and processes may append to it, and a crash leaves nothing to mend. A line
+that a crash cut short belongs to no chain; the next line follows the last whole one.
+"""
+
+import hashlib
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from vitctl.errors import LaunchError
+from vitctl.system.bounds import LOG_LINE
+from vitctl.system.files import open_regular
+
+_LINK = re.compile(rb', "sha256": "([0-9a-f]{64})"\}$')
+_WINDOW = 2**14  # bytes from the end of a file where the last whole line is looked for first
+
+
+class Line(NamedTuple):
+    """A whole line: its text without the link, as bytes, and the digest of its link, "" where it has none."""
+
+    body: bytes
+    sha256: str
+
+    def follows(self, before: str) -> bool:
+        """Whether its link is that of a line after one with the digest `before`."""
+        return self.sha256 == link(self.body, before)
+
+
+def link(body: bytes, before: str) -> str:
+    """The digest of a line after one with the digest `before`; "" before the first."""
+    return hashlib.sha256(before.encode() + body).hexdigest()
+
+
+def linked(body: bytes, before: str) -> bytes:
+    """A line, a JSON object as bytes, with its link."""
+    comma = b", " if body != b"{}" else b""
+    return body[:-1] + comma + f'"sha256": "{link(body, before)}"}}'.encode()
+
+
+def split(line: bytes) -> Line:
+    """A line without its newline, and its link."""
+    found = _LINK.search(line)
+    return Line(line[: found.start()] + b"}", found[1].decode()) if found else Line(line, "")
+
+
+def last_link(descriptor: int) -> str:
+    """The digest of the last linked line of an open file; "" where there is none."""
+    size, window = os.fstat(descriptor).st_size, _WINDOW
+    while True:
+        first = max(0, size - window)
+        lines = os.pread(descriptor, size - first, first).split(b"\n")
+        for line in reversed(lines if first == 0 else lines[1:]):
+            if found := split(line).sha256:
+                return found
+        if first == 0 or window > LOG_LINE.limit:
+            return ""
+        window *= 8
+
+
+def head(path: Path) -> str:
+    """The digest of the last line of a file of chained lines; "" where there is none."""
+    if not os.path.lexists(path):
+        return ""
+    with open_regular(path, error=LaunchError) as file:
+        return last_link(file.fileno())
+
+
+def whole_lines(path: Path) -> Iterator[bytes]:
+    """The lines of a file without their newlines; a line that is too long is left out."""
+    most, inside = LOG_LINE.limit, False
+    with open_regular(path, error=LaunchError) as file:
+        while line := file.readline(most):
+            ends = line.endswith(b"\n")
+            if not inside and (ends or len(line) < most):
+                yield line.removesuffix(b"\n")
+            inside = not ends
+
+
+@dataclass(frozen=True)
+class Chain:
+    """What a file of chained lines proves.
+
+    Args:
+        lines: that are linked, in order.
+        num_before: lines without a link before the first linked one, of an earlier release.
+        num_torn: incomplete lines, as a crash leaves them.
+        broken_at: number of the first line of the file, from 1, that does not follow the one before; 0 where all do.
+    """
+
+    lines: Sequence[Line]
+    num_before: int
+    num_torn: int
+    broken_at: int
+
+    @property
+    def heads(self) -> dict[str, int]:
+        """Digest -> number of lines up to the one with it."""
+        return {line.sha256: number for number, line in enumerate(self.lines, 1)}
+
+
+def read_chain(path: Path, is_record: Callable[[bytes], bool]) -> Chain:
+    """Follow the links of a file.
+
+    Args:
+        path: of the file.
+        is_record: whether the text of a line is a record; any other is a line that a crash cut short.
+    """
+    lines: list[Line] = []
+    num_before = num_torn = broken_at = 0
+    for number, text in enumerate(whole_lines(path), 1):
+        line = split(text)
+        if not is_record(line.body):
+            num_torn += bool(text)
+        elif not (line.sha256 or lines):
+            num_before += 1
+        else:
+            if not broken_at and not line.follows(lines[-1].sha256 if lines else ""):
+                broken_at = number
+            lines.append(line)
+    return Chain(lines, num_before, num_torn, broken_at)
+
+
+def without(lines: Sequence[bytes], is_kept: Callable[[bytes], bool]) -> list[bytes]:
+    """Drop lines and link those behind them anew.
+
+    A line that did not follow the one before it stays as it is: dropping lines never hides that one was changed.
+
+    Args:
+        lines: without newlines.
+        is_kept: whether a line stays; given its text without the link.
+    """
+    kept: list[bytes] = []
+    old = new = ""
+    for text in lines:
+        line = split(text)
+        was_whole = bool(line.sha256) and line.follows(old)
+        old = line.sha256 or old
+        if not is_kept(line.body):
+            continue
+        kept.append(linked(line.body, new) if was_whole else text)
+        new = split(kept[-1]).sha256 or new
+    return kept

@@ -1,0 +1,147 @@
+"""Reading steps.jsonl: what was recorded of the starts and of the steps of a training."""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+from vitctl.engine.run_files import STEP_RECORDS
+from vitctl.engine.trace.chain import Chain, Line, read_chain
+from vitctl.errors import CheckpointError
+
+START = "start"  # kind of the records of starts; those of steps have none
+MOST_STEPS = 10**12
+
+
+def _number(text: str) -> str:
+    try:
+        float.fromhex(text)
+    except OverflowError:
+        raise ValueError("too large") from None
+    return text
+
+
+class StepLine(BaseModel):
+    """A step as it was recorded; see `recorder.describe_step`."""
+
+    model_config = ConfigDict(strict=True)
+
+    step: int = Field(ge=1, le=MOST_STEPS)
+    bits: dict[str, Annotated[str, AfterValidator(_number)]] = Field(max_length=10)
+    batch: dict[str, str] = Field(max_length=10)
+    gradient: str = Field(max_length=100)
+    trace: str = Field(max_length=100)
+    weights: str = Field("", max_length=100)
+    skipped: bool = False
+
+    def number(self, name: str) -> float:
+        """The loss, grad_norm or lr; NaN where none is recorded."""
+        return float.fromhex(self.bits.get(name, "nan"))
+
+
+class StartLine(BaseModel):
+    """A start of a training as it was recorded."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    step: int = Field(ge=0, le=MOST_STEPS)
+    batch_size: int = Field(ge=1, le=10**9)
+    made_of: dict[str, Any]
+    weights: str = Field("", max_length=100)
+    recipe_file: str = Field("", max_length=100)
+    precision: str = Field("", max_length=50)
+    device: str = Field("", max_length=50)
+    device_name: str = Field("", max_length=500)
+    processes: int = Field(1, ge=1, le=10**6)
+    threads: int | None = Field(None, ge=1, le=10**5)
+    micro_batch: int = Field(0, ge=0, le=10**9)
+    lanes: int = Field(0, ge=0, le=10**6)
+    draws: bool = False
+    versions: dict[str, str] = Field(default_factory=dict, max_length=100)
+
+    @property
+    def depends_on_processes(self) -> bool:
+        """Whether another number of processes gives other bits: without lanes the order in which gradients are added does."""
+        return self.processes > 1 and not self.lanes
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The record of a training.
+
+    Args:
+        chain: of its file.
+        starts: in order.
+        by_step: each step; of one that was recorded twice the last.
+        order: the numbers of the steps as they stand in the file.
+        after: digest of a line -> finished steps at it.
+    """
+
+    chain: Chain
+    starts: list[StartLine]
+    by_step: dict[int, StepLine]
+    order: list[int]
+    after: dict[str, int]
+
+    @property
+    def missing(self) -> list[int]:
+        """Steps without a record, up to the last one that has one."""
+        return [step for step in range(1, max(self.by_step, default=0) + 1) if step not in self.by_step]
+
+    def start_of(self, step: int) -> StartLine:
+        """The start of the process that made a step. Raises CheckpointError where none is recorded."""
+        found = [start for start in self.starts if start.step < step]
+        if not found:
+            raise CheckpointError(f"{STEP_RECORDS}: no start is recorded before step {step}")
+        return found[-1]
+
+
+def read_steps(folder: Path) -> Steps | None:
+    """The record of the training in a folder; None where there is none.
+
+    Raises:
+        CheckpointError: a line is no record of a step or a start.
+    """
+    path = folder / STEP_RECORDS
+    if not path.exists():
+        return None
+    chain = read_chain(path, is_json)
+    starts: list[StartLine] = []
+    by_step: dict[int, StepLine] = {}
+    order, after, reached = [], {}, 0
+    for number, line in enumerate(chain.lines, 1):
+        record = _parsed(line, path, number)
+        reached = record.step
+        after[line.sha256] = reached
+        if isinstance(record, StartLine):
+            starts.append(record)
+        else:
+            by_step[record.step] = record
+            order.append(record.step)
+    return Steps(chain, starts, by_step, order, after)
+
+
+def is_json(body: bytes) -> bool:
+    """Whether a line is a JSON object."""
+    try:
+        return isinstance(json.loads(body), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def same_number(one: float, two: float) -> bool:
+    """Equal, or both not a number."""
+    return one == two or (math.isnan(one) and math.isnan(two))
+
+
+def _parsed(line: Line, path: Path, number: int) -> StepLine | StartLine:
+    fields: Mapping[str, Any] = json.loads(line.body)
+    try:
+        return (StartLine if fields.get("kind") == START else StepLine).model_validate(fields)
+    except ValidationError as error:
+        where = ".".join(map(str, error.errors(include_input=False)[0]["loc"])) or "its value"
+        raise CheckpointError(f"{path}: record {number} is not one of a step ({where[:80]}); it was changed") from None

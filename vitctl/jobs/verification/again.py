@@ -1,0 +1,255 @@
+"""Computing a part of a run again: the run's own job is started in a scratch folder and stopped at the training in question."""
+
+import random
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from vitctl.engine.averaging import averaged
+from vitctl.engine.checkpoint.files import read_checkpoint
+from vitctl.engine.checkpoint.saving import Saver
+from vitctl.engine.evaluation import Score
+from vitctl.engine.journal import LOG
+from vitctl.engine.loop import Trainer
+from vitctl.engine.preemption import StopFlag
+from vitctl.engine.run_files import CHECKPOINTS, RECIPE, RESULT, step_folders, step_of
+from vitctl.engine.task import TrainingTask
+from vitctl.engine.trace.replay import TOLERANCE, Replay, Replayed, set_threads
+from vitctl.engine.trace.steps import StartLine, Steps
+from vitctl.engine.training import Run
+from vitctl.errors import RecipeError, VitctlError
+from vitctl.jobs.finetune import finetune
+from vitctl.jobs.pretrain import pretrain
+from vitctl.jobs.record.identity import identity_differences
+from vitctl.jobs.record.runs import choose_weights, logged_scores
+from vitctl.jobs.training import ATTENTION, MICRO_BATCH
+from vitctl.jobs.verification.finding import Finding, differs, ok, unchecked
+from vitctl.jobs.vtab import vtab
+from vitctl.recipe.load import Loaded, Override, with_overrides
+from vitctl.recipe.schema import Finetune, Pretrain, Vtab
+from vitctl.recipe.write import to_toml
+
+ANY = 3  # places that `any` replays, and steps of each
+_ANY_STEPS = 5
+_JOBS: dict[str, Callable[..., Any]] = {"pretrain": pretrain, "finetune": finetune, "vtab": vtab}
+# What a machine decides, which a replay takes from the record, and where files lie.
+_NOT_COMPARED = ("machine.precision", "data.path", "weights.source")
+
+
+class _DoneError(Exception):
+    """Ends the job once its training was looked at."""
+
+
+@dataclass
+class Again:
+    """A training of a run, to be prepared once more on this machine.
+
+    Args:
+        run_dir: of the run; it is only read.
+        folder: of the training in it, or the run itself.
+        loaded: recipe.toml, with the places of data and weights on this machine.
+        start: how it was computed, as recorded; None where nothing tells.
+        scratch: an empty folder.
+    """
+
+    run_dir: Path
+    folder: Path
+    loaded: Loaded
+    start: StartLine | None
+    scratch: Path
+    notes: list[str] = field(default_factory=list)
+
+    def reach(self, act: Callable[[Path, TrainingTask, Trainer, Saver], None]) -> None:
+        """Start the job up to the prepared training, and call `act` with what `fit` takes.
+
+        Raises:
+            RecipeError: the job of the run does not train.
+        """
+        place = self.folder.resolve().relative_to(self.run_dir.resolve())
+        recipe = with_overrides(self.loaded, self._machine()).recipe
+        if not isinstance(recipe, Pretrain | Finetune | Vtab):
+            raise RecipeError(f"{self.run_dir}: a run of {recipe.job} has no steps")
+        self._copy(place)
+
+        def only_this(folder: Path, task: TrainingTask, trainer: Trainer, saver: Saver) -> Score | None:
+            if folder.resolve() != (self.scratch / place).resolve():
+                return self._finished(folder)
+            try:
+                act(folder, task, trainer, saver)
+            finally:
+                trainer.runtime.release()
+            raise _DoneError
+
+        set_threads(self.start.threads if self.start is not None else None)
+        try:
+            _JOBS[recipe.job](recipe, self.scratch, stop=StopFlag(), act=only_this)
+        except _DoneError:
+            return
+        raise RecipeError(f"{self.run_dir}: its recipe does not train {place}")
+
+    def _finished(self, folder: Path) -> Score:
+        """The score of a training before the one in question, as the run has it."""
+        there = self.run_dir / folder.resolve().relative_to(self.scratch.resolve())
+        scores = logged_scores(there)
+        if not scores:
+            raise RecipeError(f"{there}: logs no score, and {self.folder} needs it")
+        # What the job reads of a finished training; whoever deletes these folders deletes links.
+        shutil.copyfile(there / LOG, folder / LOG)
+        (folder / CHECKPOINTS).mkdir(exist_ok=True)
+        for path in step_folders(there / CHECKPOINTS):
+            (folder / CHECKPOINTS / path.name).symlink_to(path.resolve())
+        return scores[max(scores)]
+
+    def _machine(self) -> list[Override]:
+        values: dict[str, Any] = {"machine.processes": 1, "log.trackers": ()}
+        if isinstance(self.loaded.recipe, Pretrain | Finetune):
+            values["machine.sharding"] = "none"
+        if self.start is not None:
+            values |= {"machine.precision": self.start.precision, "machine.micro_batch": self.start.micro_batch}
+            values |= {"machine.device": "cpu"} if self.start.device == "cpu" else {}
+        return [Override(key, value) for key, value in values.items() if value != ""]
+
+    def _copy(self, place: Path) -> None:
+        """The recipe, choices that were measured, and the results of the other trainings: they need not be trained again."""
+        self.scratch.mkdir(parents=True, exist_ok=True)
+        (self.scratch / RECIPE).write_text(to_toml(self.loaded), encoding="utf-8")
+        for name in (RESULT, ATTENTION, MICRO_BATCH):
+            for file in self.run_dir.rglob(name):
+                inside = file.parent.relative_to(self.run_dir)
+                if name != RESULT or inside not in (Path(), place):
+                    (self.scratch / inside).mkdir(parents=True, exist_ok=True)
+                    shutil.copyfile(file, self.scratch / inside / name)
+
+
+def replay(again: Again, steps: Steps, ranges: Sequence[tuple[int, int]]) -> list[Finding]:
+    """Repeat steps of a training and compare them with their record.
+
+    Args:
+        again: the training.
+        steps: its record.
+        ranges: (first, last) of the steps.
+    """
+    found: list[Replayed] = []
+    environment: list[str] = []
+    made_of: list[str] = []
+
+    def act(folder: Path, task: TrainingTask, trainer: Trainer, saver: Saver) -> None:
+        here = StartLine.model_validate({"step": 0, "batch_size": trainer.batch_size, **(task.facts or {})})
+        used = [steps.start_of(step) for bounds in ranges for step in range(bounds[0], bounds[1] + 1)]
+        environment.extend(dict.fromkeys(text for start in used for text in differences(start, here)))
+        many = next((start for start in used if start.depends_on_processes), None)
+        for key, text in identity_differences(used[-1].made_of, here.made_of):
+            if key not in _NOT_COMPARED:
+                (environment if key == "computation" else made_of).append(text)
+        reason = "; ".join(environment)
+        if many is not None:
+            environment.insert(0, f"made by {many.processes} processes, whose sum of gradients depends on their number")
+            reason = "; ".join(environment)
+        draws = many is not None and many.draws
+        found.append(Replay(again.folder, steps, ranges, reason, draws).run(folder, task, trainer, saver))
+
+    again.reach(act)
+    (result,) = found
+    return [*_inputs(made_of), *_replayed(result, environment, steps)]
+
+
+def _inputs(made_of: Sequence[str]) -> list[Finding]:
+    return [differs("replay", f"it is of other inputs: {'; '.join(made_of)}")] if made_of else []
+
+
+def _replayed(result: Replayed, environment: Sequence[str], steps: Steps) -> list[Finding]:
+    what = ", ".join(f"{first} to {last}" if first < last else f"{first}" for first, last in result.ranges)
+    findings = [unchecked("replay", text) for text in dict.fromkeys(result.notes)]
+    if environment:
+        findings.append(unchecked("environment", f"another here: {'; '.join(environment)}"))
+    for one in result.differences:
+        findings.append(differs("replay", f"step {one.step}: {one.text}" if one.step else one.text))
+    if result.differences:
+        return findings
+    if not result.rounding:
+        return [*findings, ok("replay", f"steps {what}: equal, bit for bit")]
+    precision = steps.starts[-1].precision
+    within = f"loss within {TOLERANCE.get(precision, 0):g} (at most {result.largest:.1g} off), gradient norm within ten times that"
+    text = f"steps {what}: images, labels and order equal; not the same bits from {result.rounding}; {within}"
+    return [*findings, ok("replay within a tolerance", text)]
+
+
+def differences(before: StartLine, here: StartLine) -> list[str]:
+    """What of the environment differs between a recorded start and this machine, in words."""
+    words = []
+    for name, label in (
+        ("precision", "precision"),
+        ("device", "device"),
+        ("device_name", "device"),
+        ("threads", "threads"),
+    ):
+        one, two = getattr(before, name), getattr(here, name)
+        if one != two:
+            words.append(f"{label} {one}, here {two}")
+    for name in sorted({*before.versions, *here.versions}):
+        one, two = before.versions.get(name, "none"), here.versions.get(name, "none")
+        if one != two:
+            words.append(f"{name} {one}, here {two}")
+    return words
+
+
+def rescore(again: Again) -> Finding:
+    """Score the weights that represent a training again, and compare the integers with those that it logged."""
+    try:
+        path, chosen = choose_weights(again.folder)
+    except VitctlError as error:
+        return unchecked("score", f"{error}")
+    logged = logged_scores(again.folder).get(chosen.step or 0)
+    if logged is None:
+        return unchecked("score", f"none is logged of step {chosen.step}")
+    scores: list[Score | None] = []
+
+    def act(folder: Path, task: TrainingTask, trainer: Trainer, saver: Saver) -> None:
+        run = Run(folder, task, trainer, saver)
+        run.load(read_checkpoint(path.parent))
+        with averaged(trainer.unwrapped, trainer.average if chosen.averaged else None):
+            scores.append(task.score(trainer.unwrapped) if task.score is not None else None)
+
+    again.reach(act)
+    (score,) = scores
+    if score is None:
+        return unchecked("score", "there are no images to score")
+    if (score.correct, score.total) != (logged.correct, logged.total):
+        return differs(
+            "score",
+            f"{score.correct} of {score.total} here, {logged.correct} of {logged.total} logged at step {chosen.step}",
+        )
+    return ok("score", f"scored again: {score.correct:,} of {score.total:,} correct, the same integers")
+
+
+def chosen_ranges(text: str, steps: Steps, folder: Path) -> list[tuple[int, int]]:
+    """The steps that --replay names.
+
+    Args:
+        text: "A:B", both included; "A"; "all"; or "any": a few after checkpoints that are drawn at random, or after the start.
+        steps: the record.
+        folder: of the training.
+
+    Raises:
+        RecipeError: there are no such steps.
+    """
+    last = max(steps.by_step, default=0)
+    if not last:
+        raise RecipeError(f"{folder}: no step is recorded, so that none can be replayed")
+    if text == "all":
+        return [(1, last)]
+    if text == "any":
+        kept = [step_of(path) or 0 for path in step_folders(folder / CHECKPOINTS)]
+        places = [step for step in {0, *kept} if step < last]
+        drawn = sorted(random.SystemRandom().sample(places, min(ANY, len(places))))
+        return [(step + 1, min(step + _ANY_STEPS, last)) for step in drawn]
+    begin, _, end = text.partition(":")
+    try:
+        first, final = int(begin), int(end or begin)
+    except ValueError:
+        raise RecipeError(f"--replay {text}: should be steps as 1200:1210, or any, or all") from None
+    if not 1 <= first <= final <= last:
+        raise RecipeError(f"--replay {text}: {folder} has records of steps 1 to {last}")
+    return [(first, final)]

@@ -1,0 +1,30 @@
+"""What `vitctl verify` says of one thing."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+State = Literal["ok", "differs", "not checked"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line: what was looked at, whether it is as recorded, and what was compared."""
+
+    what: str
+    state: State
+    text: str
+
+
+def ok(what: str, text: str) -> Finding:
+    """It is as recorded."""
+    return Finding(what, "ok", text)
+
+
+def differs(what: str, text: str) -> Finding:
+    """It is not as recorded."""
+    return Finding(what, "differs", text)
+
+
+def unchecked(what: str, text: str) -> Finding:
+    """It was not compared, and why."""
+    return Finding(what, "not checked", text)

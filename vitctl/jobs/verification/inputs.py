@@ -1,0 +1,134 @@
+"""The recipe and the data of a run against what was recorded of them."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from vitctl.data.source.integrity import Verification
+from vitctl.data.source.provenance import split_sources
+from vitctl.data.source.read import Source
+from vitctl.engine.journal import json_digest
+from vitctl.engine.trace.steps import StartLine
+from vitctl.errors import VitctlError
+from vitctl.jobs.inputs.data import open_images, open_training_images
+from vitctl.jobs.record.result import RunResult, with_recipe
+from vitctl.jobs.verification.finding import Finding, differs, ok, unchecked
+from vitctl.jobs.vtab_suite.tasks import chosen_tasks, open_tasks
+from vitctl.recipe.load import Loaded, load_recipe
+from vitctl.recipe.neutral import deciding_values
+from vitctl.recipe.schema import Evaluate, Finetune, Pretrain, Recipe, Vtab
+
+
+def check_recipe_file(loaded: Loaded, result: RunResult | None, start: StartLine | None) -> Finding:
+    """Whether recipe.toml is that of the result, or of the last start.
+
+    Args:
+        loaded: RUN/recipe.toml; places of this machine that replace some of its values are ignored.
+        result: of the run; None while there is none.
+        start: the last one that was recorded; None where there is none.
+    """
+    recipe = load_recipe(loaded.name).recipe
+    noted = result.provenance.get("recipe_sha256") if result is not None and result.status == "done" else None
+    if noted:
+        assert result is not None
+        same, of = with_recipe(result, recipe).provenance["recipe_sha256"] == noted, "the result"
+    elif start is not None and start.recipe_file:
+        same, of = json_digest(deciding_values(recipe)) == start.recipe_file, "the last start"
+    else:
+        return unchecked("recipe", "no digest of it was recorded")
+    if same:
+        return ok("recipe", f"recipe.toml: the values that decide the result are those of {of}")
+    return differs("recipe", f"recipe.toml: its values are not those of {of}{_changed_keys(recipe, start)}")
+
+
+def _changed_keys(recipe: Recipe, start: StartLine | None) -> str:
+    noted = start.made_of.get("recipe") if start is not None else None
+    if not isinstance(noted, dict):
+        return ""
+    now = deciding_values(recipe)
+    changed = [
+        f"{key} was {noted[key] or 'unset'}, is {now[key] or 'unset'}"
+        for key in now
+        if key in noted and now[key] != noted[key]
+    ]
+    return f": {'; '.join(changed[:4])}" if changed else ""
+
+
+def check_data(
+    recipe: Recipe,
+    run_dir: Path,
+    scratch: Path,
+    result: RunResult | None,
+    start: StartLine | None,
+    *,
+    reads_bytes: bool,
+) -> Iterator[Finding]:
+    """Whether the indexes of the data have the digests that were recorded, and with `reads_bytes` every shard that of its index.
+
+    Args:
+        recipe: with data.path as it is on this machine.
+        run_dir: of the run, whose folder `data` may hold generated images; nothing is written there.
+        scratch: where they are generated if they are missing.
+        result, start: what was recorded.
+        reads_bytes: read every shard.
+    """
+    place = run_dir if (run_dir / "data").is_dir() else scratch
+    try:
+        sources = _sources(recipe, place)
+    except VitctlError as error:
+        yield unchecked("data", f"{error}; --data SHARDS names another place")
+        return
+    noted = _noted(result, start)
+    compared = 0
+    for name, source in sources.items():
+        if name not in noted:
+            continue
+        compared += 1
+        if source.digest != noted[name]:
+            text = f"{name}: digest {source.digest[:16]}, recorded {noted[name][:16]}: other images or labels, or shards written again"
+            yield differs("data", text)
+            return
+    if not compared:
+        yield unchecked("data", "no digest of it was recorded")
+        return
+    counts = ", ".join(f"{name} {len(source):,} images" for name, source in sources.items())
+    yield ok("data", f"{counts}: index and labels have the recorded digests")
+    if any(split_sources(source) for source in sources.values()):
+        yield (
+            _check_bytes(list(sources.values()), scratch)
+            if reads_bytes
+            else unchecked("shards", "their bytes: --bytes holds every shard against its index")
+        )
+
+
+def _check_bytes(sources: Sequence[Source], scratch: Path) -> Finding:
+    begun = Verification(sources, scratch)
+    begun.finish(None)
+    found = begun.found()
+    if found.damaged:
+        return differs("shards", "; ".join(found.damaged[:4]))
+    if found.share < 1:
+        return unchecked("shards", f"{found.share:.1%} of their bytes could be read; these are as their index says")
+    return ok("shards", "every byte as its index says")
+
+
+def _sources(recipe: Recipe, place: Path) -> dict[str, Source]:
+    if isinstance(recipe, Pretrain | Finetune):
+        train, scored = open_training_images(recipe.data, place, needs_labels=False)
+        return {"train": train} | ({"score": scored} if scored is not None else {})
+    if isinstance(recipe, Vtab):
+        tasks = open_tasks(recipe, chosen_tasks(recipe), place)
+        pairs = {f"{name} train": task.train for name, task in tasks.items()}
+        return pairs | {f"{name} test": task.test for name, task in tasks.items()}
+    return {"score": open_images(recipe.data, recipe.data.eval_split, place)} if isinstance(recipe, Evaluate) else {}
+
+
+def _noted(result: RunResult | None, start: StartLine | None) -> dict[str, str]:
+    """Name of each split -> its digest, of the result and else of the last start."""
+    images: Mapping[str, Any] = start.made_of.get("images", {}) if start is not None else {}
+    noted = {name: str(one["sha256"]) for name, one in images.items() if isinstance(one, dict) and "sha256" in one}
+    used = result.provenance if result is not None else {}
+    noted |= {name: used[key] for name, key in (("train", "train_sha256"), ("score", "data_sha256")) if key in used}
+    for task, one in (used.get("tasks") or {}).items():
+        noted |= {f"{task} train": str(one.get("train_sha256")), f"{task} test": str(one.get("data_sha256"))}
+    return noted

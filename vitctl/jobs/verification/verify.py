@@ -1,0 +1,143 @@
+"""`vitctl verify`: whether a run is what its records say, and whether its steps and its score come out the same again."""
+
+import random
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from vitctl.engine.run_files import RECIPE, RESULT, STEP_RECORDS
+from vitctl.engine.trace.steps import StartLine, Steps, read_steps
+from vitctl.errors import CheckpointError, RecipeError, VitctlError
+from vitctl.jobs.record.identity import run_of
+from vitctl.jobs.record.result import RunResult, read_result
+from vitctl.jobs.verification.finding import Finding, differs, unchecked
+from vitctl.jobs.verification.inputs import check_data, check_recipe_file
+from vitctl.jobs.verification.records import check_parts, check_records
+from vitctl.recipe.load import Loaded, Override, load_recipe
+
+Found = tuple[Path, Finding]  # folder of a training, and what was found of it
+
+
+def verify(
+    folder: Path, *, steps: str = "", scores: bool = False, reads_bytes: bool = False, data: str = "", weights: str = ""
+) -> Iterator[Found]:
+    """Hold a run, or one training inside it, against its records; the run is only read.
+
+    Args:
+        folder: a run, or the folder of one of its trainings.
+        steps: to replay, see `chosen_ranges`; "" for none.
+        scores: score the weights that represent a training again.
+        reads_bytes: read every shard.
+        data: where the shards lie on this machine; "" for where recipe.toml says.
+        weights: the start weights, likewise.
+
+    Returns:
+        one after the other, the folder of a training and what was found of it.
+
+    Raises:
+        CheckpointError: the folder is no run.
+        RecipeError: there are no such steps.
+    """
+    run_dir = run_of(folder)
+    if not (run_dir / RECIPE).is_file():
+        raise CheckpointError(f"{folder}: not a run, it has no {RECIPE}; give a run folder, such as runs/NAME")
+    loaded = _loaded(run_dir, data, weights)
+    trainings = _trainings(folder)
+    with tempfile.TemporaryDirectory(prefix="vitctl-verify-") as scratch:
+        for training in trainings:
+            for finding in check_records(training, _result(training)):
+                yield training, finding
+        if folder == run_dir:
+            for finding in _check_inputs(run_dir, loaded, Path(scratch), reads_bytes):
+                yield folder, finding
+        yield from _replays(run_dir, loaded, _chosen(folder, trainings, steps), steps, Path(scratch) / "steps")
+        yield from _scores(run_dir, loaded, trainings, scores, Path(scratch) / "scores")
+
+
+def _loaded(run_dir: Path, data: str, weights: str) -> Loaded:
+    """RUN/recipe.toml, with other places of the data and the start weights."""
+    places = {"data.path": data, "weights.source": weights}
+    return load_recipe(str(run_dir / RECIPE), [Override(key, value) for key, value in places.items() if value])
+
+
+def _trainings(folder: Path) -> list[Path]:
+    """The folder, and those of the trainings in it: of each learning rate, seed or task."""
+    found = {path.parent for name in (RESULT, STEP_RECORDS) for path in folder.rglob(name)}
+    return sorted({folder, *found})
+
+
+def _result(folder: Path) -> RunResult | None:
+    try:
+        return read_result(folder)
+    except CheckpointError:
+        return None
+
+
+def _check_inputs(run_dir: Path, loaded: Loaded, scratch: Path, reads_bytes: bool) -> Iterator[Finding]:
+    try:
+        result = read_result(run_dir)
+    except CheckpointError as error:
+        yield differs("result", str(error))
+        result = None
+    start = _last_start(run_dir)
+    if result is not None:
+        yield from check_parts(run_dir, result)
+    yield check_recipe_file(loaded, result, start)
+    yield from check_data(loaded.recipe, run_dir, scratch / "inputs", result, start, reads_bytes=reads_bytes)
+
+
+def _last_start(folder: Path) -> StartLine | None:
+    record = _record(folder)
+    return record.starts[-1] if record is not None and record.starts else None
+
+
+def _record(folder: Path) -> Steps | None:
+    """The record of steps; None also where it cannot be read, which is found before."""
+    try:
+        return read_steps(folder)
+    except VitctlError:
+        return None
+
+
+def _chosen(folder: Path, trainings: Sequence[Path], steps: str) -> list[Path]:
+    """The trainings that --replay is about."""
+    recorded = [path for path in trainings if (path / STEP_RECORDS).is_file()]
+    if steps and not recorded:
+        raise RecipeError(f"{folder}: has no record of its steps, so that none can be replayed")
+    if not steps or steps == "all":
+        return recorded
+    if steps == "any":
+        return [random.SystemRandom().choice(recorded)]
+    if folder not in recorded and len(recorded) > 1:
+        raise RecipeError(
+            f"{folder}: holds {len(recorded)} trainings; name one: vitctl verify {recorded[0]} --replay {steps}"
+        )
+    return [folder if folder in recorded else recorded[0]]
+
+
+def _replays(run_dir: Path, loaded: Loaded, chosen: Sequence[Path], text: str, scratch: Path) -> Iterator[Found]:
+    if not text:
+        yield run_dir, unchecked("replay", "no step was computed again: --replay any, A:B or all")
+        return
+    from vitctl.jobs.verification.again import Again, chosen_ranges, replay
+
+    for number, training in enumerate(chosen):
+        record = _record(training)
+        if record is None:
+            continue
+        ranges = chosen_ranges(text, record, training)
+        again = Again(run_dir, training, loaded, record.start_of(ranges[0][0]), scratch / f"{number}")
+        for finding in replay(again, record, ranges):
+            yield training, finding
+
+
+def _scores(run_dir: Path, loaded: Loaded, trainings: Sequence[Path], wanted: bool, scratch: Path) -> Iterator[Found]:
+    if not wanted:
+        yield run_dir, unchecked("score", "no image was scored again: --result")
+        return
+    from vitctl.jobs.verification.again import Again, rescore
+
+    for number, training in enumerate(trainings):
+        if (training / STEP_RECORDS).is_file() or training == run_dir:
+            again = Again(run_dir, training, loaded, _last_start(training), scratch / f"{number}")
+            yield training, rescore(again)
