@@ -20,6 +20,7 @@ from tests.jobs.conftest import Job, table
 from vitctl.engine.preemption import Stopped
 from vitctl.errors import DataError, LaunchError
 from vitctl.jobs import training
+from vitctl.jobs.record import kernels
 from vitctl.jobs.record.tracking import tracker_config
 from vitctl.jobs.training import num_workers
 from vitctl.recipe.load import load_recipe
@@ -152,7 +153,7 @@ def test_dropout__the_micro_batch_that_was_found_is_the_one_named(tmp_path: Path
         '{"share": 8, "device": "CPU", "precision": "float32", "micro_batch": 3}'
     )
     config = SimpleNamespace(dropout=0.1)
-    assert training.dropout_draws(recipe, config, tmp_path)["dropout_draws"]["micro_batch"] == 3
+    assert kernels.dropout_draws(recipe, config, tmp_path)["dropout_draws"]["micro_batch"] == 3
 
 
 def test_explain__says_what_dropout_makes_of_the_machine() -> None:

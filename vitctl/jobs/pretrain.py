@@ -16,11 +16,11 @@ from vitctl.jobs.inputs.sampling import sampling_notes
 from vitctl.jobs.probe import make_probe, open_probe
 from vitctl.jobs.provenance import trained, training_result
 from vitctl.jobs.record.integrity import verified, verify
+from vitctl.jobs.record.kernels import dropout_draws
 from vitctl.jobs.record.result import RunResult
 from vitctl.jobs.training import (
     Act,
     RunContext,
-    dropout_draws,
     images_of,
     on_device,
     open_journal,

@@ -1,6 +1,5 @@
 """From a recipe's training sections to the engine's plain arguments; shared by the jobs that take gradient steps."""
 
-import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
@@ -22,11 +21,10 @@ from vitctl.engine.checkpoint.saving import Saver
 from vitctl.engine.distributed.exact import computation, exact
 from vitctl.engine.distributed.gradients import AllReduced, ByLanes, Gradients
 from vitctl.engine.distributed.lane_sum import LaneSum
-from vitctl.engine.distributed.micro_batch import fits_everywhere, largest_micro_batch
 from vitctl.engine.distributed.runtime import Runtime, start
-from vitctl.engine.distributed.sharding import is_sharded, shard
+from vitctl.engine.distributed.sharding import shard
 from vitctl.engine.evaluation import Score, evaluate_model
-from vitctl.engine.journal import LOG, Journal, Report, json_digest, write_run_json
+from vitctl.engine.journal import LOG, Journal, Report, json_digest
 from vitctl.engine.loop import Trainer
 from vitctl.engine.losses import classify
 from vitctl.engine.mixing import Mixing, classify_mixed
@@ -45,14 +43,13 @@ from vitctl.jobs.inputs.same_inputs import check_inputs
 from vitctl.jobs.inputs.sampling import training_order
 from vitctl.jobs.provenance import computed, versions
 from vitctl.jobs.record.identity import Identity, identity, run_of
-from vitctl.jobs.record.kept import AttentionKernel, MicroBatch, read_kept
+from vitctl.jobs.record.kernels import choose_kernels, choose_micro_batch, most_images
 from vitctl.jobs.record.runs import choose_weights, logged_scores
 from vitctl.jobs.record.tracking import tracking
-from vitctl.models.attention import choose_attention, set_attention
-from vitctl.models.blocks import compile_blocks, compile_errors
+from vitctl.models.attention import set_attention
+from vitctl.models.blocks import compile_errors
 from vitctl.models.build import Model
-from vitctl.models.configs import Config, ViTConfig
-from vitctl.models.costs import OPTIMIZER_SLOTS
+from vitctl.models.configs import Config
 from vitctl.models.flops import training_flops
 from vitctl.recipe.images import TrainImages
 from vitctl.recipe.load import load_recipe
@@ -61,7 +58,6 @@ from vitctl.recipe.neutral import deciding_values
 from vitctl.recipe.schema import Finetune, Pretrain, TrainRecipe, Vtab
 from vitctl.recipe.sections import Loss, Schedule
 
-ATTENTION, MICRO_BATCH = "attention.json", "micro_batch.json"
 RECIPE_FILE = "recipe_file"  # in the record of a start: digest of the values of recipe.toml that decide the result
 
 M = TypeVar("M", bound=nn.Module)
@@ -210,16 +206,12 @@ def _train(
     shown, size = images.pre_processing, recipe.evaluation.batch_size
     look = ImagePass(runtime, context.journal, shown, mean, std, size, workers, context.stop, lanes is not None)
 
-    kernel = choose_kernels(machine, runtime, folder, model, _most(machine.micro_batch, share), measured=not lanes)
-    if isinstance(machine, ShardedMachine) and machine.sharding == "fsdp":
-        if probe:
-            raise LaunchError(
-                "fewshot_probe.every_steps calls the model for its features only, which machine.sharding = 'fsdp' does not support; "
-                "set fewshot_probe.every_steps = 0 or machine.sharding = 'none'"
-            )
-        shard(model, runtime.device, runtime.num_processes)
+    kernel = choose_kernels(
+        machine, runtime, folder, model, most_images(machine.micro_batch, share), measured=not lanes
+    )
+    _shard(machine, runtime, model, probe)
     made_by = computation(runtime, attention=kernel, compile=machine.compile, versions=versions()) if lanes else {}
-    micro_batch = _micro_batch(recipe, runtime, folder, model, loss, lambda n: next(batches(0, n, 0)), share)
+    micro_batch = choose_micro_batch(recipe, runtime, folder, model, loss, lambda n: next(batches(0, n, 0)), share)
     made_of = identity(recipe, folder, source, scored, start_weights_sha256, made_by)
     task = TrainingTask(
         batches=lambda first_step: batches(first_step, micro_batch, workers),
@@ -247,6 +239,18 @@ def _train(
     with tracking(runtime, recipe, folder), compile_errors() if machine.compile else nullcontext():
         last = (context.act or fit)(folder, task, trainer, saver)
     return _best_score(folder, runtime) if recipe.evaluation.early_stopping else last
+
+
+def _shard(machine: TrainMachine, runtime: Runtime, model: Model, probe: Probe | None) -> None:
+    """Shard the model where machine.sharding says so."""
+    if not (isinstance(machine, ShardedMachine) and machine.sharding == "fsdp"):
+        return
+    if probe:
+        raise LaunchError(
+            "fewshot_probe.every_steps calls the model for its features only, which machine.sharding = 'fsdp' does not support; "
+            "set fewshot_probe.every_steps = 0 or machine.sharding = 'none'"
+        )
+    shard(model, runtime.device, runtime.num_processes)
 
 
 def _facts(
@@ -327,90 +331,11 @@ def _batches(
     return batches
 
 
-def _most(micro_batch: int, share: int) -> int:
-    return min(micro_batch, share) if micro_batch > 0 else share
-
-
-def _micro_batch(
-    recipe: TrainRecipe,
-    runtime: Runtime,
-    run_dir: Path,
-    model: nn.Module,
-    objective: Callable[..., Tensor],
-    batch: Callable[[int], Batch],
-    share: int,
-) -> int:
-    """Images of a forward pass: machine.micro_batch, or what fits, which is measured once and written to RUN/micro_batch.json."""
-    if recipe.machine.micro_batch != -1 or recipe.schedule.lanes:  # leaves are passes of their own size
-        return _most(recipe.machine.micro_batch, share)
-    if is_sharded(model):
-        raise LaunchError(
-            "machine.micro_batch = -1 cannot try what fits with machine.sharding = 'fsdp', where a process that runs out of memory "
-            "blocks the others; set machine.micro_batch, and see `vitctl pretrain --dry-run`"
-        )
-    device = torch.cuda.get_device_name(runtime.device) if runtime.device.type == "cuda" else "CPU"
-    setting = {"share": share, "device": device, "precision": runtime.precision}
-    file = run_dir / MICRO_BATCH
-    # Rank 0 reads it for all: a process that did not see the file would measure, and wait for the others for ever.
-    there = runtime.is_main and file.exists()
-    known = json.loads(runtime.broadcast(read_kept(file, MicroBatch).model_dump_json() if there else "{}"))
-    setting = json.loads(runtime.broadcast(json.dumps(setting)))
-    if {name: known.get(name) for name in setting} == setting:
-        return int(known["micro_batch"])
-    copies = OPTIMIZER_SLOTS[recipe.optimizer.name] + (recipe.averaging.decay > 0) + (runtime.num_processes > 1)
-    reserve = copies * sum(p.numel() * p.element_size() for p in model.parameters())
-    found = largest_micro_batch(lambda n: fits_everywhere(runtime, model, objective, batch(n), reserve), share)
-    if runtime.is_main:
-        write_run_json(file, {**setting, "micro_batch": found})
-    return found
-
-
 def _classification(loss: Loss, mixing: Mixing, seed: int) -> Callable[..., Tensor]:
     objective = partial(classify_mixed, mixing=mixing, seed=seed) if mixing.is_on else classify
     return partial(objective, name=loss.name, label_smoothing=loss.label_smoothing, smoothing=loss.smoothing)
 
 
-def choose_kernels(
-    machine: TrainMachine, runtime: Runtime, run_dir: Path, model: Model, micro_batch: int, *, measured: bool = True
-) -> str:
-    """Set how layers are computed: attention kernel, activation checkpointing, compilation; returns the attention kernel.
-
-    The choice of machine.attention = 'auto' is written to RUN/attention.json and used again on resume; unless `measured` it is
-    the plain product, because a measurement may end otherwise on another machine.
-    """
-    kernel, config = machine.attention, model.config
-    if kernel == "auto" and not measured:
-        kernel = "math"
-    if kernel == "auto" and isinstance(config, ViTConfig):
-        file = run_dir / ATTENTION
-        if runtime.is_main and not file.exists():
-            shape = (micro_batch, config.num_heads, config.num_tokens, config.hidden_size // config.num_heads)
-            dtype = torch.bfloat16 if runtime.precision == "bf16" else runtime.dtype
-            write_run_json(file, {"kernel": choose_attention(shape, dtype, runtime.device)})
-        kernel = AttentionKernel.model_validate(
-            {"kernel": runtime.broadcast(read_kept(file, AttentionKernel).kernel if runtime.is_main else "")}
-        ).kernel
-    set_attention(kernel)
-    if machine.checkpoint_blocks:
-        model.checkpoint_blocks = True
-    if machine.compile:
-        compile_blocks(model)
-    return kernel
-
-
 def on_device(model: M, runtime: Runtime) -> M:
     """The model on the runtime's device, in the runtime's parameter type."""
     return model.to(device=runtime.device, dtype=runtime.dtype)
-
-
-def dropout_draws(recipe: TrainRecipe, config: Any, folder: Path) -> dict[str, Any]:
-    """What the random draws of dropout and stochastic depth depend on, besides seed and step; empty without dropout.
-
-    They are drawn for each forward pass of each process, so that the split of a batch changes the result. With lanes it does not.
-    """
-    if recipe.schedule.lanes or not (getattr(config, "dropout", 0.0) or getattr(config, "drop_path", 0.0)):
-        return {}
-    machine, file = recipe.machine, folder / MICRO_BATCH
-    most = read_kept(file, MicroBatch).micro_batch if file.exists() else machine.micro_batch
-    used = _most(most, -(-recipe.schedule.batch_size // machine.processes))
-    return {"dropout_draws": {"processes": machine.processes, "micro_batch": used, "compile": machine.compile}}

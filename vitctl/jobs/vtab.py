@@ -18,8 +18,9 @@ from vitctl.jobs.inputs.same_inputs import check_found
 from vitctl.jobs.inputs.weights import weights_of
 from vitctl.jobs.provenance import computed, shown, weights_used
 from vitctl.jobs.record.integrity import verified, verify
+from vitctl.jobs.record.kernels import dropout_draws
 from vitctl.jobs.record.result import DATA_DIGEST, RunResult
-from vitctl.jobs.training import Act, dropout_draws, open_journal, start_runtime
+from vitctl.jobs.training import Act, open_journal, start_runtime
 from vitctl.jobs.vtab_suite.light import score_features
 from vitctl.jobs.vtab_suite.runs import Setting, SuiteContext, fine_tune, scored_as, settings, tune
 from vitctl.jobs.vtab_suite.table import make_vtab_table, write_vtab_table

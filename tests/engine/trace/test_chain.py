@@ -36,8 +36,8 @@ def recomputed(path: Path) -> str:
 @pytest.mark.parametrize("name", ["log.jsonl", "steps.jsonl"])
 def test_lines__are_chained_by_a_rule_that_anyone_can_compute(tmp_path: Path, name: str) -> None:
     path = written(tmp_path / name)
-    assert recomputed(path) == head(path) == chain(path).lines[-1].sha256
-    assert (chain(path).broken_at, chain(path).num_torn, len(chain(path).lines)) == (0, 0, 6)
+    assert recomputed(path) == head(path) == chain(path).links[-1]
+    assert (chain(path).broken_at, chain(path).num_torn, len(chain(path).links)) == (0, 0, 6)
     assert read_records(path) == [{"kind": "train", "step": step, "loss": step / 3} for step in range(1, 7)]
 
 
@@ -72,7 +72,7 @@ def test_chain__goes_on_after_a_torn_line_and_zeros(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes() + bytes(20_000))
     append_record(path, {"step": 5})
     found = chain(path)
-    assert (found.broken_at, found.num_torn, len(found.lines)) == (0, 2, 5)
+    assert (found.broken_at, found.num_torn, len(found.links)) == (0, 2, 5)
     assert [record["step"] for record in read_records(path)] == [1, 2, 3, 4, 5]
 
 
@@ -81,7 +81,7 @@ def test_chain__begins_behind_the_lines_of_an_earlier_release(tmp_path: Path) ->
     path.write_text('{"step": 1}\n{"step": 2}\n')
     append_record(path, {"step": 3})
     found = chain(path)
-    assert (found.num_before, len(found.lines), found.broken_at) == (2, 1, 0)
+    assert (found.num_before, len(found.links), found.broken_at) == (2, 1, 0)
 
 
 def test_cut_after__links_anew_from_the_first_dropped_record_only(tmp_path: Path) -> None:
@@ -128,5 +128,5 @@ def test_writers__of_several_threads_and_doors_make_one_chain(tmp_path: Path) ->
     for thread in threads:
         thread.join()
     found = chain(path)
-    assert (len(found.lines), found.broken_at, found.num_torn) == (101, 0, 0)
+    assert (len(found.links), found.broken_at, found.num_torn) == (101, 0, 0)
     assert all(isinstance(json.loads(line), dict) for line in path.read_bytes().splitlines())

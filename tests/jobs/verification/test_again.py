@@ -148,14 +148,14 @@ def test_another_learning_rate__than_the_recorded_one_is_found_in_the_weights(
 def test_another_gradient__is_named_by_parameter(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
     clip, calls, names = loop.clip_gradients, [0], []
 
-    def other(parameters: Any, bound: float) -> tuple[Tensor, Tensor]:
+    def other(parameters: Any, bound: float, **named: Any) -> tuple[Tensor, Tensor]:
         own = list(parameters)
         calls[0] += 1
         if calls[0] == 5:
             grad = own[7].grad
             assert grad is not None
             grad.view(-1)[0] = torch.nextafter(grad.view(-1)[0], torch.tensor(9.0, dtype=grad.dtype)) * 1.5
-        return clip(own, bound)
+        return clip(own, bound, **named)
 
     with monkeypatch.context() as patched:
         patched.setattr(loop, "clip_gradients", other)
@@ -186,12 +186,12 @@ def test_another_environment__is_compared_within_a_tolerance(train: Train, monke
     """A torch that rounds otherwise: said as such, and what is read is compared exactly all the same."""
     clip = loop.clip_gradients
 
-    def rounds(parameters: Any, bound: float) -> tuple[Tensor, Tensor]:
+    def rounds(parameters: Any, bound: float, **named: Any) -> tuple[Tensor, Tensor]:
         own = list(parameters)
         for p in own:
             if p.grad is not None:
                 p.grad.mul_(1 + 1e-14)
-        return clip(own, bound)
+        return clip(own, bound, **named)
 
     with monkeypatch.context() as patched:
         patched.setattr(provenance, "versions", lambda: {"torch": "1.0.0"})

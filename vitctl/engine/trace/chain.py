@@ -86,43 +86,40 @@ class Chain:
     """What a file of chained lines proves.
 
     Args:
-        lines: that are linked, in order.
+        links: digests of the linked lines, in order.
         num_before: lines without a link before the first linked one, of an earlier release.
         num_torn: incomplete lines, as a crash leaves them.
         broken_at: number of the first line of the file, from 1, that does not follow the one before; 0 where all do.
     """
 
-    lines: Sequence[Line]
+    links: Sequence[str]
     num_before: int
     num_torn: int
     broken_at: int
 
-    @property
-    def heads(self) -> dict[str, int]:
-        """Digest -> number of lines up to the one with it."""
-        return {line.sha256: number for number, line in enumerate(self.lines, 1)}
 
-
-def read_chain(path: Path, is_record: Callable[[bytes], bool]) -> Chain:
+def read_chain(path: Path, is_record: Callable[[bytes], bool], take: Callable[[Line], None] = lambda _: None) -> Chain:
     """Follow the links of a file.
 
     Args:
         path: of the file.
         is_record: whether the text of a line is a record; any other is a line that a crash cut short.
+        take: called with each linked line.
     """
-    lines: list[Line] = []
+    links: list[str] = []
     num_before = num_torn = broken_at = 0
     for number, text in enumerate(whole_lines(path), 1):
         line = split(text)
         if not is_record(line.body):
             num_torn += bool(text)
-        elif not (line.sha256 or lines):
+        elif not (line.sha256 or links):
             num_before += 1
         else:
-            if not broken_at and not line.follows(lines[-1].sha256 if lines else ""):
+            if not broken_at and not line.follows(links[-1] if links else ""):
                 broken_at = number
-            lines.append(line)
-    return Chain(lines, num_before, num_torn, broken_at)
+            links.append(line.sha256)
+            take(line)
+    return Chain(links, num_before, num_torn, broken_at)
 
 
 def without(lines: Sequence[bytes], is_kept: Callable[[bytes], bool]) -> list[bytes]:

@@ -77,14 +77,12 @@ class Steps:
         chain: of its file.
         starts: in order.
         by_step: each step; of one that was recorded twice the last.
-        order: the numbers of the steps as they stand in the file.
         after: digest of a line -> finished steps at it.
     """
 
     chain: Chain
     starts: list[StartLine]
     by_step: dict[int, StepLine]
-    order: list[int]
     after: dict[str, int]
 
     @property
@@ -109,20 +107,19 @@ def read_steps(folder: Path) -> Steps | None:
     path = folder / STEP_RECORDS
     if not path.exists():
         return None
-    chain = read_chain(path, is_json)
     starts: list[StartLine] = []
     by_step: dict[int, StepLine] = {}
-    order, after, reached = [], {}, 0
-    for number, line in enumerate(chain.lines, 1):
-        record = _parsed(line, path, number)
-        reached = record.step
-        after[line.sha256] = reached
+    after: dict[str, int] = {}
+
+    def take(line: Line) -> None:
+        record = _parsed(line, path, len(after) + 1)
+        after[line.sha256] = record.step
         if isinstance(record, StartLine):
             starts.append(record)
         else:
             by_step[record.step] = record
-            order.append(record.step)
-    return Steps(chain, starts, by_step, order, after)
+
+    return Steps(read_chain(path, is_json, take), starts, by_step, after)
 
 
 def is_json(body: bytes) -> bool:

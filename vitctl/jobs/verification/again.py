@@ -23,8 +23,8 @@ from vitctl.errors import RecipeError, VitctlError
 from vitctl.jobs.finetune import finetune
 from vitctl.jobs.pretrain import pretrain
 from vitctl.jobs.record.identity import identity_differences
+from vitctl.jobs.record.kernels import ATTENTION, MICRO_BATCH
 from vitctl.jobs.record.runs import choose_weights, logged_scores
-from vitctl.jobs.training import ATTENTION, MICRO_BATCH
 from vitctl.jobs.verification.finding import Finding, differs, ok, unchecked
 from vitctl.jobs.vtab import vtab
 from vitctl.recipe.load import Loaded, Override, with_overrides

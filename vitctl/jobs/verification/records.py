@@ -51,7 +51,7 @@ def _check_steps(folder: Path, steps: Steps | None, heads: Mapping[str, Any]) ->
             "steps",
             f"{len(steps.missing)} have no record, the first is step {steps.missing[0]}: a full disk, or lines were removed",
         )
-    last = steps.chain.lines[-1].sha256 if steps.chain.lines else ""
+    last = steps.chain.links[-1] if steps.chain.links else ""
     starts = f", {len(steps.starts)} starts" if len(steps.starts) > 1 else ""
     return ok(
         "steps",
@@ -66,7 +66,7 @@ def _check_log(folder: Path, steps: Steps | None, heads: Mapping[str, Any]) -> F
     chain = read_chain(path, is_json)
     if problem := _chain_problem(path, chain, heads):
         return differs("log", problem)
-    if not chain.lines:
+    if not chain.links:
         return unchecked("log", f"its lines are not chained: {_EARLIER}")
     compared = 0
     by_step = steps.by_step if steps is not None else {}
@@ -79,13 +79,13 @@ def _check_log(folder: Path, steps: Steps | None, heads: Mapping[str, Any]) -> F
             compared += 1
     before = f", {chain.num_before} before them of an earlier vitctl" if chain.num_before else ""
     same = f"; numbers of {compared:,} steps as in {STEP_RECORDS}" if compared else ""
-    return ok("log", f"{len(chain.lines):,} lines, each follows the one before{before}{_torn(chain)}{same}")
+    return ok("log", f"{len(chain.links):,} lines, each follows the one before{before}{_torn(chain)}{same}")
 
 
 def _chain_problem(path: Path, chain: Chain, heads: Mapping[str, Any]) -> str:
     if chain.broken_at:
         return f"{path}, line {chain.broken_at}: does not follow the line before; one of the two was changed, added or removed"
-    if path.name in heads and heads[path.name] not in chain.heads:
+    if path.name in heads and heads[path.name] not in chain.links:
         return f"{path}: has no line with the digest {str(heads[path.name])[:16]} that the result names; its end was removed or changed"
     return ""
 

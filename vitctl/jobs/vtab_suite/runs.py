@@ -17,9 +17,10 @@ from vitctl.engine.preemption import StopFlag
 from vitctl.engine.run_files import AVERAGE, CHECKPOINTS
 from vitctl.jobs.inputs.network import rates_of
 from vitctl.jobs.inputs.weights import FoundWeights, transferred_model
+from vitctl.jobs.record.kernels import dropout_draws
 from vitctl.jobs.record.result import recipe_digest
 from vitctl.jobs.sweep import Scored, read_or_train
-from vitctl.jobs.training import Act, Images, RunContext, dropout_draws, on_device, open_journal, train
+from vitctl.jobs.training import Act, Images, RunContext, on_device, open_journal, train
 from vitctl.models.weights.load import weights_digest
 from vitctl.recipe.neutral import result_neutral
 from vitctl.recipe.schema import Vtab
