@@ -13,7 +13,9 @@ import pytest
 from hypothesis import strategies as st
 
 from tests.conftest import Run, checkpoint, command, paced, records, run_as, sample_keys, started
+from vitctl.engine.trace.steps import read_steps
 from vitctl.errors import CheckpointError, RecipeError
+from vitctl.jobs.verification.verify import verify
 
 # Everything that draws at random or adds up, an odd batch, leaves of unequal size; in float32, where every order of additions shows.
 LANES: dict[str, Any] = {
@@ -204,6 +206,20 @@ def test_lanes__what_they_cannot_do_is_refused_before_the_start(
     with pytest.raises(RecipeError) as refused:
         run("a", **{**LANES, "data.path": str(data), **values})
     assert said in str(refused.value)
+
+
+def test_lanes__a_run_of_three_processes_is_replayed_in_one(one: Path, data: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "three"
+    run_as(3, folder, data, **LANES)
+    steps, of_one = ([line.model_dump() for line in read_steps(path).by_step.values()] for path in (folder, one))  # type: ignore[union-attr]
+    assert len(steps) == 8
+    assert steps == of_one
+    found = {
+        f"{finding.what}, {finding.state}": finding.text for _, finding in verify(folder, steps="all", scores=True)
+    }
+    assert found["replay, ok"] == "steps 1 to 8: equal, bit for bit"
+    assert "the same integers" in found["score, ok"]
+    assert not [what for what in found if "differs" in what]
 
 
 def test_lanes__what_would_change_the_bits_is_refused_on_resume(
