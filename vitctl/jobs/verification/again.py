@@ -211,7 +211,9 @@ def rescore(again: Again, result: RunResult | None) -> Finding:
         if result is None or result.status != "done":
             return unchecked("score", "there is no result")
         again.scratch.mkdir(parents=True)
-        here = evaluate(with_overrides(again.loaded, [Override("machine.processes", 1)]).recipe, again.scratch).metrics
+        alone = with_overrides(again.loaded, [Override("machine.processes", 1)]).recipe
+        assert isinstance(alone, Evaluate)
+        here = evaluate(alone, again.scratch).metrics
         return _compared(Score.of(here), Score.of(result.metrics), "in the result")
     try:
         path, chosen = choose_weights(again.folder)

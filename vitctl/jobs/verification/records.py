@@ -74,8 +74,8 @@ class _Record(BaseModel):
 
     model_config = ConfigDict(strict=True)
 
-    log: str = Field("", alias=LOG)
-    steps: str = Field("", alias=STEP_RECORDS)
+    log: str = ""
+    steps: str = ""
     checkpoints: dict[str, str] = {}
 
 
@@ -83,7 +83,8 @@ def odd_field(result: RunResult) -> str:
     """The field of a result that is not of its type; "" where all are."""
     try:
         _Used.model_validate(result.provenance)
-        _Record.model_validate(result.record)
+        names = {LOG: "log", STEP_RECORDS: "steps"}
+        _Record.model_validate({names.get(name, name): value for name, value in result.record.items()})
     except ValidationError as error:
         first = error.errors(include_input=False)[0]
         return f"{'.'.join(map(str, first['loc']))[:80]}: {first['msg'].lower()}"
