@@ -53,11 +53,14 @@ def prepared(folder: Path, speck: Path) -> Path:
     return folder
 
 
-def results(folder: Path) -> dict[str, str]:
-    """Every run's result, which holds the digest of its weights; and the table."""
-    files = [*sorted(folder.glob("tasks/**/result.json")), folder / "table.csv"]
-    assert len(files) == 8 + 1
-    return {str(path.relative_to(folder)): path.read_text() for path in files}
+def results(folder: Path) -> dict[str, Any]:
+    """Every run's result, which holds the digest of its weights, without the digests of its logs; and the table."""
+    found = {
+        str(path.relative_to(folder)): json.loads(path.read_text()) for path in folder.glob("tasks/**/result.json")
+    }
+    assert len(found) == 8
+    assert all(result.pop("record")["log.jsonl"] for result in found.values())
+    return found | {"table.csv": (folder / "table.csv").read_text()}
 
 
 def records(folder: Path) -> list[tuple[str, int]]:
@@ -66,7 +69,7 @@ def records(folder: Path) -> list[tuple[str, int]]:
 
 
 @pytest.fixture(scope="module")
-def straight(speck: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict[str, str]]:
+def straight(speck: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict[str, Any]]:
     """The table that nothing came between."""
     folder = tmp_path_factory.mktemp("straight") / "table"
     with pytest.MonkeyPatch.context() as patch:
@@ -75,7 +78,7 @@ def straight(speck: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dic
 
 
 def test_vtab__killed_in_task_seven_and_in_its_evaluation(
-    straight: tuple[dict[str, Any], dict[str, str]], speck: Path, tmp_path: Path
+    straight: tuple[dict[str, Any], dict[str, Any]], speck: Path, tmp_path: Path
 ) -> None:
     """SIGKILL, three times over in the same folder: nothing can tidy up."""
     folder = prepared(tmp_path / "table", speck)
@@ -108,7 +111,7 @@ def test_vtab__killed_in_task_seven_and_in_its_evaluation(
 
 @pytest.mark.parametrize("where", ["training", "evaluation"])
 def test_vtab__a_signal_in_task_seven_saves_and_leaves(
-    where: str, straight: tuple[dict[str, Any], dict[str, str]], speck: Path, tmp_path: Path
+    where: str, straight: tuple[dict[str, Any], dict[str, Any]], speck: Path, tmp_path: Path
 ) -> None:
     folder = prepared(tmp_path / "table", speck)
     interrupted(folder, where, signal.SIGTERM)

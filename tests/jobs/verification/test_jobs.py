@@ -65,3 +65,33 @@ def test_vtab__a_task_is_replayed(pretrained: Path, tmp_path: Path) -> None:
     assert found(folder, scores=True) == []
     assert {state for state, _ in said(folder, "parts")} == {"ok"}
     assert [state for state, _ in said(task, "score", scores=True)] == ["ok"]
+
+
+def test_evaluate__is_scored_again(job: Job, tmp_path: Path) -> None:
+    correct = job("evaluate", "a")["metrics"]["correct"]
+    folder = tmp_path / "a"
+    assert found(folder, scores=True, reads_bytes=True) == []
+    assert said(folder, "score", scores=True) == [("ok", f"scored again: {correct} of 23 correct, the same integers")]
+    edit(folder / "result.json", f'"correct": {correct}', f'"correct": {correct + 2}')
+    assert [what for what, _ in found(folder, scores=True)] == ["result", "score"]
+
+
+def test_fewshot__has_no_steps_and_no_counts(job: Job, tmp_path: Path) -> None:
+    job("fewshot", "a", **{"fewshot.shots": (1,)})
+    assert {one.state for _, one in verify(tmp_path / "a", scores=True)} == {"ok", "not checked"}
+
+
+@pytest.mark.parametrize("odd", [3, None, [], {"a": []}, {"3": 1}, "x"], ids=str)
+def test_forged_result__is_no_traceback(job: Job, tmp_path: Path, odd: object) -> None:
+    job("finetune", "a")
+    path = tmp_path / "a" / "result.json"
+    result = json.loads(path.read_text())
+    for field in ("sweep", "by_seed", "tasks", "correct", "accuracy"):
+        path.write_text(json.dumps({**result, "metrics": {**result["metrics"], field: odd}}))
+        assert len(list(verify(tmp_path / "a"))) > 6
+    for field in ("weights_step", "weights_sha256", "tasks", "train_sha256", "labels", "weights_averaged"):
+        path.write_text(json.dumps({**result, "provenance": {**result["provenance"], field: odd}}))
+        assert len(list(verify(tmp_path / "a"))) > 6
+    for record in ({"checkpoints": odd}, {"log.jsonl": odd, "steps.jsonl": odd}):
+        path.write_text(json.dumps({**result, "record": record}))
+        assert len(list(verify(tmp_path / "a"))) > 6

@@ -43,6 +43,27 @@ class StepLine(BaseModel):
         return float.fromhex(self.bits.get(name, "nan"))
 
 
+class ImagesLine(BaseModel):
+    """The images of a training as they were recorded."""
+
+    model_config = ConfigDict(strict=True)
+
+    sha256: str = Field(max_length=100)
+    num_images: int = Field(ge=0, le=10**15)
+    class_names: str = Field(max_length=100)
+
+
+class MadeOf(BaseModel):
+    """What a training is made of, as `Identity` describes it."""
+
+    model_config = ConfigDict(strict=True)
+
+    images: dict[str, ImagesLine] = Field(default_factory=dict, max_length=10)
+    weights: str = Field("", max_length=100)
+    recipe: dict[str, str] = Field(default_factory=dict, max_length=10_000)
+    computation: dict[str, str | int | bool | dict[str, str]] = Field(default_factory=dict, max_length=100)
+
+
 class StartLine(BaseModel):
     """A start of a training as it was recorded."""
 
@@ -50,7 +71,7 @@ class StartLine(BaseModel):
 
     step: int = Field(ge=0, le=MOST_STEPS)
     batch_size: int = Field(ge=1, le=10**9)
-    made_of: dict[str, Any]
+    made_of: MadeOf
     weights: str = Field("", max_length=100)
     recipe_file: str = Field("", max_length=100)
     precision: str = Field("", max_length=50)

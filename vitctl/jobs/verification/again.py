@@ -20,15 +20,17 @@ from vitctl.engine.trace.replay import TOLERANCE, Replay, Replayed, set_threads
 from vitctl.engine.trace.steps import StartLine, Steps
 from vitctl.engine.training import Run
 from vitctl.errors import RecipeError, VitctlError
+from vitctl.jobs.evaluate import evaluate
 from vitctl.jobs.finetune import finetune
 from vitctl.jobs.pretrain import pretrain
 from vitctl.jobs.record.identity import identity_differences
 from vitctl.jobs.record.kernels import ATTENTION, MICRO_BATCH
+from vitctl.jobs.record.result import RunResult
 from vitctl.jobs.record.runs import choose_weights, logged_scores
 from vitctl.jobs.verification.finding import Finding, differs, ok, unchecked
 from vitctl.jobs.vtab import vtab
 from vitctl.recipe.load import Loaded, Override, with_overrides
-from vitctl.recipe.schema import Finetune, Pretrain, Vtab
+from vitctl.recipe.schema import Evaluate, Finetune, Pretrain, Vtab
 from vitctl.recipe.write import to_toml
 
 ANY = 3  # places that `any` replays, and steps of each
@@ -140,7 +142,7 @@ def replay(again: Again, steps: Steps, ranges: Sequence[tuple[int, int]]) -> lis
         used = [steps.start_of(step) for bounds in ranges for step in range(bounds[0], bounds[1] + 1)]
         environment.extend(dict.fromkeys(text for start in used for text in differences(start, here)))
         many = next((start for start in used if start.depends_on_processes), None)
-        for key, text in identity_differences(used[-1].made_of, here.made_of):
+        for key, text in identity_differences(used[-1].made_of.model_dump(), here.made_of.model_dump()):
             if key not in _NOT_COMPARED:
                 (environment if key == "computation" else made_of).append(text)
         reason = "; ".join(environment)
@@ -195,8 +197,22 @@ def differences(before: StartLine, here: StartLine) -> list[str]:
     return words
 
 
-def rescore(again: Again) -> Finding:
-    """Score the weights that represent a training again, and compare the integers with those that it logged."""
+def rescore(again: Again, result: RunResult | None) -> Finding:
+    """Score the weights that represent a training again, and compare the integers with those that it logged.
+
+    Args:
+        again: the training, or a run of `evaluate`.
+        result: of the latter.
+    """
+    recipe = again.loaded.recipe
+    if isinstance(recipe, Evaluate):
+        if result is None or result.status != "done":
+            return unchecked("score", "there is no result")
+        again.scratch.mkdir(parents=True)
+        alone = with_overrides(again.loaded, [Override("machine.processes", 1)]).recipe
+        assert isinstance(alone, Evaluate)
+        here = evaluate(alone, again.scratch).metrics
+        return _compared(Score.of(here), Score.of(result.metrics), "in the result")
     try:
         path, chosen = choose_weights(again.folder)
     except VitctlError as error:
@@ -216,11 +232,12 @@ def rescore(again: Again) -> Finding:
     (score,) = scores
     if score is None:
         return unchecked("score", "there are no images to score")
-    if (score.correct, score.total) != (logged.correct, logged.total):
-        return differs(
-            "score",
-            f"{score.correct} of {score.total} here, {logged.correct} of {logged.total} logged at step {chosen.step}",
-        )
+    return _compared(score, logged, f"logged at step {chosen.step}")
+
+
+def _compared(score: Score, before: Score, where: str) -> Finding:
+    if score != before:
+        return differs("score", f"{score.correct} of {score.total} here, {before.correct} of {before.total} {where}")
     return ok("score", f"scored again: {score.correct:,} of {score.total:,} correct, the same integers")
 
 

@@ -1,8 +1,7 @@
 """The recipe and the data of a run against what was recorded of them."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from vitctl.data.source.integrity import Verification
 from vitctl.data.source.provenance import split_sources
@@ -42,16 +41,11 @@ def check_recipe_file(loaded: Loaded, result: RunResult | None, start: StartLine
 
 
 def _changed_keys(recipe: Recipe, start: StartLine | None) -> str:
-    noted = start.made_of.get("recipe") if start is not None else None
-    if not isinstance(noted, dict):
-        return ""
+    noted = start.made_of.recipe if start is not None else {}
     now = deciding_values(recipe)
-    changed = [
-        f"{key} was {noted[key] or 'unset'}, is {now[key] or 'unset'}"
-        for key in now
-        if key in noted and now[key] != noted[key]
-    ]
-    return f": {'; '.join(changed[:4])}" if changed else ""
+    changed = [key for key in now if key in noted and now[key] != noted[key]]
+    words = [f"{key} was {noted[key] or 'unset'}, is {now[key] or 'unset'}" for key in changed[:4]]
+    return f": {'; '.join(words)}" if words else ""
 
 
 def check_data(
@@ -125,10 +119,13 @@ def _sources(recipe: Recipe, place: Path) -> dict[str, Source]:
 
 def _noted(result: RunResult | None, start: StartLine | None) -> dict[str, str]:
     """Name of each split -> its digest, of the result and else of the last start."""
-    images: Mapping[str, Any] = start.made_of.get("images", {}) if start is not None else {}
-    noted = {name: str(one["sha256"]) for name, one in images.items() if isinstance(one, dict) and "sha256" in one}
+    noted = {name: one.sha256 for name, one in start.made_of.images.items()} if start is not None else {}
     used = result.provenance if result is not None else {}
-    noted |= {name: used[key] for name, key in (("train", "train_sha256"), ("score", "data_sha256")) if key in used}
-    for task, one in (used.get("tasks") or {}).items():
-        noted |= {f"{task} train": str(one.get("train_sha256")), f"{task} test": str(one.get("data_sha256"))}
+    noted |= {
+        name: str(used[key]) for name, key in (("train", "train_sha256"), ("score", "data_sha256")) if key in used
+    }
+    tasks = used.get("tasks")
+    for task, one in tasks.items() if isinstance(tasks, dict) else ():
+        if isinstance(one, dict):
+            noted |= {f"{task} train": str(one.get("train_sha256")), f"{task} test": str(one.get("data_sha256"))}
     return noted

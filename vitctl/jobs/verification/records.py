@@ -4,14 +4,27 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
 from vitctl.engine.checkpoint.files import SavedCheckpoint, read_checkpoint
+from vitctl.engine.evaluation import Score
 from vitctl.engine.journal import LOG, read_records
-from vitctl.engine.run_files import AVERAGE, CHECKPOINTS, MODEL, STEP_RECORDS, STEPS_HEAD, step_folders, tensors_file
+from vitctl.engine.run_files import (
+    AVERAGE,
+    CHECKPOINTS,
+    MODEL,
+    RECIPE,
+    RESULT,
+    STEP_RECORDS,
+    STEPS_HEAD,
+    step_folders,
+    tensors_file,
+)
 from vitctl.engine.trace.chain import Chain, read_chain
-from vitctl.engine.trace.steps import Steps, is_json, read_steps, same_number
+from vitctl.engine.trace.steps import MOST_STEPS, Steps, is_json, read_steps, same_number
 from vitctl.errors import CheckpointError, VitctlError
 from vitctl.jobs.record.result import RunResult, read_result
-from vitctl.jobs.record.runs import logged_scores
+from vitctl.jobs.record.runs import TRAINING
 from vitctl.jobs.sweep import SEEDS, SWEEP
 from vitctl.jobs.verification.finding import Finding, differs, ok, unchecked
 from vitctl.models.weights.load import weights_digest
@@ -26,6 +39,9 @@ def check_records(folder: Path, result: RunResult | None) -> Iterator[Finding]:
         folder: of the training.
         result: in it; None while there is none.
     """
+    if result is not None and (problem := odd_field(result)):
+        yield differs("result", f"{folder / RESULT}: {problem}; it was changed")
+        result = None
     heads = result.record if result is not None else {}
     steps = None
     try:
@@ -39,10 +55,48 @@ def check_records(folder: Path, result: RunResult | None) -> Iterator[Finding]:
     yield from _check_result(folder, result)
 
 
+class _Used(BaseModel):
+    """The fields of the provenance that are compared."""
+
+    model_config = ConfigDict(strict=True)
+
+    weights_step: int | None = Field(None, ge=0, le=MOST_STEPS)
+    weights_averaged: bool = False
+    weights_sha256: str = ""
+    recipe_sha256: str = ""
+    train_sha256: str = ""
+    data_sha256: str = ""
+    labels: str = ""
+
+
+class _Record(BaseModel):
+    """The digests in a result."""
+
+    model_config = ConfigDict(strict=True)
+
+    log: str = ""
+    steps: str = ""
+    checkpoints: dict[str, str] = {}
+
+
+def odd_field(result: RunResult) -> str:
+    """The field of a result that is not of its type; "" where all are."""
+    try:
+        _Used.model_validate(result.provenance)
+        names = {LOG: "log", STEP_RECORDS: "steps"}
+        _Record.model_validate({names.get(name, name): value for name, value in result.record.items()})
+    except ValidationError as error:
+        first = error.errors(include_input=False)[0]
+        return f"{'.'.join(map(str, first['loc']))[:80]}: {first['msg'].lower()}"
+    return ""
+
+
 def _check_steps(folder: Path, steps: Steps | None, heads: Mapping[str, Any]) -> Finding:
     if steps is None:
         if STEP_RECORDS in heads:
             return differs("steps", f"{folder / STEP_RECORDS} is gone; the result names its last line")
+        if (folder / RECIPE).is_file() and not (folder / CHECKPOINTS).is_dir():
+            return unchecked("steps", "this folder has none of its own")
         return unchecked("steps", f"there is no record of them: {_EARLIER}, or log.trace = false")
     if problem := _chain_problem(folder / STEP_RECORDS, steps.chain, heads):
         return differs("steps", problem)
@@ -71,10 +125,10 @@ def _check_log(folder: Path, steps: Steps | None, heads: Mapping[str, Any]) -> F
     compared = 0
     by_step = steps.by_step if steps is not None else {}
     for record in read_records(path):
-        if record.get("kind") == "train" and (line := by_step.get(int(record["step"]))):
+        if record.get("kind") == "train" and (line := by_step.get(record.get("step", 0))):
             for name in ("loss", "grad_norm", "lr"):
-                if not same_number(line.number(name), float(record[name])):
-                    text = f"step {line.step}: {name} is {record[name]!r} in {LOG}, {line.number(name)!r} in {STEP_RECORDS}"
+                if not same_number(line.number(name), float(record.get(name) or 0.0)):
+                    text = f"step {line.step}: {name} is {record.get(name)!r} in {LOG}, {line.number(name)!r} in {STEP_RECORDS}"
                     return differs("log", text)
             compared += 1
     before = f", {chain.num_before} before them of an earlier vitctl" if chain.num_before else ""
@@ -140,27 +194,37 @@ def _check_result(folder: Path, result: RunResult | None) -> Iterator[Finding]:
 
 def _check_counts(folder: Path, result: RunResult) -> Finding:
     """The counts of a result are those of the log, at the step of its weights or the last."""
-    counts = result.metrics
-    if "by_seed" in counts and isinstance(counts["by_seed"], dict) and "correct" not in counts:
-        counts = next(iter(counts["by_seed"].values()), {}) | {"total": counts.get("total")}
-    if "correct" not in counts:
+    own, accuracy = _own_score(result)
+    if own is None:
         return unchecked("result", "it has no counts of its own")
-    scores = logged_scores(folder)
+    used = result.provenance
+    records = [r for r in read_records(folder / LOG) if r.get("labels") in (None, used.get("labels"))]
+    scores = Score.by_step(records)
     if not scores:
         return unchecked("result", f"no evaluation is in {folder / LOG}")
-    step = result.provenance.get("weights_step", max(scores))
+    step = used.get("weights_step", max(scores)) if result.job in TRAINING else max(scores)
     logged = scores.get(step)
     if logged is None:
         return differs("result", f"no evaluation of step {step} is logged, and the result is of it")
-    own = (counts["correct"], counts.get("total"))
-    if own != (logged.correct, logged.total):
-        return differs(
-            "result",
-            f"{own[0]} of {own[1]} are correct in it, {logged.correct} of {logged.total} in the log at step {step}",
-        )
-    if counts.get("accuracy", logged.accuracy) != logged.accuracy:
-        return differs("result", f"its accuracy {counts['accuracy']} is not {logged.correct} / {logged.total}")
-    return ok("result", f"{own[0]:,} of {own[1]:,} correct, as logged at step {step}")
+    where = f"in the log at step {step}" if step else "in the log"
+    if own != logged:
+        counts = f"{own.correct} of {own.total} are correct in it, {logged.correct} of {logged.total} {where}"
+        return differs("result", counts)
+    if accuracy != logged.accuracy:
+        return differs("result", f"its accuracy {accuracy} is not {logged.correct} / {logged.total}")
+    return ok("result", f"{own.correct:,} of {own.total:,} correct, as {where}")
+
+
+def _own_score(result: RunResult) -> tuple[Score | None, Any]:
+    """The counts and the accuracy of a result's own training; with several seeds, those of the first. None where it has none."""
+    counts, by_seed = result.metrics, result.metrics.get("by_seed")
+    if "correct" not in counts and isinstance(by_seed, dict) and by_seed:
+        first = next(iter(by_seed.values()))
+        counts = {**first, "total": counts.get("total")} if isinstance(first, dict) else {}
+    try:
+        return Score.of(counts), counts.get("accuracy")
+    except (KeyError, TypeError, ValueError):
+        return None, None
 
 
 def check_parts(run_dir: Path, result: RunResult) -> Iterator[Finding]:

@@ -12,7 +12,7 @@ from vitctl.jobs.record.identity import run_of
 from vitctl.jobs.record.result import RunResult, read_result
 from vitctl.jobs.verification.finding import Finding, differs, unchecked
 from vitctl.jobs.verification.inputs import check_data, check_recipe_file
-from vitctl.jobs.verification.records import check_parts, check_records
+from vitctl.jobs.verification.records import check_parts, check_records, odd_field
 from vitctl.recipe.load import Loaded, Override, load_recipe
 
 Found = tuple[Path, Finding]  # folder of a training, and what was found of it
@@ -81,7 +81,12 @@ def _check_inputs(run_dir: Path, loaded: Loaded, scratch: Path, reads_bytes: boo
         result = None
     start = _last_start(run_dir)
     if result is not None:
-        yield from check_parts(run_dir, result)
+        try:
+            yield from check_parts(run_dir, result)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            yield differs("parts", f"{run_dir / RESULT}: numbers are missing in it, or are none ({error!r})")
+    if result is not None and odd_field(result):  # found before
+        result = None
     yield check_recipe_file(loaded, result, start)
     yield from check_data(loaded.recipe, run_dir, scratch / "inputs", result, start, reads_bytes=reads_bytes)
 
@@ -140,4 +145,4 @@ def _scores(run_dir: Path, loaded: Loaded, trainings: Sequence[Path], wanted: bo
     for number, training in enumerate(trainings):
         if (training / STEP_RECORDS).is_file() or training == run_dir:
             again = Again(run_dir, training, loaded, _last_start(training), scratch / f"{number}")
-            yield training, rescore(again)
+            yield training, rescore(again, _result(training))
