@@ -10,33 +10,45 @@ import json
 import os
 import sys
 import time
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from job import Job, NotOffered
+from job import Job, NotOfferedError
 
 STEP_SECONDS = 0.01  # of training; meanwhile loader workers run ahead
 NOT_OFFERED = 64
 
 
 def main() -> None:
-    """Prepare the data of a peer, or consume it."""
+    """Prepare the data of a peer, and print its versions; or consume it."""
     peer, _, variant = sys.argv[1].partition(":")
     module = importlib.import_module(f"peer_{peer}")
     fields = json.loads(sys.argv[2])
     job = Job(**{**fields, "data": Path(fields["data"])})
     if len(sys.argv) == 3:
-        getattr(module, "prepare", lambda job: None)(job)
+        if hasattr(module, "prepare"):
+            module.prepare(job)
+        print(json.dumps({name: version(name) for name in module.PACKAGES}), file=sys.__stdout__)
         return
     try:
         consume(module, job, variant, **json.loads(sys.argv[3]))
-    except NotOffered as error:
+    except NotOfferedError as error:
         print(error, file=sys.stderr)
         sys.exit(NOT_OFFERED)
 
 
 def consume(
-    module: Any, job: Job, variant: str, *, log: str, states: str, save_every: int, stop: int, resume: str, finished: int
+    module: Any,
+    job: Job,
+    variant: str,
+    *,
+    log: str,
+    states: str,
+    save_every: int,
+    stop: int,
+    resume: str,
+    finished: int,
 ) -> None:
     """Read every step to the end, or to step `stop`.
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 IMAGE_SIZE = 32
 
 
-class NotOffered(Exception):
+class NotOfferedError(Exception):
     """The peer documents no way to do this; the text says what its documentation says instead."""
 
 
@@ -62,10 +62,10 @@ class Job:
         """What this rank saved.
 
         Raises:
-            NotOffered: another number of ranks saved it.
+            NotOfferedError: another number of ranks saved it.
         """
         if self.saved_world != self.world:
-            raise NotOffered("one state for each rank, and no documented way to another number of ranks")
+            raise NotOfferedError("one state for each rank, and no documented way to another number of ranks")
         return read_state(folder, self.rank)
 
     def join_group(self) -> None:
@@ -124,7 +124,7 @@ def decoded(data: bytes) -> Any:
     import numpy as np
     from PIL import Image
 
-    return np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
+    return np.array(Image.open(io.BytesIO(data)).convert("RGB"))
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
-"""accelerate: a prepared DataLoader over image files, with its seedable sampler.
+"""accelerate: a prepared DataLoader over image files, `save_state` and `load_state`.
 
-`skip`: `skip_first_batches`, with the number of batches read. `stateful`: `save_state` and `load_state` with `use_stateful_dataloader`.
+`default`: `skip_first_batches` with the number of batches read. `skip`: that, with `use_seedable_sampler`. `stateful`: with
+`use_stateful_dataloader` instead, and the seedable sampler.
 """
 
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ class Loader:
     def __init__(self, job: Job, variant: str) -> None:
         self.job, self.variant, self.epoch, self.read = job, variant, 0, 0
         stateful = variant == "stateful"
-        settings = DataLoaderConfiguration(use_seedable_sampler=True, use_stateful_dataloader=stateful)
+        settings = DataLoaderConfiguration(use_seedable_sampler=variant != "default", use_stateful_dataloader=stateful)
         self.accelerator = Accelerator(cpu=True, dataloader_config=settings)
         set_seed(job.seed)
         photos = DataLoader(Photos(job.data / "photos"), job.batch, shuffle=True, num_workers=job.workers)
@@ -34,10 +35,11 @@ class Loader:
 
     def steps(self) -> Iterator[tuple[int, list[int]]]:
         """The rest of an epoch, and the epochs after it."""
-        for self.epoch in range(self.epoch, self.job.epochs):
+        for epoch in range(self.epoch, self.job.epochs):
+            self.epoch = epoch
             self.loader.set_epoch(self.epoch)
             rest = self.loader
-            if self.variant == "skip" and self.read:
+            if self.variant != "stateful" and self.read:
                 rest = self.accelerator.skip_first_batches(self.loader, self.read)
             for _, numbers in rest:
                 self.read += 1

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from job import IMAGE_SIZE, Job, NotOffered, read_state, write_state
+from job import IMAGE_SIZE, Job, NotOfferedError, read_state, write_state
 from nvidia.dali import fn, pipeline_def
 
 PACKAGES = ("nvidia-dali-cuda120",)
@@ -37,7 +37,7 @@ class Loader:
     def restore(self, folder: Path) -> None:
         """Each rank its own."""
         if self.job.saved_world != self.job.world:
-            raise NotOffered("a checkpoint is of one pipeline, and a pipeline of one num_shards and shard_id")
+            raise NotOfferedError("a checkpoint is of one pipeline, and a pipeline of one num_shards and shard_id")
         self.step = read_state(folder, self.job.rank)["step"]
         self.checkpoint = (folder / f"rank{self.job.rank}.cpt").read_bytes()
 
@@ -45,7 +45,12 @@ class Loader:
         """One stream; epochs by counting."""
         job = self.job
         self.pipeline = images(
-            job, batch_size=job.batch, num_threads=job.workers, device_id=None, seed=job.seed, checkpoint=self.checkpoint
+            job,
+            batch_size=job.batch,
+            num_threads=job.workers,
+            device_id=None,
+            seed=job.seed,
+            checkpoint=self.checkpoint,
         )
         self.pipeline.build()
         while self.step < job.epochs * job.steps_per_epoch:

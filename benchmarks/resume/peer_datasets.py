@@ -1,6 +1,7 @@
 """Hugging Face datasets, streaming, in torchdata's StatefulDataLoader, as `IterableDataset.state_dict` documents it.
 
-`shards`: only the order of the shards is shuffled. `buffer`: samples too, in a buffer, whose content is documented to be lost.
+`shards`: only the order of the shards is shuffled. `buffer`: samples too, in a buffer that is filled from one shard at a time.
+`interleaved`: from ten, the default. The content of a buffer is documented to be lost.
 """
 
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from job import Job, decoded, write_state
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 PACKAGES = ("datasets", "torchdata", "torch")
-BUFFERS = {"shards": 1, "buffer": 100}
+BUFFERS = {"shards": (1, 1), "buffer": (100, 1), "interleaved": (100, 10)}  # samples in it, shards it is filled from
 
 
 class Loader:
@@ -22,7 +23,8 @@ class Loader:
     def __init__(self, job: Job, variant: str) -> None:
         self.job, self.epoch = job, 0
         stream = datasets.load_dataset("webdataset", data_files={"train": job.shards}, split="train", streaming=True)
-        stream = stream.decode(False).shuffle(seed=job.seed, buffer_size=BUFFERS[variant])
+        size, shards = BUFFERS[variant]
+        stream = stream.decode(False).shuffle(seed=job.seed, buffer_size=size, max_buffer_input_shards=shards)
         self.data = split_dataset_by_node(stream, job.rank, job.world)
         self.loader = StatefulDataLoader(self.data, batch_size=job.batch, num_workers=job.workers, collate_fn=read)
 
@@ -34,7 +36,8 @@ class Loader:
 
     def steps(self) -> Iterator[tuple[int, list[int]]]:
         """`set_epoch` shuffles anew."""
-        for self.epoch in range(self.epoch, self.job.epochs):
+        for epoch in range(self.epoch, self.job.epochs):
+            self.epoch = epoch
             self.data.set_epoch(self.epoch)
             for _, numbers in self.loader:
                 yield self.epoch, numbers

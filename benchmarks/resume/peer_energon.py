@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from job import Job, NotOffered, read_state, write_state
+from job import Job, NotOfferedError, read_state, write_state
 from megatron.energon import WorkerConfig, get_savable_loader, get_train_dataset
 
 PACKAGES = ("megatron-energon", "torch")
@@ -42,11 +42,9 @@ class Loader:
         saved_world = job.saved_world or job.world
         workers, rest = divmod(saved_world * job.workers, job.world)
         if rest:
-            raise NotOffered(f"{saved_world} x {job.workers} workers cannot be divided among {job.world} ranks")
-        self.micro_batch = job.global_batch // saved_world
-        config = WorkerConfig(
-            rank=job.rank, world_size=job.world, num_workers=workers, seed_offset=job.seed
-        )
+            raise NotOfferedError(f"{saved_world} x {job.workers} workers cannot be divided among {job.world} ranks")
+        self.micro_batch = job.global_batch // (saved_world * job.workers)  # a step takes as many of every worker
+        config = WorkerConfig(rank=job.rank, world_size=job.world, num_workers=workers, seed_offset=job.seed)
         data = get_train_dataset(
             str(job.data / "energon"),
             batch_size=self.micro_batch,
@@ -61,7 +59,11 @@ class Loader:
         job = self.job
         self.step = read_state(folder, 0)["step"]
         if job.saved_world != job.world:
-            old, new = [folder / f"energon_rank{rank}.pt" for rank in range(job.saved_world)], folder / f"to{job.world}"
+            old, new = (
+                [folder / f"energon_rank{rank}.pt" for rank in range(job.saved_world)],
+                folder.with_name(f"{folder.name}_to_{job.world}"),
+            )
+            new.mkdir(exist_ok=True)
             world = ["--new-world-size", str(job.world)]
             subprocess.run([ENERGON, "checkpoint", "redist", *world, *old, new], check=True, capture_output=True)
             folder = new

@@ -49,9 +49,7 @@ class Loader:
         if variant == "elastic":
             samples = grain.MapDataset.source(source).shuffle(job.seed).repeat(job.epochs).map(Decode())
             workers = grain.MultiprocessingOptions(num_workers=job.workers)
-            self.batches: Any = iter(
-                ElasticIterator(samples, job.global_batch, shard, multiprocessing_options=workers)
-            )
+            self.batches: Any = iter(ElasticIterator(samples, job.global_batch, shard, multiprocessing_options=workers))
         else:
             sampler = grain.IndexSampler(
                 job.num_samples, shard_options=shard, shuffle=True, num_epochs=job.epochs, seed=job.seed

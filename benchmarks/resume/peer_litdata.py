@@ -31,12 +31,12 @@ class Decoded(StreamingDataset):
 
 
 class Loader:
-    """As its README has it."""
+    """As its README has it; `drop_last` is given, because its default is another on one process, and a state with another is refused."""
 
     def __init__(self, job: Job, _: str) -> None:
         job.join_group()
         self.job, self.epoch = job, 0
-        data = Decoded(str(job.data / "litdata"), shuffle=True, seed=job.seed)
+        data = Decoded(str(job.data / "litdata"), shuffle=True, seed=job.seed, drop_last=True)
         self.loader = StreamingDataLoader(data, batch_size=job.batch, num_workers=job.workers)
 
     def restore(self, folder: Path) -> None:
@@ -47,7 +47,8 @@ class Loader:
 
     def steps(self) -> Iterator[tuple[int, list[int]]]:
         """The loader counts epochs itself."""
-        for self.epoch in range(self.epoch, self.job.epochs):
+        for epoch in range(self.epoch, self.job.epochs):
+            self.epoch = epoch
             for _, numbers in self.loader:
                 yield self.epoch, numbers.tolist()
 

@@ -36,15 +36,8 @@ class Loader:
     def __init__(self, job: Job, _: str) -> None:
         job.join_group()
         self.job, self.epoch = job, 0
-        if job.rank == 0:
-            clean_stale_shared_memory()
-        if job.world > 1:
-            import torch.distributed
-
-            torch.distributed.barrier()
-        data = Decoded(
-            local=str(job.data / "mds"), shuffle=True, shuffle_seed=job.seed, batch_size=job.batch
-        )
+        clean_stale_shared_memory()  # a killed run leaves some
+        data = Decoded(local=str(job.data / "mds"), shuffle=True, shuffle_seed=job.seed, batch_size=job.batch)
         self.loader = StreamingDataLoader(data, batch_size=job.batch, num_workers=job.workers)
 
     def restore(self, folder: Path) -> None:
@@ -55,7 +48,8 @@ class Loader:
 
     def steps(self) -> Iterator[tuple[int, list[int]]]:
         """The data set counts epochs itself, and goes on in the one of its state."""
-        for self.epoch in range(self.epoch, self.job.epochs):
+        for epoch in range(self.epoch, self.job.epochs):
+            self.epoch = epoch
             for _, numbers in self.loader:
                 yield self.epoch, numbers.tolist()
 

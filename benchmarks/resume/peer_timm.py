@@ -51,7 +51,8 @@ class Loader:
 
     def steps(self) -> Iterator[tuple[int, list[int]]]:
         """Epochs, each from its start."""
-        for self.epoch in range(self.epoch, self.job.epochs):
+        for epoch in range(self.epoch, self.job.epochs):
+            self.epoch = epoch
             if self.job.world > 1:
                 self.loader.sampler.set_epoch(self.epoch)
             for _, targets in self.loader:

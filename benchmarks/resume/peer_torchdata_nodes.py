@@ -5,7 +5,8 @@ from pathlib import Path
 
 from job import Job, Photos, write_state
 from torch.utils.data import DistributedSampler
-from torchdata.nodes import Batcher, Loader as NodesLoader, ParallelMapper, SamplerWrapper
+from torchdata.nodes import Batcher, ParallelMapper, SamplerWrapper
+from torchdata.nodes import Loader as NodesLoader
 
 PACKAGES = ("torchdata", "torch")
 
@@ -31,7 +32,8 @@ class Loader:
 
     def steps(self) -> Iterator[tuple[int, list[int]]]:
         """The sampler begins its next epoch with each iterator."""
-        for self.epoch in range(self.epoch, self.job.epochs):
+        for epoch in range(self.epoch, self.job.epochs):
+            self.epoch = epoch
             for numbers in self.loader:
                 yield self.epoch, numbers
 

@@ -42,7 +42,8 @@ class Loader:
 
     def steps(self) -> Iterator[tuple[int, list[int]]]:
         """The rest of an epoch, and the epochs after it."""
-        for self.epoch in range(self.epoch, self.job.epochs):
+        for epoch in range(self.epoch, self.job.epochs):
+            self.epoch = epoch
             self.current = self.loader()
             if self.state is not None:
                 self.current.load_state_dict(self.state)
