@@ -12,7 +12,7 @@ import os
 import platform
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -84,23 +84,29 @@ def table(found: dict[str, dict[str, Finding]]) -> str:
         rows.append(
             f"| {peer} | {' | '.join(cells)} | {state.state_bytes} | {state.pickle} | {seconds if any(timed.seconds) else '-'} |"
         )
-    why = [f"- {peer}, {name}: {one.outcome}: {one.message}" for peer, name, one in each(found) if name and one.message]
-    return "\n".join([*rows, "", *why])
+    return "\n".join([*rows, "", *reasons(found)])
 
 
-def each(found: dict[str, dict[str, Finding]]) -> Iterator[tuple[str, str, Finding]]:
-    """Peer, layout and finding."""
-    return ((peer, name, one) for peer, findings in found.items() for name, one in findings.items())
+def reasons(found: dict[str, dict[str, Finding]]) -> list[str]:
+    """A line for each message, with the layouts that it is about."""
+    layouts: dict[tuple[str, str], list[str]] = {}
+    for peer, findings in found.items():
+        for name, one in findings.items():
+            if name and one.message:
+                layouts.setdefault((peer, f"{one.outcome}: {one.message}"), []).append(name)
+    return [f"- {peer}, {' and '.join(names)} {why}" for (peer, why), names in layouts.items()]
 
 
 def main() -> None:
     """Run the peers, print a table, and write the findings."""
+    from loader import cpu_name
+
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peers", nargs="+", default=list(PEERS), metavar="PEER", help=", ".join(PEERS))
     parser.add_argument("--python", action="append", default=[], metavar="PEER=PATH", help="interpreter of a peer")
     parser.add_argument("--out", type=Path, default=RESULTS, help="JSON of all findings")
     parser.add_argument("--keep", type=Path, help="folder for data, logs and states; else they are removed")
-    given = parser.parse_args()
+    given, load = parser.parse_args(), os.getloadavg()[0]
     pythons = dict(one.partition("=")[::2] for one in given.python)
     with tempfile.TemporaryDirectory() as scratch:
         suite = Suite(given.keep or Path(scratch), pythons)
@@ -110,7 +116,8 @@ def main() -> None:
         for peer in given.peers:
             print(f"{peer} ...", file=sys.stderr, flush=True)
             found[peer] = suite.run(peer)
-    machine = f"{platform.platform()}, {os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}, Python {platform.python_version()}"
+    machine = f"{platform.platform()}, {cpu_name()}, {os.cpu_count()} CPUs, load {load:.1f} before and {os.getloadavg()[0]:.1f} after, "
+    machine += f"Python {platform.python_version()}"
     used = {f"{name} {number}": None for names in suite.versions.values() for name, number in names.items()}
     print(machine, ", ".join(used), "", table(found), sep="\n")
     plain = {peer: {name: asdict(one) for name, one in findings.items()} for peer, findings in found.items()}

@@ -73,7 +73,7 @@ class Finding:
     """What became of one change of processes.
 
     Args:
-        outcome: `resumed`, `refused`, `not offered`, `failed`.
+        outcome: `resumed`; `refused`, by an error about another number of processes; `not offered` by its documentation; `failed`.
         message: why it is not `resumed`.
         interrupted, following: the epoch of the kill, and the one after it, against the uninterrupted run.
         saved: the step gone on from.
@@ -187,8 +187,8 @@ class Suite:
             "whole": all(is_whole(straight.shares, epoch, self.plan.num_samples) for epoch in range(self.plan.epochs)),
         }
         if resumed.failure:
-            outcome = "not offered" if resumed.code == NOT_OFFERED else "refused" if resumed.code else "failed"
-            return Finding(outcome, resumed.failure, **about)
+            ended = "refused" if resumed.code and before != after else "failed"
+            return Finding("not offered" if resumed.code == NOT_OFFERED else ended, resumed.failure, **about)
         run = joined(killed.shares, killed.saved, resumed.shares)
         interrupted = (self.plan.stop - 1) * self.plan.global_batch // self.plan.num_samples
         epochs = [difference(straight.shares, run, epoch) for epoch in (interrupted, interrupted + 1)]
