@@ -1,9 +1,11 @@
 """Deterministic kernels and fixed threads: set within the block, and as they were after it."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
-from vitctl.engine.distributed.exact import computation, exact
+from vitctl.engine.distributed.exact import computation, cpu_kind, exact
 from vitctl.engine.distributed.runtime import Runtime, start
 from vitctl.errors import LaunchError
 
@@ -21,8 +23,27 @@ def test_exact__threads_and_kernels_are_fixed_and_given_back(runtime: Runtime) -
         made_by = computation(runtime, attention="math")
     assert not torch.are_deterministic_algorithms_enabled()
     assert torch.get_num_threads() == before
+    kind = cpu_kind(Path("/proc/cpuinfo"))
+    assert made_by == {"device": kind, "threads": before + 1, "precision": "bf16", "attention": "math"}
+
+
+def test_computation__settings_that_choose_other_kernels_are_part_of_it(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+    monkeypatch.setenv("MKL_NUM_THREADS", "7")
+    assert computation(runtime)["environment"] == {"ONEDNN_MAX_CPU_ISA": "AVX2"}
+
+
+def test_cpu_kind__maker_and_kernels(tmp_path: Path) -> None:
     level = torch.backends.cpu.get_cpu_capability()
-    assert made_by == {"device": f"CPU {level}", "threads": before + 1, "precision": "bf16", "attention": "math"}
+    (tmp_path / "amd").write_text(
+        "processor\t: 0\nvendor_id\t: AuthenticAMD\nmodel name\t: X\nflags\t\t: fpu avx2 fma avx512f\n" * 2
+    )
+    (tmp_path / "arm").write_text("processor\t: 0\nFeatures\t: fp asimd bf16\nCPU implementer\t: 0x41\n")
+    assert cpu_kind(tmp_path / "amd") == f"CPU AuthenticAMD {level} avx2 avx512f fma"
+    assert cpu_kind(tmp_path / "arm") == f"CPU 0x41 {level} asimd bf16"
+    assert cpu_kind(tmp_path / "none") == f"CPU {level}"
 
 
 def test_exact__an_operation_without_a_deterministic_kernel_is_one_line(runtime: Runtime) -> None:

@@ -2,8 +2,10 @@
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,6 +16,34 @@ from vitctl.errors import LaunchError
 
 _CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
 _NOT_DETERMINISTIC = "does not have a deterministic implementation"
+
+
+# Variables of the libraries that multiply matrices; those of threads are set otherwise.
+_SETTINGS = (
+    "MKL_CBWR",
+    "MKL_ENABLE",
+    "MKL_DEBUG",
+    "ONEDNN_",
+    "DNNL_",
+    "ATEN_CPU",
+    "CUBLAS_",
+    "NVIDIA_TF32",
+    "TORCH_ALLOW_TF32",
+)
+_KERNELS = {
+    "avx2",
+    "fma",
+    "avx512f",
+    "avx512_vnni",
+    "avx512_bf16",
+    "avx512_fp16",
+    "amx_bf16",
+    "amx_tile",
+    "avx_vnni",
+    "asimd",
+    "bf16",
+    "sve",
+}
 
 
 @contextmanager
@@ -68,8 +98,9 @@ def computation(runtime: Runtime, **chosen: Any) -> dict[str, Any]:
     if runtime.device.type == "cuda":
         own = {"device": torch.cuda.get_device_name(runtime.device)}
     else:
-        own = {"device": f"CPU {torch.backends.cpu.get_cpu_capability()}", "threads": torch.get_num_threads()}
-    described = {**own, "precision": runtime.precision, **chosen}
+        own = {"device": cpu_kind(Path("/proc/cpuinfo")), "threads": torch.get_num_threads()}
+    settings = {name: os.environ[name] for name in sorted(os.environ) if name.startswith(_SETTINGS)}
+    described = {**own, "precision": runtime.precision, **({"environment": settings} if settings else {}), **chosen}
     if runtime.num_processes > 1:
         facts = {name: json.dumps(value, sort_keys=True) for name, value in described.items()}
         check_same(
@@ -78,3 +109,19 @@ def computation(runtime: Runtime, **chosen: Any) -> dict[str, Any]:
             "schedule.lanes = 0",
         )
     return described
+
+
+def cpu_kind(file: Path) -> str:
+    """The kind of CPU: its maker and what its matrix kernels are chosen by. CPUs of one kind compute the same bits.
+
+    Args:
+        file: /proc/cpuinfo; it may be missing.
+    """
+    try:
+        text = file.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        text = ""
+    found = dict(re.findall(r"^(vendor_id|CPU implementer|flags|Features)\s*:\s*(.*)$", text, re.MULTILINE))
+    maker = found.get("vendor_id", found.get("CPU implementer", ""))
+    kernels = sorted(_KERNELS & {*found.get("flags", found.get("Features", "")).split()})
+    return " ".join(filter(None, ["CPU", maker, torch.backends.cpu.get_cpu_capability(), *kernels]))
