@@ -15,10 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
 from counting import OTHER, SAME, SAME_BATCHES, Difference, Share, difference, is_whole, joined
 
 FOLDER = Path(__file__).resolve().parent
 NOT_OFFERED = 64
+TRACKER_SECONDS = 10.0
 LAYOUTS = ((1, 1), (2, 2), (2, 1), (2, 3))  # processes before and after
 
 
@@ -256,10 +258,28 @@ def outcome(folder: Path, processes: Sequence["subprocess.Popen[bytes]"], began:
 
 
 def kill(process: "subprocess.Popen[bytes]") -> None:
-    """Kill a process and its loader workers, which share its process group."""
+    """SIGKILL a process and its loader workers, which share its process group.
+
+    Python's resource trackers are left to end by themselves: they remove the semaphores and shared memory of the others.
+    """
+    group = [one for one in psutil.process_iter(["cmdline"]) if is_in_group(one.pid, process.pid)]
+    trackers = [one for one in group if "resource_tracker" in " ".join(one.info["cmdline"] or ())]
+    for one in group:
+        if one not in trackers:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                one.kill()
+    process.wait()
+    psutil.wait_procs(trackers, timeout=TRACKER_SECONDS)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+
+
+def is_in_group(pid: int, group: int) -> bool:
+    """Whether a process is alive and belongs to a process group."""
+    try:
+        return os.getpgid(pid) == group
+    except ProcessLookupError:
+        return False
 
 
 def environment(rank: int, world: int, port: int) -> dict[str, str]:
