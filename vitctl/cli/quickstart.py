@@ -31,6 +31,7 @@ next, with your own images (one folder per class):
   vitctl data check data/mine                    every byte, every image, images per class
   vitctl finetune --from {pretrain} --data data/mine
   vitctl fewshot --from {pretrain} --data data/mine --shots 5
+  vitctl predict NEW_PHOTOS --from runs/NAME     classes and probabilities
   vitctl export --from runs/NAME --to onnx
   vitctl report runs/NAME -o report.html         one page: curves, examples, what every number belongs to
   vitctl recipes list                            the paper's experiments; add --dry-run to any to see its cost"""
