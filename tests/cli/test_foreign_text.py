@@ -14,7 +14,7 @@ from tests.conftest import TINY
 from vitctl.system.text import is_control
 
 EVIL = "\x1b[2J\x9b31m\u202e\x07"
-BINARY = (".safetensors", ".png", ".npy", ".npz", ".onnx", ".tar")
+BINARY = (".safetensors", ".png", ".npy", ".npz", ".onnx", ".tar", ".bin")
 NUM_CLASSES = 6
 
 

@@ -24,6 +24,7 @@ WRITES = {
     "cli/common.py:start_command": "/dev/null",
     "system/screen.py:_drop": "/dev/null",
     "data/inspect/verify.py:_here": "in a temporary folder of our own",
+    "jobs/verification/again.py:_copy": "in a temporary folder of our own",
     "data/datasets/vtab1k.py:_write_images": "in a folder that was just made",
     "models/weights/write.py:_save_npz": "called with a file that `write_whole` gave",
     "system/files.py:no_links": "the opener itself",

@@ -25,6 +25,7 @@ from vitctl.jobs.sweep import SEEDS, Trial, best, broadcast_score, run_trials
 from vitctl.jobs.training import (
     Act,
     RunContext,
+    digest_of,
     images_of,
     on_device,
     open_journal,
@@ -73,7 +74,7 @@ def finetune(
     recipe = fitted_recipe(recipe, len(train_on))
     runtime = start_runtime(recipe.machine, run_dir, recipe.log)
     journal = open_journal(runtime, run_dir, report)
-    context = _JobContext(runtime, journal, report, stop, found, data, act)
+    context = _JobContext(runtime, journal, report, stop, found, data, digest_of(recipe), act)
     for text in sampling_notes(data, train_on):
         journal.write("data", step=0, text=text)
     bytes_read = verify(runtime, run_dir, train_on, score_on)
@@ -122,6 +123,7 @@ class _JobContext:
     stop: StopFlag
     found: FoundWeights
     data: TrainImages
+    recipe_digest: str
     act: Act | None = None
 
 
@@ -224,7 +226,7 @@ def _train(
     meta = images.meta(found.weights.meta["mean"], found.weights.meta["std"], recipe.loss.name)
     score = train(
         recipe,
-        RunContext(context.runtime, folder, journal, context.stop, context.act),
+        RunContext(context.runtime, folder, journal, context.stop, context.act, context.recipe_digest),
         on_device(model, context.runtime),
         images,
         meta,

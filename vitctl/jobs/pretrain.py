@@ -21,6 +21,7 @@ from vitctl.jobs.record.result import RunResult
 from vitctl.jobs.training import (
     Act,
     RunContext,
+    digest_of,
     images_of,
     on_device,
     open_journal,
@@ -75,7 +76,7 @@ def pretrain(
     if isinstance(config, MaskedPatchConfig):
         objective, score_on = masked_patch_objective(recipe, config), None  # there are no classes to score
     context, images = (
-        RunContext(runtime, run_dir, journal, stop, act),
+        RunContext(runtime, run_dir, journal, stop, act, digest_of(recipe)),
         images_of(recipe.data, train_on, score_on, recipe.seed, recipe.schedule),
     )
     meta = images.meta(recipe.data.mean, recipe.data.std, recipe.loss.name)

@@ -30,7 +30,7 @@ from vitctl.engine.losses import classify
 from vitctl.engine.mixing import Mixing, classify_mixed
 from vitctl.engine.optimizer import build_optimizer
 from vitctl.engine.preemption import StopFlag
-from vitctl.engine.run_files import CHECKPOINTS, RECIPE
+from vitctl.engine.run_files import CHECKPOINTS
 from vitctl.engine.schedule import total_steps
 from vitctl.engine.task import TrainingTask
 from vitctl.engine.training import fit
@@ -42,7 +42,7 @@ from vitctl.jobs.inputs.length import learning_rate
 from vitctl.jobs.inputs.same_inputs import check_inputs
 from vitctl.jobs.inputs.sampling import training_order
 from vitctl.jobs.provenance import computed, versions
-from vitctl.jobs.record.identity import Identity, identity, run_of
+from vitctl.jobs.record.identity import Identity, identity
 from vitctl.jobs.record.kernels import choose_kernels, choose_micro_batch, most_images
 from vitctl.jobs.record.runs import choose_weights, logged_scores
 from vitctl.jobs.record.tracking import tracking
@@ -52,13 +52,10 @@ from vitctl.models.build import Model
 from vitctl.models.configs import Config
 from vitctl.models.flops import training_flops
 from vitctl.recipe.images import TrainImages
-from vitctl.recipe.load import load_recipe
 from vitctl.recipe.machine import Log, Machine, ShardedMachine, TrainMachine
 from vitctl.recipe.neutral import deciding_values
 from vitctl.recipe.schema import Finetune, Pretrain, TrainRecipe, Vtab
 from vitctl.recipe.sections import Loss, Schedule
-
-RECIPE_FILE = "recipe_file"  # in the record of a start: digest of the values of recipe.toml that decide the result
 
 M = TypeVar("M", bound=nn.Module)
 Act = Callable[[Path, TrainingTask, Trainer, Saver], Score | None]  # with the arguments and the result of `fit`
@@ -100,7 +97,8 @@ def open_journal(runtime: Runtime, run_dir: Path, report: Report) -> Journal:
 class RunContext:
     """Where a training runs: this process among its peers, the folder and its log, and the flag that signals set.
 
-    `act` is done with the training once it is prepared; None: it is done, see `fit`.
+    `act` is done with the training once it is prepared; None: it is done, see `fit`. `recipe_digest` is of RUN/recipe.toml, from
+    which the recipe of a training may differ in a learning rate or a seed.
     """
 
     runtime: Runtime
@@ -108,6 +106,7 @@ class RunContext:
     journal: Journal
     stop: StopFlag
     act: Act | None = None
+    recipe_digest: str = ""
 
 
 @dataclass(frozen=True)
@@ -231,7 +230,7 @@ def _train(
         log_sample_keys=recipe.log.sample_keys,
         max_bad_fraction=recipe.data.max_bad_fraction,
         warm_up=machine.compile,
-        facts=_facts(recipe, runtime, made_of, model.config, micro_batch) if recipe.log.trace else None,
+        facts=_facts(recipe, context, made_of, model.config, micro_batch) if recipe.log.trace else None,
     )
     trainer = _trainer(recipe, context, model, loss, learning_rate(recipe, steps), lanes)
     kept = recipe.checkpoint.keep_last, recipe.checkpoint.keep_best
@@ -254,14 +253,13 @@ def _shard(machine: TrainMachine, runtime: Runtime, model: Model, probe: Probe |
 
 
 def _facts(
-    recipe: TrainRecipe, runtime: Runtime, made_of: Identity, config: Config, micro_batch: int
+    recipe: TrainRecipe, context: RunContext, made_of: Identity, config: Config, micro_batch: int
 ) -> dict[str, Any]:
     """What the record of a training begins with: what it is made of, and what its bits depend on beside that."""
-    file = run_of(made_of.folder) / RECIPE
     return {
         **made_of.state,
-        RECIPE_FILE: json_digest(deciding_values(load_recipe(str(file)).recipe)) if file.exists() else "",
-        **computed(runtime),
+        "recipe_file": context.recipe_digest,
+        **computed(context.runtime),
         "micro_batch": micro_batch,
         "lanes": recipe.schedule.lanes,
         "draws": bool(getattr(config, "dropout", 0.0) or getattr(config, "drop_path", 0.0)),
@@ -334,6 +332,11 @@ def _batches(
 def _classification(loss: Loss, mixing: Mixing, seed: int) -> Callable[..., Tensor]:
     objective = partial(classify_mixed, mixing=mixing, seed=seed) if mixing.is_on else classify
     return partial(objective, name=loss.name, label_smoothing=loss.label_smoothing, smoothing=loss.smoothing)
+
+
+def digest_of(recipe: TrainRecipe) -> str:
+    """For `RunContext`: of the values that decide the result."""
+    return json_digest(deciding_values(recipe))
 
 
 def on_device(model: M, runtime: Runtime) -> M:

@@ -121,7 +121,9 @@ def cpu_kind(file: Path) -> str:
         text = file.read_text(encoding="utf-8", errors="replace")
     except OSError:
         text = ""
-    found = dict(re.findall(r"^(vendor_id|CPU implementer|flags|Features)\s*:\s*(.*)$", text, re.MULTILINE))
+    found: dict[str, str] = dict(
+        re.findall(r"^(vendor_id|CPU implementer|flags|Features)\s*:\s*(.*)$", text, re.MULTILINE)
+    )
     maker = found.get("vendor_id", found.get("CPU implementer", ""))
     kernels = sorted(_KERNELS & {*found.get("flags", found.get("Features", "")).split()})
     return " ".join(filter(None, ["CPU", maker, torch.backends.cpu.get_cpu_capability(), *kernels]))

@@ -132,7 +132,7 @@ class Recorder:
     def _cut_marks(self, step: int) -> None:
         path, size = self.folder / TRACE, 2 * (self.batch_size + sum(1 for _ in self.model.parameters()))
         header = read_marks_header(path)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        descriptor = no_links(str(path), os.O_RDWR | os.O_CREAT)
         try:
             if header is None or header.size != size or header.first > step:
                 os.ftruncate(descriptor, 0)

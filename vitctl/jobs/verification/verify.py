@@ -57,6 +57,8 @@ def verify(
 def _loaded(run_dir: Path, data: str, weights: str) -> Loaded:
     """RUN/recipe.toml, with other places of the data and the start weights."""
     places = {"data.path": data, "weights.source": weights}
+    if weights and not hasattr(load_recipe(str(run_dir / RECIPE)).recipe, "weights"):
+        raise RecipeError(f"{run_dir}: a pre-training starts from no weights; leave out --from")
     return load_recipe(str(run_dir / RECIPE), [Override(key, value) for key, value in places.items() if value])
 
 

@@ -20,7 +20,7 @@ from vitctl.jobs.inputs.weights import FoundWeights, transferred_model
 from vitctl.jobs.record.kernels import dropout_draws
 from vitctl.jobs.record.result import recipe_digest
 from vitctl.jobs.sweep import Scored, read_or_train
-from vitctl.jobs.training import Act, Images, RunContext, on_device, open_journal, train
+from vitctl.jobs.training import Act, Images, RunContext, digest_of, on_device, open_journal, train
 from vitctl.models.weights.load import weights_digest
 from vitctl.recipe.neutral import result_neutral
 from vitctl.recipe.schema import Vtab
@@ -183,7 +183,14 @@ def _train(
 
     score = train(
         recipe,
-        RunContext(runtime, folder, open_journal(runtime, folder, report), context.stop, context.act),
+        RunContext(
+            runtime,
+            folder,
+            open_journal(runtime, folder, report),
+            context.stop,
+            context.act,
+            digest_of(context.recipe),
+        ),
         placed,
         images,
         meta,
