@@ -171,10 +171,9 @@ def plan_training(recipe: Pretrain | Finetune, size: "_Size | None" = None) -> T
 
 
 def _held_sums(recipe: Pretrain | Finetune) -> int:
-    """Gradients that a process keeps beside that of the current pass: with lanes those of finished subtrees of its leaves."""
-    processes = recipe.machine.processes
-    lanes = lanes_of(recipe, processes)
-    return max(len(lanes.owned(rank, processes)) for rank in range(processes)).bit_length() if lanes else 0
+    """Gradients that a process keeps at most beside that of the current pass: with lanes those of finished subtrees of its leaves."""
+    lanes, processes = lanes_of(recipe, recipe.machine.processes), recipe.machine.processes
+    return max(lanes.most_held(rank, processes) for rank in range(processes)) if lanes else 0
 
 
 def _shards(recipe: Pretrain | Finetune) -> int:

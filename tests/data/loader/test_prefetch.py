@@ -14,6 +14,7 @@ from tests.data.server import Faults, serving
 from vitctl.data.datasets.catalog import open_split
 from vitctl.data.images.transforms import TrainTransform
 from vitctl.data.loader.batches import Batch, train_batches
+from vitctl.data.loader.lanes import LaneOrder, Lanes, own_slots
 from vitctl.data.loader.prefetch import Prefetcher, reads_whole_shards
 from vitctl.data.shards.index import Index
 from vitctl.data.source.mixture import MixtureOrder
@@ -118,3 +119,29 @@ def test_reads_whole_shards__not_of_local_files_and_not_without_a_cache(make_spl
     assert not reads_whole_shards(local)
     with serving(local.index.folder.parent, Faults()) as url:
         assert not reads_whole_shards(open_split("train", path=url, cache_bytes=0))
+
+
+@pytest.mark.parametrize(
+    ("shard", "window", "batch_size", "num_processes"),
+    [(1024, 16, 64, 2), (1050, 8, 64, 1), (4096, 16, 256, 2), (1024, 128, 1024, 2)],
+)
+def test_probed__every_lane_of_this_process_and_no_other(
+    shard: int, window: int, batch_size: int, num_processes: int
+) -> None:
+    inside = WindowedOrder(2000 * shard, 1, shard, window)
+    order, lanes = LaneOrder(inside, batch_size, 8), Lanes(batch_size, 8, 4)
+    slots = own_slots(batch_size, lanes, 0, num_processes)
+    ahead = Prefetcher(Recorder(10, 3, 8), order, 0, 1, slots)
+    found: set[int] = set()
+    size, missed, read = order.window_size // 4, 0, 0
+    for begin in range(0, 3 * order.window_size, size):
+        positions = np.arange(begin, begin + size)
+        probed = ahead._probed(positions)
+        assert set((probed % batch_size).tolist()) <= set(slots)
+        assert set(order.lane(probed).tolist()) == set(range(8 // num_processes))
+        found |= set((order.at(probed)[1] // shard).tolist())
+        if begin >= order.window_size:  # what is read now was looked up a window ago
+            now = positions - order.window_size + size
+            own = order.at(now[np.isin(now % batch_size, slots)])[1] // shard
+            missed, read = missed + int((~np.isin(own, list(found))).sum()), read + len(own)
+    assert missed < 0.03 * read

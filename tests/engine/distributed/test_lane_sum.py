@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from vitctl.data.loader.lanes import Lanes
+from vitctl.data.loader.lanes import Lanes, Tree, binary_tree, leaves, subtrees
 from vitctl.engine.distributed import lane_sum
-from vitctl.engine.distributed.lane_sum import LaneSum, Tree, added, binary_tree, leaves, subtrees
+from vitctl.engine.distributed.lane_sum import LaneSum, added
 
 
 def by_hand(tree: Tree, values: dict[int, np.ndarray]) -> np.ndarray:
@@ -30,8 +30,8 @@ def test_binary_tree__shape() -> None:
 
 
 def test_tree__of_lanes_over_trees_of_leaves() -> None:
-    assert LaneSum(Lanes(14, 2, 2), 0, 1).tree == (((0, 1), (2, 3)), ((4, 5), (6, 7)))
-    assert LaneSum(Lanes(10, 3, 2), 0, 1).tree == (((0, 1), (2, 3)), (4, 5))
+    assert Lanes(14, 2, 2).tree == (((0, 1), (2, 3)), ((4, 5), (6, 7)))
+    assert Lanes(10, 3, 2).tree == (((0, 1), (2, 3)), (4, 5))
 
 
 @given(st.integers(1, 40), st.data())
@@ -87,7 +87,7 @@ def test_gradients__every_process_gets_the_sum_by_hand(num_processes: int, monke
             torch.tensor(rng.normal(size=shape).astype(np.float32) * np.float32(10.0 ** (leaf % 5))) for shape in shapes
         ]
 
-    tree = LaneSum(lanes, 0, 1).tree
+    tree = lanes.tree
     expected = [
         by_hand(tree, {leaf: gradient(leaf)[i].numpy() for leaf in range(lanes.num_leaves)}) for i in range(len(shapes))
     ]
@@ -98,9 +98,17 @@ def test_gradients__every_process_gets_the_sum_by_hand(num_processes: int, monke
         assert [tuple(t.shape) for t in found] == shapes
 
 
-def test_gradients__leaves_are_computed_in_order_and_few_sums_are_held() -> None:
+@pytest.mark.parametrize(
+    ("sizes", "num_processes"), [((64, 8, 1), 1), ((64, 8, 1), 3), ((96, 12, 4), 5), ((37, 5, 2), 2)]
+)
+def test_gradients__leaves_are_computed_in_order_and_few_sums_are_held(
+    sizes: tuple[int, int, int], num_processes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lanes = Lanes(*sizes)
+    monkeypatch.setattr(LaneSum, "_exchanged", lambda _, sums: next(iter(sums.values())))
     made: list[weakref.ref[Tensor]] = []
-    order, alive = [], []
+    order: list[int] = []
+    alive: list[int] = []
 
     def gradient(leaf: int) -> list[Tensor]:
         order.append(leaf)
@@ -109,9 +117,13 @@ def test_gradients__leaves_are_computed_in_order_and_few_sums_are_held() -> None
         made.append(weakref.ref(tensor))
         return [tensor]
 
-    LaneSum(Lanes(64, 8, 1), 0, 1).gradients(gradient)
-    assert order == list(range(64))
-    assert max(alive) <= 6  # one for each level of the tree, at most
+    for rank in range(num_processes):
+        for noted in (made, order, alive):
+            noted.clear()
+        LaneSum(lanes, rank, num_processes).gradients(gradient)
+        assert order == list(lanes.owned(rank, num_processes))
+        assert max(alive) == lanes.most_held(rank, num_processes)
+    assert Lanes(64, 8, 1).most_held(0, 1) == 6
 
 
 def test_table__without_other_processes_is_that_of_the_rows() -> None:

@@ -5,6 +5,7 @@ a run has the same bytes on any number of processes (see vitctl/engine/distribut
 lanes reads their samples alone.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -32,6 +33,38 @@ def micro_batches(batch_size: int, num_processes: int, rank: int, size: int) -> 
     own = share(batch_size, num_processes, rank)
     parts = (range(first, min(first + size, own.stop)) for first in range(own.start, own.stop, size))
     return tuple(Part(slots, (slots.start - 1) % batch_size) for slots in parts)
+
+
+Tree = int | tuple["Tree", "Tree"]  # the number of a leaf, or two subtrees
+
+
+def binary_tree(nodes: Sequence[Tree]) -> Tree:
+    """A binary tree over at least one node, in order; the left half is the largest power of two that leaves something."""
+    if len(nodes) == 1:
+        return nodes[0]
+    middle = 1 << (len(nodes) - 1).bit_length() - 1
+    return binary_tree(nodes[:middle]), binary_tree(nodes[middle:])
+
+
+def leaves(tree: Tree) -> range:
+    """The numbers of its leaves."""
+    first = last = tree
+    while not isinstance(first, int):
+        first = first[0]
+    while not isinstance(last, int):
+        last = last[1]
+    return range(first, last + 1)
+
+
+def subtrees(tree: Tree, own: range) -> list[Tree]:
+    """The largest subtrees with leaves in `own` only, in order."""
+    inside = leaves(tree)
+    if inside.stop <= own.start or own.stop <= inside.start:
+        return []
+    if own.start <= inside.start and inside.stop <= own.stop:
+        return [tree]
+    assert not isinstance(tree, int)
+    return subtrees(tree[0], own) + subtrees(tree[1], own)
 
 
 @dataclass(frozen=True)
@@ -79,6 +112,17 @@ class Lanes:
         """Leaves of the global batch: the largest number of processes."""
         return sum(map(len, self.leaves))
 
+    @cached_property
+    def tree(self) -> Tree:
+        """The order of additions: a tree over the leaves of each lane, and over these one over the lanes."""
+        numbers = iter(range(self.num_leaves))
+        return binary_tree([binary_tree([next(numbers) for _ in lane]) for lane in self.leaves])
+
+    def most_held(self, rank: int, num_processes: int) -> int:
+        """Sums of finished subtrees that a process keeps at most while it computes a leaf."""
+        nodes = subtrees(self.tree, self.owned(rank, num_processes))
+        return max(number + _held(node) for number, node in enumerate(nodes))
+
     @property
     def largest_leaf(self) -> int:
         """Images of the largest leaf."""
@@ -104,6 +148,11 @@ class Lanes:
         """The leaves that a process computes, in order."""
         own = self.owned(rank, num_processes)
         return tuple(part for lane in self.leaves for part in lane)[own.start : own.stop]
+
+
+def _held(tree: Tree) -> int:
+    """Sums of finished subtrees of a tree while one of its leaves is computed, at most."""
+    return 0 if isinstance(tree, int) else max(_held(tree[0]), 1 + _held(tree[1]))
 
 
 def own_slots(batch_size: int, lanes: Lanes | None, rank: int, num_processes: int) -> range:
@@ -145,13 +194,16 @@ class LaneOrder:
     def at(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return epoch and sample at the given positions; see `SampleOrder`."""
         positions = np.asarray(positions, np.int64)
-        epochs, slots = positions // self.num_samples, positions % self.batch_size
-        lanes = ((slots + 1) * self.num_lanes - 1) // self.batch_size
+        epochs, lanes = positions // self.num_samples, self.lane(positions)
         start, stop = self.batch_size * lanes // self.num_lanes, self.batch_size * (lanes + 1) // self.num_lanes
         first, last = epochs * self.num_samples, (epochs + 1) * self.num_samples
         run = self._slots_before(start, last) - self._slots_before(start, first)
         done = self._of_lane(start, stop, positions) - self._of_lane(start, stop, first)
         return self.order.at(first + run + done)
+
+    def lane(self, positions: np.ndarray) -> np.ndarray:
+        """The lane that serves each position."""
+        return np.asarray((positions % self.batch_size + 1) * self.num_lanes - 1) // self.batch_size
 
     def _slots_before(self, bound: np.ndarray, position: np.ndarray) -> np.ndarray:
         """How many of the positions before `position` have slots below `bound`."""

@@ -69,9 +69,13 @@ class Prefetcher:
             recent.append(set(ours))
 
     def _probed(self, positions: np.ndarray) -> np.ndarray:
-        """The positions of a chunk at which shards are looked up: for each window that is read at a time, _PROBES of them."""
-        num_windows = 1
-        if self._slots is not None and isinstance(self._order, LaneOrder):
-            positions = positions[np.isin(positions % self._order.batch_size, self._slots)]
-            num_windows = -(-len(self._slots) * self._order.num_lanes // self._order.batch_size)
-        return positions[:: max(1, len(positions) // (_PROBES * num_windows))]
+        """The positions of a chunk at which shards are looked up: _PROBES of them in each window that is read at a time."""
+        if self._slots is None or not isinstance(self._order, LaneOrder):
+            return _spread(positions)
+        own = positions[np.isin(positions % self._order.batch_size, self._slots)]
+        lanes = self._order.lane(own)
+        return np.concatenate([_spread(own[lanes == lane]) for lane in np.unique(lanes)] or [own])
+
+
+def _spread(positions: np.ndarray) -> np.ndarray:
+    return positions[:: max(1, len(positions) // _PROBES)]

@@ -5,48 +5,17 @@ are added in a binary tree, and then the lanes. A process adds the largest subtr
 above them are done in one place for each block of the gradient, by the process that the block is sent to.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from vitctl.data.loader.lanes import Lanes
+from vitctl.data.loader.lanes import Lanes, Tree, subtrees
 
-Tree = int | tuple["Tree", "Tree"]  # the number of a leaf, or two subtrees
 Tensors = list[Tensor]
 BUCKET_BYTES = 64 * 2**20  # of the gradient that are exchanged at a time
-
-
-def binary_tree(nodes: Sequence[Tree]) -> Tree:
-    """A binary tree over at least one node, in order; the left half is the largest power of two that leaves something."""
-    if len(nodes) == 1:
-        return nodes[0]
-    middle = 1 << (len(nodes) - 1).bit_length() - 1
-    return binary_tree(nodes[:middle]), binary_tree(nodes[middle:])
-
-
-def leaves(tree: Tree) -> range:
-    """The numbers of its leaves."""
-    first = last = tree
-    while not isinstance(first, int):
-        first = first[0]
-    while not isinstance(last, int):
-        last = last[1]
-    return range(first, last + 1)
-
-
-def subtrees(tree: Tree, own: range) -> list[Tree]:
-    """The largest subtrees with leaves in `own` only, in order."""
-    inside = leaves(tree)
-    if inside.stop <= own.start or own.stop <= inside.start:
-        return []
-    if own.start <= inside.start and inside.stop <= own.stop:
-        return [tree]
-    assert not isinstance(tree, int)
-    return subtrees(tree[0], own) + subtrees(tree[1], own)
 
 
 def added(tree: Tree, known: Callable[[Tree], Tensors | None]) -> Tensors:
@@ -74,12 +43,6 @@ class LaneSum:
     rank: int
     num_processes: int
 
-    @cached_property
-    def tree(self) -> Tree:
-        """Over the leaves of each lane, and then over the lanes."""
-        numbers = iter(range(self.lanes.num_leaves))
-        return binary_tree([binary_tree([next(numbers) for _ in lane]) for lane in self.lanes.leaves])
-
     @property
     def own(self) -> range:
         """The leaves of this process."""
@@ -91,9 +54,9 @@ class LaneSum:
         Args:
             leaf: computes the gradient of one of this process's leaves, a list of tensors that may be changed.
         """
-        nodes = subtrees(self.tree, self.own)
+        nodes = subtrees(self.lanes.tree, self.own)
         sums = {node: added(node, lambda part: leaf(part) if isinstance(part, int) else None) for node in nodes}
-        return sums[self.tree] if self.num_processes == 1 else self._exchanged(sums)
+        return sums[self.lanes.tree] if self.num_processes == 1 else self._exchanged(sums)
 
     def table(self, rows: Tensor) -> Tensor:
         """The rows of all leaves, float64 `[num_leaves, N]`, from those of this process's; no number is rounded."""
@@ -118,13 +81,15 @@ class LaneSum:
 
     def _completed(self, sums: Tensor) -> Tensor:
         """The sum `[S]` of a part of the gradient from this process's subtrees of it, `[K, S]`; S is a multiple of the processes."""
-        nodes = [subtrees(self.tree, self.lanes.owned(rank, self.num_processes)) for rank in range(self.num_processes)]
+        nodes = [
+            subtrees(self.lanes.tree, self.lanes.owned(rank, self.num_processes)) for rank in range(self.num_processes)
+        ]
         size = sums.shape[1] // self.num_processes
         sent = sums.view(len(sums), self.num_processes, size).transpose(0, 1).reshape(-1, size)
         received = sums.new_empty(sum(map(len, nodes)), size)
         dist.all_to_all_single(received, sent, [len(theirs) for theirs in nodes], [len(sums)] * self.num_processes)
         known = dict(zip((node for theirs in nodes for node in theirs), received, strict=True))
-        block = added(self.tree, lambda node: [known[node]] if node in known else None)[0]
+        block = added(self.lanes.tree, lambda node: [known[node]] if node in known else None)[0]
         whole = sums.new_empty(sums.shape[1])
         _gather(whole, block)
         return whole
