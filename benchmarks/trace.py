@@ -21,13 +21,14 @@ from vitctl.data.images.decode import open_picture
 from vitctl.data.images.transforms import TrainTransform, augmentation_rng
 from vitctl.data.loader.batches import Batch
 from vitctl.data.source.read import SyntheticSource
+from vitctl.engine.distributed.gradients import AllReduced
 from vitctl.engine.distributed.runtime import Runtime, start
 from vitctl.engine.journal import LOG, Journal
 from vitctl.engine.loop import Result, Trainer
 from vitctl.engine.losses import classify
 from vitctl.engine.optimizer import build_optimizer
 from vitctl.engine.preemption import StopFlag
-from vitctl.engine.trace.recorder import Recorder
+from vitctl.engine.trace.recorder import Recorder, weights_checksum
 from vitctl.models.build import build
 from vitctl.models.variants import variant
 
@@ -54,7 +55,7 @@ def main() -> None:
             result = trainer.update(max(step, 0), [batch])
             updated = seconds(runtime)
             if step >= 0 and step % 2:
-                recorder.add(step // 2 + 1, result, [batch], weights=(step // 2 + 1) % LOGGED_EVERY == 0)
+                recorder.add(step // 2 + 1, result, [batch], weights=False)
                 extra.append(seconds(runtime) - updated)
             if step >= 0:
                 (recorded if step % 2 else plain).append(seconds(runtime) - began)
@@ -63,11 +64,26 @@ def main() -> None:
     print(f"a step without the record {one * 1e3:.2f} ms, with it {two * 1e3:.2f} ms (medians of {given.steps})")
     print(
         f"the record alone: median {own * 1e3:.3f} ms ({own / one:.2%} of a step), mean {statistics.fmean(extra) * 1e3:.3f} ms "
-        f"({statistics.fmean(extra) / one:.2%}), with the digest of the weights at each {LOGGED_EVERY}th step"
+        f"({statistics.fmean(extra) / one:.2%})"
+    )
+    digest = of_weights(runtime, trainer)
+    print(
+        f"the digest of the weights, at each {LOGGED_EVERY}th step and at checkpoints: {digest * 1e3:.1f} ms, "
+        f"{digest / LOGGED_EVERY * 1e3:.2f} ms a step ({digest / LOGGED_EVERY / one:.2%})"
     )
     for size in (512, 4096):
         print(f"the record alone, batch {size}: median {of_batch(runtime, trainer, size) * 1e3:.3f} ms")
     print(in_the_loader())
+
+
+def of_weights(runtime: Runtime, trainer: Trainer, repeats: int = 7) -> float:
+    """Seconds of a digest of the weights."""
+    times = []
+    for _ in range(repeats):
+        began = seconds(runtime)
+        weights_checksum(trainer.unwrapped)
+        times.append(seconds(runtime) - began)
+    return statistics.median(times)
 
 
 def of_batch(runtime: Runtime, trainer: Trainer, size: int, repeats: int = 50) -> float:
@@ -103,9 +119,11 @@ def prepared(runtime: Runtime, size: int) -> tuple[Trainer, Batch]:
     batch = Batch(images, labels, torch.ones(size), samples, checksums=rng.integers(0, 2**32, (size, 2)))
     adam = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "momentum": 0.9}
     normalise = partial(runtime.images, **MEAN_STD)
+    wrapped = runtime.wrap(model)
     trainer = Trainer(
         runtime=runtime,
-        model=runtime.wrap(model),
+        model=wrapped,
+        gradients=AllReduced(runtime, wrapped, 0),
         unwrapped=model,
         optimizer=build_optimizer(model, name="adam", weight_decay=0.1, **adam),
         average=None,
@@ -113,7 +131,6 @@ def prepared(runtime: Runtime, size: int) -> tuple[Trainer, Batch]:
         lr=lambda _step: 1e-4,
         batch_size=size,
         clip_norm=1.0,
-        seed=0,
         stop=StopFlag(),
     )
     return trainer, batch
