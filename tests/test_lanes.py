@@ -196,7 +196,7 @@ def test_lanes__many_random_recipes(
         ({"machine.processes": 2, "machine.sharding": "fsdp"}, "machine.sharding = 'none' or schedule.lanes = 0"),
         (
             {"schedule.leaf_images": 32, "machine.processes": 9},
-            "machine.processes = 9 is more than the 8 leaves of the batch (8 lanes of 2 to 3 images, each one leaf: 8 leaves)",
+            "machine.processes = 9 is more than the leaves of the batch (8 lanes of 2 to 3 images, each a leaf: 8 leaves)",
         ),
     ],
 )

@@ -260,7 +260,7 @@ def _facts(
         **made_of.state,
         "recipe_file": context.recipe_digest,
         **computed(context.runtime),
-        "micro_batch": micro_batch,
+        "micro_batch": recipe.schedule.leaf_images if recipe.schedule.lanes else micro_batch,
         "lanes": recipe.schedule.lanes,
         "draws": bool(getattr(config, "dropout", 0.0) or getattr(config, "drop_path", 0.0)),
     }

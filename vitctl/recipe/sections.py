@@ -196,8 +196,8 @@ class Schedule(Section):
     drops: Floats = knob((), "steps: shares of the run after which the rate is divided by ten", source="BiT; D.1")
     end_lr: float = knob(0.0, "linear: the last learning rate", source="authors' code, issue 2", ge=0)
     lanes: int = knob(
-        0, "parts of the global batch, each with a stream of samples of its own, whose gradients are added in a fixed order: "
-        "then weights are the same bits on any number of processes, and whatever machine.micro_batch; 0: off", ge=0, le=4096,
+        0, "parts of the global batch whose gradients are added in a fixed order: then weights are the same bits on any number of "
+        "processes, whatever machine.micro_batch; with data.order = 'windowed' each reads shards of its own; 0: off", ge=0, le=4096,
     )  # fmt: skip
     leaf_images: int = knob(
         32, "with lanes: images that go through the model together; lanes are cut into so many leaves, and as many processes "

@@ -39,7 +39,7 @@ def lanes_of(recipe: TrainRecipe, num_processes: int) -> Lanes | None:
     lanes = Lanes(s.batch_size, s.lanes, s.leaf_images)
     if num_processes > lanes.num_leaves:
         raise RecipeError(
-            f"machine.processes = {num_processes} is more than the {lanes.num_leaves} leaves of the batch ({in_words(lanes)}), and "
+            f"machine.processes = {num_processes} is more than the leaves of the batch ({in_words(lanes)}), and "
             "every process needs one; take fewer processes, or for a new run more schedule.lanes or a smaller schedule.leaf_images"
         )
     return lanes
@@ -47,16 +47,19 @@ def lanes_of(recipe: TrainRecipe, num_processes: int) -> Lanes | None:
 
 def lanes_note(lanes: Lanes) -> str:
     """For the plan."""
-    return f"{in_words(lanes)}, so that up to {lanes.num_leaves} processes give the same bytes"
+    text = f"{in_words(lanes)}; the same bytes on up to {_count(lanes.num_leaves, 'process', 'processes')}"
+    return f"{text}; machine.micro_batch has no effect"
 
 
 def in_words(lanes: Lanes) -> str:
     """For messages."""
     sizes = [len(lanes.lane(number)) for number in range(lanes.num_lanes)]
     counts = [len(own) for own in lanes.leaves]
-    leaf = f"in leaves of up to {lanes.leaf_images}" if max(counts) > 1 else "each one leaf"
-    return f"{lanes.num_lanes} lanes of {_range(sizes)} images, {leaf}: {lanes.num_leaves} leaves"
+    least, most = min(sizes), max(sizes)
+    size = f"{least} to {most} images" if least < most else _count(most, "image", "images")
+    leaf = f"in leaves of up to {lanes.leaf_images}" if max(counts) > 1 else "each a leaf"
+    return f"{_count(lanes.num_lanes, 'lane', 'lanes')} of {size}, {leaf}: {_count(lanes.num_leaves, 'leaf', 'leaves')}"
 
 
-def _range(numbers: list[int]) -> str:
-    return f"{min(numbers)} to {max(numbers)}" if min(numbers) < max(numbers) else f"{numbers[0]}"
+def _count(number: int, one: str, several: str) -> str:
+    return f"{number:,} {one if number == 1 else several}"
