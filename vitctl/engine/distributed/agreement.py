@@ -21,7 +21,7 @@ from vitctl.errors import CheckpointError
 CheckpointTensors = Mapping[str, dict[str, Tensor]]  # file of a checkpoint -> its tensors by name
 
 _WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_CHUNK = 2**22  # words at a time: limits the temporary memory to 64 MiB
+_CHUNK, _CPU_CHUNK = 2**22, 2**15  # words at a time: at most 64 MiB of temporary memory; on a CPU what fits its cache
 _FACTOR = 0x1E3779B97F4A7C15  # odd; spreads the positions in a tensor over all 64 bits
 
 
@@ -184,8 +184,9 @@ def _word_sum(tensor: Tensor) -> int:
     """The sum of a tensor's words, each times an odd number that depends on its position, modulo 2^64."""
     words = tensor.detach().contiguous().flatten().view(_WORDS[tensor.element_size()])
     total = torch.zeros((), dtype=torch.int64, device=words.device)
-    for first in range(0, len(words), _CHUNK):
-        part = words[first : first + _CHUNK].to(torch.int64)
+    chunk = _CPU_CHUNK if words.device.type == "cpu" else _CHUNK
+    for first in range(0, len(words), chunk):
+        part = words[first : first + chunk].to(torch.int64)
         places = torch.arange(first + 1, first + 1 + len(part), device=words.device)
         total += (part * (places * _FACTOR | 1)).sum()
     return int(total)
