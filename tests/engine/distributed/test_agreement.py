@@ -25,7 +25,7 @@ def test_word_sum__is_that_of_unbounded_integers(words: list[int]) -> None:
 def test_word_sum__does_not_depend_on_the_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     tensor = torch.randn(1000, 3)
     whole = agreement._word_sum(tensor)
-    monkeypatch.setattr(agreement, "_CHUNK", 7)
+    monkeypatch.setattr(agreement, "_CPU_CHUNK", 7)
     assert agreement._word_sum(tensor) == whole
 
 
