@@ -19,7 +19,7 @@ from vitctl.engine.task import TrainingTask
 from vitctl.engine.trace.replay import TOLERANCE, Replay, Replayed, set_threads
 from vitctl.engine.trace.steps import StartLine, Steps
 from vitctl.engine.training import Run
-from vitctl.errors import RecipeError, VitctlError
+from vitctl.errors import CheckpointError, RecipeError, VitctlError
 from vitctl.jobs.evaluate import evaluate
 from vitctl.jobs.finetune import finetune
 from vitctl.jobs.pretrain import pretrain
@@ -32,6 +32,8 @@ from vitctl.jobs.vtab import vtab
 from vitctl.recipe.load import Loaded, Override, with_overrides
 from vitctl.recipe.schema import Evaluate, Finetune, Pretrain, Vtab
 from vitctl.recipe.write import to_toml
+from vitctl.system.bounds import RUN_FILE
+from vitctl.system.files import read_bytes
 
 ANY = 3  # places that `any` replays, and steps of each
 _ANY_STEPS = 5
@@ -111,6 +113,9 @@ class Again:
         if self.start is not None:
             values |= {"machine.precision": self.start.precision, "machine.micro_batch": self.start.micro_batch}
             values |= {"machine.device": "cpu"} if self.start.device == "cpu" else {}
+            for name in ("attention", "compile", "checkpoint_blocks"):
+                known = getattr(self.start, name)
+                values |= {f"machine.{name}": known} if known not in ("", None) else {}
         return [Override(key, value) for key, value in values.items() if value != ""]
 
     def _copy(self, place: Path) -> None:
@@ -122,7 +127,8 @@ class Again:
                 inside = file.parent.relative_to(self.run_dir)
                 if name != RESULT or inside not in (Path(), place):
                     (self.scratch / inside).mkdir(parents=True, exist_ok=True)
-                    shutil.copyfile(file, self.scratch / inside / name)
+                    content = read_bytes(file, RUN_FILE.limit, error=CheckpointError)
+                    (self.scratch / inside / name).write_bytes(content)
 
 
 def replay(again: Again, steps: Steps, ranges: Sequence[tuple[int, int]]) -> list[Finding]:
@@ -139,7 +145,7 @@ def replay(again: Again, steps: Steps, ranges: Sequence[tuple[int, int]]) -> lis
 
     def act(folder: Path, task: TrainingTask, trainer: Trainer, saver: Saver) -> None:
         here = StartLine.model_validate({"step": 0, "batch_size": trainer.batch_size, **(task.facts or {})})
-        used = [steps.start_of(step) for bounds in ranges for step in range(bounds[0], bounds[1] + 1)]
+        used = [start for bounds in ranges for start in steps.starts_of(*bounds)]
         environment.extend(dict.fromkeys(text for start in used for text in differences(start, here)))
         many = next((start for start in used if start.depends_on_processes), None)
         for key, text in identity_differences(used[-1].made_of.model_dump(), here.made_of.model_dump()):
