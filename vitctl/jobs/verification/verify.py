@@ -129,16 +129,20 @@ def _replays(folder: Path, loaded: Loaded, chosen: Sequence[Path], text: str, sc
     if not text:
         yield folder, unchecked("replay", "no step was computed again: --replay any, A:B or all")
         return
-    from vitctl.jobs.verification.again import Again, chosen_ranges, replay
+    from vitctl.jobs.verification.again import Again, by_start, chosen_ranges, replay
 
     for number, training in enumerate(chosen):
         record = _record(training)
         if record is None:
             continue
         ranges = chosen_ranges(text, record, training)
-        again = Again(run_dir, training, loaded, record.start_of(ranges[0][0]), scratch / f"{number}")
-        for finding in replay(again, record, ranges):
-            yield training, finding
+        for part, (start, pieces, problem) in enumerate(by_start(record, ranges, training)):
+            if problem:
+                yield training, unchecked("replay", problem)
+                continue
+            again = Again(run_dir, training, loaded, start, scratch / f"{number}_{part}")
+            for finding in replay(again, record, pieces):
+                yield training, finding
 
 
 def _scores(folder: Path, loaded: Loaded, trainings: Sequence[Path], wanted: bool, scratch: Path) -> Iterator[Found]:
