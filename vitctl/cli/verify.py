@@ -30,10 +30,11 @@ def verify(
     """
     from vitctl.cli.show.render import CONSOLE, waiting
     from vitctl.errors import LaunchError
+    from vitctl.jobs.record.identity import run_of
     from vitctl.jobs.verification.verify import verify as findings
     from vitctl.launch.run_folder import is_running
 
-    if is_running(run):
+    if is_running(run_of(run)):
         raise LaunchError(f"{run}: is running; verify it when it has ended")
     failed = False
     with waiting("verifying"):

@@ -68,15 +68,16 @@ def evaluate(recipe: Evaluate, run_dir: Path, report: Report = silent, stop: Sto
     model = on_device(model, runtime)
     best = look.through(top_predictions, "scoring", model, source, to_scores=rule.to_scores).numpy()
     data_verified = verified(bytes_read, runtime, journal, is_score=True)
-    metrics = {}
+    metrics: dict[str, dict[str, Any]] = {}
     for name, labels in rule.labels.items():
         hits = count_hits(best, labels)
         numbers = {"accuracy": hits.accuracy, "correct": hits.correct, "total": hits.total}
         numbers |= {"top5_accuracy": hits.top5, "top5_correct": hits.correct_top5}
         metrics[name] = numbers | baselines(labels, len(rule.prediction_names))
+        if len(metrics) == 1:
+            metrics[name]["mean_per_class"] = mean_per_class(rule.count_by_class(best))
         journal.write("evaluate", step=0, labels=name, **metrics[name])
     first, *others = metrics
-    metrics[first]["mean_per_class"] = mean_per_class(rule.count_by_class(best))
     return RunResult(
         "evaluate",
         "done",

@@ -230,7 +230,7 @@ def _train(
         log_sample_keys=recipe.log.sample_keys,
         max_bad_fraction=recipe.data.max_bad_fraction,
         warm_up=machine.compile,
-        facts=_facts(recipe, context, made_of, model.config, micro_batch) if recipe.log.trace else None,
+        facts=_facts(recipe, context, made_of, model.config, micro_batch, kernel) if recipe.log.trace else None,
     )
     trainer = _trainer(recipe, context, model, loss, learning_rate(recipe, steps), lanes)
     kept = recipe.checkpoint.keep_last, recipe.checkpoint.keep_best
@@ -253,7 +253,7 @@ def _shard(machine: TrainMachine, runtime: Runtime, model: Model, probe: Probe |
 
 
 def _facts(
-    recipe: TrainRecipe, context: RunContext, made_of: Identity, config: Config, micro_batch: int
+    recipe: TrainRecipe, context: RunContext, made_of: Identity, config: Config, micro_batch: int, kernel: str
 ) -> dict[str, Any]:
     """What the record of a training begins with: what it is made of, and what its bits depend on beside that."""
     return {
@@ -261,6 +261,9 @@ def _facts(
         "recipe_file": context.recipe_digest,
         **computed(context.runtime),
         "micro_batch": recipe.schedule.leaf_images if recipe.schedule.lanes else micro_batch,
+        "attention": kernel,
+        "compile": recipe.machine.compile,
+        "checkpoint_blocks": recipe.machine.checkpoint_blocks,
         "lanes": recipe.schedule.lanes,
         "draws": bool(getattr(config, "dropout", 0.0) or getattr(config, "drop_path", 0.0)),
     }

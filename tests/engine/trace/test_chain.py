@@ -10,11 +10,11 @@ import pytest
 
 from vitctl.engine.journal import Journal, append_record, cut_after, never_raising, read_records
 from vitctl.engine.trace.chain import head, read_chain
-from vitctl.engine.trace.steps import is_json
+from vitctl.engine.trace.steps import kind_of
 
 
 def chain(path: Path) -> Any:
-    return read_chain(path, is_json)
+    return read_chain(path, kind_of)
 
 
 def written(path: Path, count: int = 6) -> Path:

@@ -236,3 +236,33 @@ def test_steps_that_do_not_exist__are_one_line(finished: Path, text: str) -> Non
         RecipeError, match=r"--replay .*: (should be steps as 1200:1210|\S+ has records of steps 1 to 12)"
     ):
         found(finished, steps=text)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"machine.micro_batch": 4}, {"machine.attention": "math"}, {"machine.checkpoint_blocks": True}],
+    ids=["micro_batch", "attention", "checkpoint_blocks"],
+)
+def test_a_run_that_went_on_in_another_way__is_equal(
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: dict[str, Any]
+) -> None:
+    stopped_after(train, monkeypatch, 8)
+    train("a", **changed)
+    assert found(tmp_path / "a", steps="all", scores=True) == []
+
+
+def stopped_after(train: Train, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    """An error after a step, whose checkpoint is saved."""
+    from vitctl.engine.training import Run
+
+    log_step = Run._log_step
+
+    def fails(run: Run, at: int, *rest: Any) -> None:
+        log_step(run, at, *rest)
+        if at == step:
+            raise ZeroDivisionError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Run, "_log_step", fails)
+        with pytest.raises(ZeroDivisionError):
+            train("a")

@@ -29,6 +29,7 @@ def test_finetune__all_its_trainings_are_replayed(tuned: Path) -> None:
     assert replayed == dict.fromkeys((".", "sweep/lr_0.01", "sweep/lr_0.1", "seeds/seed_4"), equal)
     assert said(tuned, "parts") == [("ok", "the accuracies of 3 trainings are those of their own results")]
     inside = tuned / "sweep" / "lr_0.01"
+    assert {folder for folder, _ in verify(inside)} == {inside}
     assert said(inside, "replay", steps="2:3") == [("ok", "steps 1 to 3: equal, bit for bit")]
 
 

@@ -11,6 +11,7 @@ import pytest
 from tests.jobs.verification.conftest import Train, edit, found, relinked, said
 from vitctl.engine import training
 from vitctl.engine.checkpoint.files import read_checkpoint, save_checkpoint
+from vitctl.engine.journal import json_digest
 from vitctl.engine.run_files import MODEL, OPTIMIZER
 from vitctl.errors import CheckpointError, RecipeError
 from vitctl.jobs.verification.verify import verify
@@ -30,6 +31,7 @@ def test_honest_run__passes_and_says_what_was_not_checked(finished: Path) -> Non
         ("recipe", "ok"),
         ("data", "ok"),
         ("shards", "not checked"),
+        ("digest", "ok"),
         ("replay", "not checked"),
         ("score", "not checked"),
     ]
@@ -169,6 +171,11 @@ def test_old_run__says_so_in_a_line_for_each_file(copy: Path) -> None:
     result = json.loads((copy / "result.json").read_text())
     del result["record"]
     (copy / "result.json").write_text(json.dumps(result))
+    for path in (copy / "checkpoints").glob("*/state.json"):
+        state = {
+            key: value for key, value in json.loads(path.read_text()).items() if key not in ("steps_head", "sha256")
+        }
+        path.write_text(json.dumps({**state, "sha256": json_digest(state)}))
     assert found(copy) == []
     [steps], [log] = said(copy, "steps"), said(copy, "log")
     assert steps == ("not checked", "there is no record of them: an earlier vitctl wrote it, or log.trace = false")

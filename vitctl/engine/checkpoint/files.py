@@ -46,7 +46,7 @@ class SavedCheckpoint:
     def tensors(self, name: str) -> dict[str, Tensor]:
         """The tensors of its model, average or optimizer, on the CPU; none when it has no such file."""
         path = self.folder / tensors_file(name)
-        return load_file(path) if path.exists() else {}
+        return load_file(path) if path.is_file() else {}  # not a FIFO or a device, which would be read for ever
 
 
 def save_checkpoint(

@@ -7,6 +7,7 @@ that a crash cut short belongs to no chain; the next line follows the last whole
 import hashlib
 import os
 import re
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,14 +18,18 @@ from vitctl.system.bounds import LOG_LINE
 from vitctl.system.files import open_regular
 
 _LINK = re.compile(rb', "sha256": "([0-9a-f]{64})"\}$')
+# Kinds of records that carry no number of a training: a start writes them, so that one may follow what a crash or a result ended.
+QUIET = frozenset(("start", "resume", "warning", "data", "weights", "node"))
+_MOST_TORN = 1000  # incomplete lines in a row
 _WINDOW = 2**14  # bytes from the end of a file where the last whole line is looked for first
 
 
 class Line(NamedTuple):
-    """A whole line: its text without the link, as bytes, and the digest of its link, "" where it has none."""
+    """A whole line: its text without the link, as bytes, the digest of its link, "" where it has none, and its number from 1."""
 
     body: bytes
     sha256: str
+    number: int = 0
 
     def follows(self, before: str) -> bool:
         """Whether its link is that of a line after one with the digest `before`."""
@@ -87,39 +92,62 @@ class Chain:
 
     Args:
         links: digests of the linked lines, in order.
+        kinds: of their records.
         num_before: lines without a link before the first linked one, of an earlier release.
         num_torn: incomplete lines, as a crash leaves them.
         broken_at: number of the first line of the file, from 1, that does not follow the one before; 0 where all do.
+        torn_at: of the first line that is no record, and stands where no crash leaves one; 0 where there is none.
     """
 
     links: Sequence[str]
+    kinds: Sequence[str]
     num_before: int
     num_torn: int
     broken_at: int
+    torn_at: int
+
+    def numbers_after(self, digest: str) -> list[str]:
+        """Kinds of the records behind the line with a digest that carry numbers."""
+        return [kind for kind in self.kinds[self.links.index(digest) + 1 :] if kind not in QUIET]
 
 
-def read_chain(path: Path, is_record: Callable[[bytes], bool], take: Callable[[Line], None] = lambda _: None) -> Chain:
+def read_chain(
+    path: Path, kind_of: Callable[[bytes], str | None], take: Callable[[Line], None] = lambda _: None
+) -> Chain:
     """Follow the links of a file.
+
+    A crash leaves an incomplete line at the end. A start follows it; or, where the disk was full, the same line, whole.
 
     Args:
         path: of the file.
-        is_record: whether the text of a line is a record; any other is a line that a crash cut short.
-        take: called with each linked line.
+        kind_of: the kind of the record in the text of a line; None where it is no record.
+        take: called with each record, also with those before the first linked one.
     """
     links: list[str] = []
-    num_before = num_torn = broken_at = 0
+    kinds: list[str] = []
+    torn: list[bytes] = []
+    num_before = num_torn = broken_at = torn_at = 0
     for number, text in enumerate(whole_lines(path), 1):
-        line = split(text)
-        if not is_record(line.body):
+        line = split(text)._replace(number=number)
+        kind = kind_of(line.body)
+        if kind is None:
             num_torn += bool(text)
-        elif not (line.sha256 or links):
-            num_before += 1
-        else:
+            torn += [text] * bool(text)
+            torn_at = torn_at or (number if len(torn) > _MOST_TORN else 0)
+            torn = torn[:_MOST_TORN]
+            continue
+        if torn and kind not in QUIET and not all(text.startswith(one) for one in torn):
+            torn_at = torn_at or number - 1
+        torn = []
+        if line.sha256 or links:
             if not broken_at and not line.follows(links[-1] if links else ""):
                 broken_at = number
             links.append(line.sha256)
-            take(line)
-    return Chain(links, num_before, num_torn, broken_at)
+            kinds.append(sys.intern(kind))
+        else:
+            num_before += 1
+        take(line)
+    return Chain(links, kinds, num_before, num_torn, broken_at, torn_at)
 
 
 def without(lines: Sequence[bytes], is_kept: Callable[[bytes], bool]) -> list[bytes]:

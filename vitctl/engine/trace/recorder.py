@@ -21,7 +21,8 @@ from vitctl.engine.loop import Result
 from vitctl.engine.run_files import STEP_RECORDS, TRACE
 from vitctl.engine.trace.digests import PARTS, batch_digest, norm_marks, norms_digest
 from vitctl.engine.trace.steps import START
-from vitctl.system.files import no_links
+from vitctl.errors import CheckpointError
+from vitctl.system.files import no_links, open_regular
 
 FORMAT = "vitctl-steps/1"
 
@@ -168,9 +169,9 @@ class MarksHeader:
 def read_marks_header(path: Path) -> MarksHeader | None:
     """The header of trace.bin; None where there is none."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path, error=CheckpointError) as file:
             magic, size, _, first = _HEADER.unpack(file.read(_HEADER.size))
-    except (OSError, struct.error):
+    except (CheckpointError, OSError, struct.error):
         return None
     return MarksHeader(size, first) if magic.rstrip(b"\0") == _MAGIC and 0 < size < 2**31 else None
 
@@ -180,7 +181,10 @@ def read_marks(path: Path, fields: Mapping[str, Any], count: int) -> np.ndarray 
     header = read_marks_header(path)
     if header is None or int(fields["step"]) <= header.first or 2 * count > header.size:
         return None
-    with path.open("rb") as file:
-        file.seek(header.begin(int(fields["step"])))
-        content = file.read(2 * count)
+    try:
+        with open_regular(path, error=CheckpointError) as file:
+            file.seek(header.begin(int(fields["step"])))
+            content = file.read(2 * count)
+    except (CheckpointError, OSError, OverflowError):  # a step that lies beyond any file
+        return None
     return np.frombuffer(content, "<u2") if f"{zlib.crc32(content):08x}" == fields.get("trace") else None

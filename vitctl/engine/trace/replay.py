@@ -134,8 +134,8 @@ class _Comparison:
         """Compare a step."""
         trainer, recorded = self.run.trainer, self.replay.steps.by_step.get(step)
         if recorded is None:
-            self.replay.found.notes.append(f"step {step} has no record")
-            return
+            self.replay.found.notes.append(f"step {step} has no record; those behind it were not computed again")
+            raise _DiffersError
         weights = trainer.unwrapped if recorded.weights else None
         found = describe_step(
             self.run.runtime, step, result, micro_batches, self.positions, trainer.batch_size, weights

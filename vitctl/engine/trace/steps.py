@@ -2,10 +2,11 @@
 
 import json
 import math
+import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
@@ -80,6 +81,9 @@ class StartLine(BaseModel):
     processes: int = Field(1, ge=1, le=10**6)
     threads: int | None = Field(None, ge=1, le=10**5)
     micro_batch: int = Field(0, ge=0, le=10**9)
+    attention: str = Field("", max_length=50)
+    compile: bool | None = None
+    checkpoint_blocks: bool | None = None
     lanes: int = Field(0, ge=0, le=10**6)
     draws: bool = False
     versions: dict[str, str] = Field(default_factory=dict, max_length=100)
@@ -88,6 +92,14 @@ class StartLine(BaseModel):
     def depends_on_processes(self) -> bool:
         """Whether another number of processes gives other bits: without lanes the order in which gradients are added does."""
         return self.processes > 1 and not self.lanes
+
+
+class Gap(NamedTuple):
+    """Steps without a record, `first` to `last`; `at_start`: a start follows them, so that they may be of a run without a record."""
+
+    first: int
+    last: int
+    at_start: bool
 
 
 @dataclass(frozen=True)
@@ -99,17 +111,21 @@ class Steps:
         starts: in order.
         by_step: each step; of one that was recorded twice the last.
         after: digest of a line -> finished steps at it.
+        gaps: between the records.
+        disorder: number of the first line, from 1, whose step is not later than the one before; 0 where there is none.
     """
 
     chain: Chain
     starts: list[StartLine]
     by_step: dict[int, StepLine]
     after: dict[str, int]
+    gaps: list[Gap]
+    disorder: int
 
     @property
-    def missing(self) -> list[int]:
-        """Steps without a record, up to the last one that has one."""
-        return [step for step in range(1, max(self.by_step, default=0) + 1) if step not in self.by_step]
+    def last(self) -> int:
+        """The last step that has a record; 0 where none has."""
+        return max(self.by_step, default=0)
 
     def start_of(self, step: int) -> StartLine:
         """The start of the process that made a step. Raises CheckpointError where none is recorded."""
@@ -117,6 +133,10 @@ class Steps:
         if not found:
             raise CheckpointError(f"{STEP_RECORDS}: no start is recorded before step {step}")
         return found[-1]
+
+    def starts_of(self, first: int, last: int) -> list[StartLine]:
+        """The starts of the processes that made some steps, `first` to `last`, in order."""
+        return [self.start_of(first), *(start for start in self.starts if first <= start.step < last)]
 
 
 def read_steps(folder: Path) -> Steps | None:
@@ -126,29 +146,48 @@ def read_steps(folder: Path) -> Steps | None:
         CheckpointError: a line is no record of a step or a start.
     """
     path = folder / STEP_RECORDS
-    if not path.exists():
+    if not os.path.lexists(path):
         return None
-    starts: list[StartLine] = []
-    by_step: dict[int, StepLine] = {}
-    after: dict[str, int] = {}
+    found = _Reading(path)
+    chain = read_chain(path, kind_of, found.take)
+    return Steps(chain, found.starts, found.by_step, found.after, found.gaps, found.disorder)
 
-    def take(line: Line) -> None:
-        record = _parsed(line, path, len(after) + 1)
-        after[line.sha256] = record.step
+
+@dataclass
+class _Reading:
+    """The records of a file so far."""
+
+    path: Path
+    starts: list[StartLine] = field(default_factory=list)
+    by_step: dict[int, StepLine] = field(default_factory=dict)
+    after: dict[str, int] = field(default_factory=dict)
+    gaps: list[Gap] = field(default_factory=list)
+    disorder: int = 0
+    last: int = 0
+
+    def take(self, line: Line) -> None:
+        record = _parsed(line, self.path)
+        is_start = isinstance(record, StartLine)
+        begin = self.last + (not is_start)
+        if record.step < begin:
+            self.disorder = self.disorder or line.number
+        elif record.step > begin:
+            self.gaps.append(Gap(self.last + 1, record.step - (not is_start), is_start))
+        self.last = max(self.last, record.step)
+        self.after[line.sha256] = record.step
         if isinstance(record, StartLine):
-            starts.append(record)
+            self.starts.append(record)
         else:
-            by_step[record.step] = record
-
-    return Steps(read_chain(path, is_json, take), starts, by_step, after)
+            self.by_step[record.step] = record
 
 
-def is_json(body: bytes) -> bool:
-    """Whether a line is a JSON object."""
+def kind_of(body: bytes) -> str | None:
+    """The kind of the record in a line, "" where it names none; None where it is no JSON object."""
     try:
-        return isinstance(json.loads(body), dict)
+        value = json.loads(body)
     except (ValueError, RecursionError):
-        return False
+        return None
+    return str(value.get("kind", ""))[:100] if isinstance(value, dict) else None
 
 
 def same_number(one: float, two: float) -> bool:
@@ -156,10 +195,14 @@ def same_number(one: float, two: float) -> bool:
     return one == two or (math.isnan(one) and math.isnan(two))
 
 
-def _parsed(line: Line, path: Path, number: int) -> StepLine | StartLine:
+def _parsed(line: Line, path: Path) -> StepLine | StartLine:
+    if not line.sha256:
+        raise CheckpointError(f"{path}, line {line.number}: has no link to the line before; it was changed or added")
     fields: Mapping[str, Any] = json.loads(line.body)
     try:
         return (StartLine if fields.get("kind") == START else StepLine).model_validate(fields)
     except ValidationError as error:
         where = ".".join(map(str, error.errors(include_input=False)[0]["loc"])) or "its value"
-        raise CheckpointError(f"{path}: record {number} is not one of a step ({where[:80]}); it was changed") from None
+        raise CheckpointError(
+            f"{path}, line {line.number}: is no record of a step ({where[:80]}); it was changed"
+        ) from None

@@ -4,6 +4,7 @@ import random
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,10 @@ from vitctl.engine.loop import Trainer
 from vitctl.engine.preemption import StopFlag
 from vitctl.engine.run_files import CHECKPOINTS, RECIPE, RESULT, step_folders, step_of
 from vitctl.engine.task import TrainingTask
-from vitctl.engine.trace.replay import TOLERANCE, Replay, Replayed, set_threads
+from vitctl.engine.trace.replay import TOLERANCE, Replay, Replayed, newest_before, set_threads
 from vitctl.engine.trace.steps import StartLine, Steps
 from vitctl.engine.training import Run
-from vitctl.errors import RecipeError, VitctlError
+from vitctl.errors import CheckpointError, RecipeError, VitctlError
 from vitctl.jobs.evaluate import evaluate
 from vitctl.jobs.finetune import finetune
 from vitctl.jobs.pretrain import pretrain
@@ -27,11 +28,14 @@ from vitctl.jobs.record.identity import identity_differences
 from vitctl.jobs.record.kernels import ATTENTION, MICRO_BATCH
 from vitctl.jobs.record.result import RunResult
 from vitctl.jobs.record.runs import choose_weights, logged_scores
+from vitctl.jobs.verification.counts import own_counts
 from vitctl.jobs.verification.finding import Finding, differs, ok, unchecked
 from vitctl.jobs.vtab import vtab
 from vitctl.recipe.load import Loaded, Override, with_overrides
 from vitctl.recipe.schema import Evaluate, Finetune, Pretrain, Vtab
 from vitctl.recipe.write import to_toml
+from vitctl.system.bounds import RUN_FILE
+from vitctl.system.files import read_bytes
 
 ANY = 3  # places that `any` replays, and steps of each
 _ANY_STEPS = 5
@@ -111,6 +115,9 @@ class Again:
         if self.start is not None:
             values |= {"machine.precision": self.start.precision, "machine.micro_batch": self.start.micro_batch}
             values |= {"machine.device": "cpu"} if self.start.device == "cpu" else {}
+            for name in ("attention", "compile", "checkpoint_blocks"):
+                known = getattr(self.start, name)
+                values |= {f"machine.{name}": known} if known not in ("", None) else {}
         return [Override(key, value) for key, value in values.items() if value != ""]
 
     def _copy(self, place: Path) -> None:
@@ -122,7 +129,45 @@ class Again:
                 inside = file.parent.relative_to(self.run_dir)
                 if name != RESULT or inside not in (Path(), place):
                     (self.scratch / inside).mkdir(parents=True, exist_ok=True)
-                    shutil.copyfile(file, self.scratch / inside / name)
+                    content = read_bytes(file, RUN_FILE.limit, error=CheckpointError)
+                    (self.scratch / inside / name).write_bytes(content)
+
+
+def by_start(
+    steps: Steps, ranges: Sequence[tuple[int, int]], folder: Path
+) -> list[tuple[StartLine, list[tuple[int, int]], str]]:
+    """Steps by the start that made them, where starts computed in another way: each with its steps, and why these cannot be repeated.
+
+    Args:
+        steps: the record.
+        ranges: (first, last) of the steps.
+        folder: of the training.
+    """
+    starts = [start for bounds in ranges for start in steps.starts_of(*bounds)]
+    if all(_computes(one) == _computes(starts[0]) for one in starts):
+        return [(starts[0], list(ranges), "")]
+    found = []
+    for first, last in ranges:
+        cuts = [first, *sorted({one.step + 1 for one in steps.starts if first <= one.step < last}), last + 1]
+        for begin, end in pairwise(cuts):
+            start = steps.start_of(begin)
+            found.append((start, [(begin, end - 1)], _not_repeatable(steps, start, begin, end - 1, folder)))
+    return found
+
+
+def _computes(start: StartLine) -> tuple[object, ...]:
+    kernels = start.attention, start.compile, start.checkpoint_blocks, start.micro_batch, start.threads, start.precision
+    return (*kernels, start.made_of.model_dump_json())
+
+
+def _not_repeatable(steps: Steps, start: StartLine, first: int, last: int, folder: Path) -> str:
+    saved = newest_before(folder, first)
+    if start.step and (saved is None or saved.step < start.step):
+        return f"steps {first} to {last}: no checkpoint is kept of step {start.step}, where they began in another way"
+    final = steps.starts[-1].made_of
+    changed = identity_differences(start.made_of.model_dump(), final.model_dump())
+    words = "; ".join(text for _, text in changed)
+    return f"steps {first} to {last}: made with another recipe: {words}" if changed else ""
 
 
 def replay(again: Again, steps: Steps, ranges: Sequence[tuple[int, int]]) -> list[Finding]:
@@ -139,7 +184,7 @@ def replay(again: Again, steps: Steps, ranges: Sequence[tuple[int, int]]) -> lis
 
     def act(folder: Path, task: TrainingTask, trainer: Trainer, saver: Saver) -> None:
         here = StartLine.model_validate({"step": 0, "batch_size": trainer.batch_size, **(task.facts or {})})
-        used = [steps.start_of(step) for bounds in ranges for step in range(bounds[0], bounds[1] + 1)]
+        used = [start for bounds in ranges for start in steps.starts_of(*bounds)]
         environment.extend(dict.fromkeys(text for start in used for text in differences(start, here)))
         many = next((start for start in used if start.depends_on_processes), None)
         for key, text in identity_differences(used[-1].made_of.model_dump(), here.made_of.model_dump()):
@@ -232,6 +277,10 @@ def rescore(again: Again, result: RunResult | None) -> Finding:
     (score,) = scores
     if score is None:
         return unchecked("score", "there are no images to score")
+    if result is not None and result.status == "done" and own_counts(result):
+        claimed = Score.of(own_counts(result))
+        if claimed != logged:
+            return _compared(score, claimed, "in the result")
     return _compared(score, logged, f"logged at step {chosen.step}")
 
 

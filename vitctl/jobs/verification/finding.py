@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+EARLIER = "an earlier vitctl wrote it"
 State = Literal["ok", "differs", "not checked"]
 
 

@@ -7,6 +7,7 @@ from vitctl.data.source.integrity import Verification
 from vitctl.data.source.provenance import split_sources
 from vitctl.data.source.read import Source
 from vitctl.engine.journal import json_digest
+from vitctl.engine.metrics import baselines
 from vitctl.engine.trace.steps import StartLine
 from vitctl.errors import VitctlError
 from vitctl.jobs.inputs.data import open_images, open_training_images
@@ -85,6 +86,17 @@ def check_data(
     if not compared:
         yield unchecked("data", "no digest of it was recorded")
         return
+    scored = sources.get("score")
+    if (
+        result is not None
+        and result.status == "done"
+        and isinstance(recipe, Pretrain | Finetune)
+        and scored is not None
+    ):
+        for name, value in baselines(scored.labels(), len(scored.class_names)).items():
+            if name in result.metrics and result.metrics[name] != value:
+                yield differs("result", f"its {name} is {result.metrics[name]!r}, {value!r} of these labels")
+                return
     counts = ", ".join(f"{name} {len(source):,} images" for name, source in sources.items())
     yield ok("data", f"{counts}: index and labels have the recorded digests")
     if any(split_sources(source) for source in sources.values()):

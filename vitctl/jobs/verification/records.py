@@ -1,58 +1,90 @@
 """The records of a training against each other: chains, checkpoints, the result's numbers."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from vitctl.engine.checkpoint.files import SavedCheckpoint, read_checkpoint
-from vitctl.engine.evaluation import Score
-from vitctl.engine.journal import LOG, read_records
+from vitctl.engine.journal import LOG, json_digest
 from vitctl.engine.run_files import (
     AVERAGE,
     CHECKPOINTS,
     MODEL,
     RECIPE,
     RESULT,
+    STATE,
     STEP_RECORDS,
     STEPS_HEAD,
     step_folders,
     tensors_file,
 )
-from vitctl.engine.trace.chain import Chain, read_chain
-from vitctl.engine.trace.steps import MOST_STEPS, Steps, is_json, read_steps, same_number
+from vitctl.engine.schedule import total_steps
+from vitctl.engine.trace.steps import MOST_STEPS, Steps, read_steps
 from vitctl.errors import CheckpointError, VitctlError
 from vitctl.jobs.record.result import RunResult, read_result
 from vitctl.jobs.record.runs import TRAINING
 from vitctl.jobs.sweep import SEEDS, SWEEP
-from vitctl.jobs.verification.finding import Finding, differs, ok, unchecked
+from vitctl.jobs.verification.counts import Claims, check_counts
+from vitctl.jobs.verification.finding import EARLIER, Finding, differs, ok, unchecked
+from vitctl.jobs.verification.log import Log, chain_problem, check_log, read_log, torn
 from vitctl.models.weights.load import weights_digest
+from vitctl.recipe.schema import Finetune, Pretrain, Recipe
 
-_EARLIER = "an earlier vitctl wrote it"
 
-
-def check_records(folder: Path, result: RunResult | None) -> Iterator[Finding]:
+def check_records(folder: Path, recipe: Recipe | None, *, early_stopping: bool) -> Iterator[Finding]:
     """What the files of one training say of each other; nothing is computed again.
 
     Args:
         folder: of the training.
-        result: in it; None while there is none.
+        recipe: of the run, where the folder is its own; None for a training inside it.
+        early_stopping: the best checkpoint of a training represents it.
     """
-    if result is not None and (problem := odd_field(result)):
-        yield differs("result", f"{folder / RESULT}: {problem}; it was changed")
-        result = None
+    result, found = _readable_result(folder)
+    yield from found
     heads = result.record if result is not None else {}
-    steps = None
+    steps, log = None, None
     try:
         steps = read_steps(folder)
     except VitctlError as error:
         yield differs("steps", str(error))
     else:
-        yield _check_steps(folder, steps, heads)
-    yield _check_log(folder, steps, heads)
-    yield from _check_checkpoints(folder, steps, heads.get(CHECKPOINTS, {}))
-    yield from _check_result(folder, result)
+        yield _check_steps(folder, steps, heads, recipe)
+    try:
+        log = read_log(folder)
+    except VitctlError as error:
+        yield differs("log", str(error))
+    else:
+        yield _check_log(folder, log, steps, heads)
+    is_current = bool(heads) or steps is not None or (log is not None and log.is_linked)
+    whole: list[SavedCheckpoint] = []
+    yield from _check_checkpoints(folder, steps, heads if is_current and result is not None else None, whole)
+    is_current |= any(STEPS_HEAD in saved.state for saved in whole)
+    if result is None or result.status != "done":
+        if not found:
+            yield _unfinished(result)
+        return
+    yield check_counts(Claims(result, log, steps, recipe, early_stopping, is_current))
+    if weights := _check_weights(result, whole):
+        yield weights
+
+
+def _readable_result(folder: Path) -> tuple[RunResult | None, list[Finding]]:
+    """The result of a folder, None where there is none, or where it is none, which is found."""
+    try:
+        result = read_result(folder)
+    except CheckpointError as error:
+        return None, [differs("result", str(error))]
+    if result is not None and (problem := odd_field(result)):
+        return None, [differs("result", f"{folder / RESULT}: {problem}; it was changed")]
+    return result, []
+
+
+def _unfinished(result: RunResult | None) -> Finding:
+    if result is not None and result.metrics:
+        return differs("result", f"it has numbers, and its status is {result.status}; only a finished run has numbers")
+    return unchecked("result", f"there is none: the run is {result.status if result else 'not finished'}")
 
 
 class _Used(BaseModel):
@@ -91,140 +123,116 @@ def odd_field(result: RunResult) -> str:
     return ""
 
 
-def _check_steps(folder: Path, steps: Steps | None, heads: Mapping[str, Any]) -> Finding:
+def _check_steps(folder: Path, steps: Steps | None, heads: Mapping[str, Any], recipe: Recipe | None) -> Finding:
+    path = folder / STEP_RECORDS
     if steps is None:
         if STEP_RECORDS in heads:
-            return differs("steps", f"{folder / STEP_RECORDS} is gone; the result names its last line")
+            return differs("steps", f"{path} is gone; the result names its last line")
         if (folder / RECIPE).is_file() and not (folder / CHECKPOINTS).is_dir():
             return unchecked("steps", "this folder has none of its own")
-        return unchecked("steps", f"there is no record of them: {_EARLIER}, or log.trace = false")
-    if problem := _chain_problem(folder / STEP_RECORDS, steps.chain, heads):
+        return unchecked("steps", f"there is no record of them: {EARLIER}, or log.trace = false")
+    if problem := chain_problem(path, steps.chain, heads) or _order_problem(path, steps, recipe):
         return differs("steps", problem)
-    if steps.missing:
-        return differs(
-            "steps",
-            f"{len(steps.missing)} have no record, the first is step {steps.missing[0]}: a full disk, or lines were removed",
-        )
     last = steps.chain.links[-1] if steps.chain.links else ""
     starts = f", {len(steps.starts)} starts" if len(steps.starts) > 1 else ""
-    return ok(
-        "steps",
-        f"{len(steps.by_step):,} records, each follows the one before{starts}{_torn(steps.chain)}; head {last[:16]}",
-    )
+    text = f"{len(steps.by_step):,} records, each follows the one before{starts}{torn(steps.chain)}; head {last[:16]}"
+    if steps.gaps:
+        gap = steps.gaps[0]
+        text += f"; steps {gap.first} to {gap.last} have none: {EARLIER}, or log.trace was false"
+        return unchecked("steps", text)
+    return ok("steps", text)
 
 
-def _check_log(folder: Path, steps: Steps | None, heads: Mapping[str, Any]) -> Finding:
-    path = folder / LOG
-    if not path.exists():
-        return differs("log", f"{path} is gone") if LOG in heads else unchecked("log", "there is none")
-    chain = read_chain(path, is_json)
-    if problem := _chain_problem(path, chain, heads):
-        return differs("log", problem)
-    if not chain.links:
-        return unchecked("log", f"its lines are not chained: {_EARLIER}")
-    compared = 0
-    by_step = steps.by_step if steps is not None else {}
-    for record in read_records(path):
-        if record.get("kind") == "train" and (line := by_step.get(record.get("step", 0))):
-            for name in ("loss", "grad_norm", "lr"):
-                if not same_number(line.number(name), float(record.get(name) or 0.0)):
-                    text = f"step {line.step}: {name} is {record.get(name)!r} in {LOG}, {line.number(name)!r} in {STEP_RECORDS}"
-                    return differs("log", text)
-            compared += 1
-    before = f", {chain.num_before} before them of an earlier vitctl" if chain.num_before else ""
-    same = f"; numbers of {compared:,} steps as in {STEP_RECORDS}" if compared else ""
-    return ok("log", f"{len(chain.links):,} lines, each follows the one before{before}{_torn(chain)}{same}")
-
-
-def _chain_problem(path: Path, chain: Chain, heads: Mapping[str, Any]) -> str:
-    if chain.broken_at:
-        return f"{path}, line {chain.broken_at}: does not follow the line before; one of the two was changed, added or removed"
-    if path.name in heads and heads[path.name] not in chain.links:
-        return f"{path}: has no line with the digest {str(heads[path.name])[:16]} that the result names; its end was removed or changed"
+def _order_problem(path: Path, steps: Steps, recipe: Recipe | None) -> str:
+    """Steps that are recorded twice, beyond the end, or not at all where no start explains it."""
+    if steps.disorder:
+        return f"{path}, line {steps.disorder}: a second record of a step, or of an earlier one; it was added"
+    end = _length(steps, recipe)
+    if end and steps.last > end:
+        return f"{path}: has a record of step {steps.last}, and the training ends after step {end}"
+    gaps = [gap for gap in steps.gaps if not gap.at_start]
+    if gaps:
+        count = sum(gap.last - gap.first + 1 for gap in gaps)
+        return f"{count} have no record, the first is step {gaps[0].first}: a full disk, or lines were removed"
     return ""
 
 
-def _torn(chain: Chain) -> str:
-    return f"; {chain.num_torn} incomplete, as a crash leaves them" if chain.num_torn else ""
+def _length(steps: Steps, recipe: Recipe | None) -> int:
+    """Steps of a training, from the recipe of the run, or as its last start says; 0 where nothing tells."""
+    start = steps.starts[-1] if steps.starts else None
+    if start is None or "train" not in start.made_of.images:
+        return 0
+    values = start.made_of.recipe
+    if isinstance(recipe, Pretrain | Finetune):
+        given = recipe.schedule.total_steps, recipe.schedule.total_epochs
+    else:
+        try:
+            given = int(values.get("schedule.total_steps") or 0), float(values.get("schedule.total_epochs") or 0)
+        except ValueError:
+            return 0
+    images = start.made_of.images["train"].num_images
+    return total_steps(images, start.batch_size, steps=given[0], epochs=given[1]) if any(given) else 0
 
 
-def _check_checkpoints(folder: Path, steps: Steps | None, noted: Mapping[str, Any]) -> Iterator[Finding]:
+def _check_log(folder: Path, log: Log | None, steps: Steps | None, heads: Mapping[str, Any]) -> Finding:
+    if log is None:
+        is_gone = LOG in heads or steps is not None
+        return differs("log", f"{folder / LOG} is gone") if is_gone else unchecked("log", "there is none")
+    return check_log(log, steps, heads)
+
+
+def _check_checkpoints(
+    folder: Path, steps: Steps | None, heads: Mapping[str, Any] | None, whole: list[SavedCheckpoint]
+) -> Iterator[Finding]:
+    """Each checkpoint of a folder; `heads` of the result, None where it need not name them; those that are whole go to `whole`."""
     found = sorted(step_folders(folder / CHECKPOINTS))
-    whole = []
+    noted = (heads or {}).get(CHECKPOINTS, {})
     for path in found:
         try:
             saved = read_checkpoint(path)
         except (CheckpointError, OSError) as error:
             yield differs("checkpoint", str(error))
             continue
+        whole.append(saved)
         if path.name in noted and noted[path.name] != saved.digest:
+            whole.pop()
             yield differs(
                 "checkpoint", f"{path}: is not the one that the result names; it was changed and its digests too"
             )
-        elif text := _head_problem(saved, steps):
+        elif text := _head_problem(saved, steps) or _files_problem(saved):
+            whole.pop()
             yield differs("checkpoint", f"{path}: {text}")
-        else:
-            whole.append(path.name)
+        elif heads and path.name not in noted:
+            yield differs("checkpoint", f"{path}: the result does not name it; it was added, or the result was changed")
     if gone := sorted(set(noted) - {path.name for path in found}):
         yield unchecked("checkpoints", f"{', '.join(gone)} of the result: deleted since")
     if whole:
-        yield ok("checkpoints", f"{', '.join(whole)}: every byte as written")
+        yield ok("checkpoints", f"{', '.join(saved.folder.name for saved in whole)}: every byte as written")
+
+
+def _files_problem(saved: SavedCheckpoint) -> str:
+    """A file of tensors that the state of a checkpoint does not name, so that no digest covers it."""
+    there = {path.name for path in saved.folder.glob(tensors_file("*"))}
+    odd = sorted(there - saved.state["files"].keys())
+    return f"{odd[0]} is not named in {STATE}; it was added" if odd else ""
 
 
 def _head_problem(saved: SavedCheckpoint, steps: Steps | None) -> str:
     """Why the record of steps is not the one that a checkpoint was saved with; "" where it is, or the checkpoint names none."""
-    head = saved.state.get(STEPS_HEAD)
-    if steps is None or not head:
+    head = str(saved.state.get(STEPS_HEAD) or "")
+    if not head:
         return ""
-    if steps.after.get(str(head)) != saved.step:
-        return (
-            f"{STEP_RECORDS} has no line of step {saved.step} with the digest that it was saved with ({str(head)[:16]})"
-        )
+    if steps is None:
+        return f"was saved with a record of its steps, and {STEP_RECORDS} is gone or is none"
+    if steps.after.get(head) != saved.step:
+        return f"{STEP_RECORDS} has no line of step {saved.step} with the digest that it was saved with ({head[:16]})"
     return ""
 
 
-def _check_result(folder: Path, result: RunResult | None) -> Iterator[Finding]:
-    if result is None or result.status != "done":
-        yield unchecked("result", f"there is none: the run is {result.status if result else 'not finished'}")
-        return
-    yield _check_counts(folder, result)
-    if weights := _check_weights(folder, result):
-        yield weights
-
-
-def _check_counts(folder: Path, result: RunResult) -> Finding:
-    """The counts of a result are those of the log, at the step of its weights or the last."""
-    own, accuracy = _own_score(result)
-    if own is None:
-        return unchecked("result", "it has no counts of its own")
-    used = result.provenance
-    records = [r for r in read_records(folder / LOG) if r.get("labels") in (None, used.get("labels"))]
-    scores = Score.by_step(records)
-    if not scores:
-        return unchecked("result", f"no evaluation is in {folder / LOG}")
-    step = used.get("weights_step", max(scores)) if result.job in TRAINING else max(scores)
-    logged = scores.get(step)
-    if logged is None:
-        return differs("result", f"no evaluation of step {step} is logged, and the result is of it")
-    where = f"in the log at step {step}" if step else "in the log"
-    if own != logged:
-        counts = f"{own.correct} of {own.total} are correct in it, {logged.correct} of {logged.total} {where}"
-        return differs("result", counts)
-    if accuracy != logged.accuracy:
-        return differs("result", f"its accuracy {accuracy} is not {logged.correct} / {logged.total}")
-    return ok("result", f"{own.correct:,} of {own.total:,} correct, as {where}")
-
-
-def _own_score(result: RunResult) -> tuple[Score | None, Any]:
-    """The counts and the accuracy of a result's own training; with several seeds, those of the first. None where it has none."""
-    counts, by_seed = result.metrics, result.metrics.get("by_seed")
-    if "correct" not in counts and isinstance(by_seed, dict) and by_seed:
-        first = next(iter(by_seed.values()))
-        counts = {**first, "total": counts.get("total")} if isinstance(first, dict) else {}
-    try:
-        return Score.of(counts), counts.get("accuracy")
-    except (KeyError, TypeError, ValueError):
-        return None, None
+def published_digest(result: RunResult) -> str:
+    """One digest of what a result says: job, status, numbers, provenance, and the digests of its records and checkpoints."""
+    said = {name: getattr(result, name) for name in ("job", "status", "metrics", "provenance", "record")}
+    return json_digest(said)
 
 
 def check_parts(run_dir: Path, result: RunResult) -> Iterator[Finding]:
@@ -259,15 +267,18 @@ def check_parts(run_dir: Path, result: RunResult) -> Iterator[Finding]:
         yield ok("parts", f"the accuracies of {len(numbers)} trainings are those of their own results")
 
 
-def _check_weights(folder: Path, result: RunResult) -> Finding | None:
-    """The weights that a result is of are those of the checkpoint."""
+def _check_weights(result: RunResult, whole: Sequence[SavedCheckpoint]) -> Finding | None:
+    """The weights that a result is of are those of the checkpoint, its average where there is one."""
     used = result.provenance
-    name = tensors_file(AVERAGE if used.get("weights_averaged") else MODEL)
-    path = folder / CHECKPOINTS / f"step_{used.get('weights_step') or 0:08d}"
-    if "weights_sha256" not in used or not (path / name).exists():
+    saved = next((one for one in whole if one.step == used.get("weights_step")), None)
+    if saved is None or "weights_sha256" not in used or result.job not in TRAINING:
         return None
-    if weights_digest(SavedCheckpoint(path, {}).tensors(Path(name).stem)) != used["weights_sha256"]:
+    part = AVERAGE if tensors_file(AVERAGE) in saved.state["files"] else MODEL
+    path = saved.folder / tensors_file(part)
+    if bool(used.get("weights_averaged")) != (part == AVERAGE):
+        return differs("weights", f"{path}: these represent the run, and the result names others (weights_averaged)")
+    if weights_digest(saved.tensors(part)) != used["weights_sha256"]:
         return differs(
-            "weights", f"{path / name}: not the weights of the result, whose digest is {used['weights_sha256'][:16]}"
+            "weights", f"{path}: not the weights of the result, whose digest is {used['weights_sha256'][:16]}"
         )
-    return ok("weights", f"{path.name}/{name} are those of the result")
+    return ok("weights", f"{saved.folder.name}/{path.name} are those of the result")

@@ -10,9 +10,9 @@ from vitctl.engine.trace.steps import StartLine, Steps, read_steps
 from vitctl.errors import CheckpointError, RecipeError, VitctlError
 from vitctl.jobs.record.identity import run_of
 from vitctl.jobs.record.result import RunResult, read_result
-from vitctl.jobs.verification.finding import Finding, differs, unchecked
+from vitctl.jobs.verification.finding import Finding, differs, ok, unchecked
 from vitctl.jobs.verification.inputs import check_data, check_recipe_file
-from vitctl.jobs.verification.records import check_parts, check_records, odd_field
+from vitctl.jobs.verification.records import check_parts, check_records, odd_field, published_digest
 from vitctl.recipe.load import Loaded, Override, load_recipe
 
 Found = tuple[Path, Finding]  # folder of a training, and what was found of it
@@ -43,15 +43,22 @@ def verify(
         raise CheckpointError(f"{folder}: not a run, it has no {RECIPE}; give a run folder, such as runs/NAME")
     loaded = _loaded(run_dir, data, weights)
     trainings = _trainings(folder)
+    early = bool(getattr(getattr(loaded.recipe, "evaluation", None), "early_stopping", False))
+    failed = False
     with tempfile.TemporaryDirectory(prefix="vitctl-verify-") as scratch:
         for training in trainings:
-            for finding in check_records(training, _result(training)):
+            recipe = loaded.recipe if training == run_dir else None
+            for finding in check_records(training, recipe, early_stopping=early):
+                failed |= finding.state == "differs"
                 yield training, finding
         if folder == run_dir:
             for finding in _check_inputs(run_dir, loaded, Path(scratch), reads_bytes):
+                failed |= finding.state == "differs"
                 yield folder, finding
-        yield from _replays(run_dir, loaded, _chosen(folder, trainings, steps), steps, Path(scratch) / "steps")
-        yield from _scores(run_dir, loaded, trainings, scores, Path(scratch) / "scores")
+        if (result := _result(folder)) is not None and result.status == "done" and not failed:
+            yield folder, ok("digest", f"{published_digest(result)} of the result and all records; publish this one")
+        yield from _replays(folder, loaded, _chosen(folder, trainings, steps), steps, Path(scratch) / "steps")
+        yield from _scores(folder, loaded, trainings, scores, Path(scratch) / "scores")
 
 
 def _loaded(run_dir: Path, data: str, weights: str) -> Loaded:
@@ -69,26 +76,21 @@ def _trainings(folder: Path) -> list[Path]:
 
 
 def _result(folder: Path) -> RunResult | None:
+    """The result of a folder; None also where it is not valid, which is found before."""
     try:
-        return read_result(folder)
+        result = read_result(folder)
     except CheckpointError:
         return None
+    return None if result is not None and odd_field(result) else result
 
 
 def _check_inputs(run_dir: Path, loaded: Loaded, scratch: Path, reads_bytes: bool) -> Iterator[Finding]:
-    try:
-        result = read_result(run_dir)
-    except CheckpointError as error:
-        yield differs("result", str(error))
-        result = None
-    start = _last_start(run_dir)
+    result, start = _result(run_dir), _last_start(run_dir)
     if result is not None:
         try:
             yield from check_parts(run_dir, result)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             yield differs("parts", f"{run_dir / RESULT}: numbers are missing in it, or are none ({error!r})")
-    if result is not None and odd_field(result):  # found before
-        result = None
     yield check_recipe_file(loaded, result, start)
     yield from check_data(loaded.recipe, run_dir, scratch / "inputs", result, start, reads_bytes=reads_bytes)
 
@@ -122,25 +124,31 @@ def _chosen(folder: Path, trainings: Sequence[Path], steps: str) -> list[Path]:
     return [folder if folder in recorded else recorded[0]]
 
 
-def _replays(run_dir: Path, loaded: Loaded, chosen: Sequence[Path], text: str, scratch: Path) -> Iterator[Found]:
+def _replays(folder: Path, loaded: Loaded, chosen: Sequence[Path], text: str, scratch: Path) -> Iterator[Found]:
+    run_dir = run_of(folder)
     if not text:
-        yield run_dir, unchecked("replay", "no step was computed again: --replay any, A:B or all")
+        yield folder, unchecked("replay", "no step was computed again: --replay any, A:B or all")
         return
-    from vitctl.jobs.verification.again import Again, chosen_ranges, replay
+    from vitctl.jobs.verification.again import Again, by_start, chosen_ranges, replay
 
     for number, training in enumerate(chosen):
         record = _record(training)
         if record is None:
             continue
         ranges = chosen_ranges(text, record, training)
-        again = Again(run_dir, training, loaded, record.start_of(ranges[0][0]), scratch / f"{number}")
-        for finding in replay(again, record, ranges):
-            yield training, finding
+        for part, (start, pieces, problem) in enumerate(by_start(record, ranges, training)):
+            if problem:
+                yield training, unchecked("replay", problem)
+                continue
+            again = Again(run_dir, training, loaded, start, scratch / f"{number}_{part}")
+            for finding in replay(again, record, pieces):
+                yield training, finding
 
 
-def _scores(run_dir: Path, loaded: Loaded, trainings: Sequence[Path], wanted: bool, scratch: Path) -> Iterator[Found]:
+def _scores(folder: Path, loaded: Loaded, trainings: Sequence[Path], wanted: bool, scratch: Path) -> Iterator[Found]:
+    run_dir = run_of(folder)
     if not wanted:
-        yield run_dir, unchecked("score", "no image was scored again: --result")
+        yield folder, unchecked("score", "no image was scored again: --result")
         return
     from vitctl.jobs.verification.again import Again, rescore
 
