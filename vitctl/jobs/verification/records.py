@@ -132,7 +132,7 @@ def _check_log(folder: Path, steps: Steps | None, heads: Mapping[str, Any]) -> F
                     return differs("log", text)
             compared += 1
     before = f", {chain.num_before} before them of an earlier vitctl" if chain.num_before else ""
-    same = f"; numbers of {compared:,} steps as in {STEP_RECORDS}" if compared else ""
+    same = f"; numbers of {compared:,} step{'s' * (compared != 1)} as in {STEP_RECORDS}" if compared else ""
     return ok("log", f"{len(chain.links):,} lines, each follows the one before{before}{_torn(chain)}{same}")
 
 
