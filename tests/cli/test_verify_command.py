@@ -61,6 +61,9 @@ def test_verify__a_part_of_a_run_names_the_run(vitctl: Vitctl, pretrained: Path,
     said = vitctl("verify", pretrained / part)
     text = f"vitctl: {pretrained / part}: a part of a run; give the run: vitctl verify {pretrained}\n"
     assert (said.code, said.out, said.err) == (2, "", text)
+    said = vitctl("verify", pretrained / "seeds")
+    text = f"vitctl: {pretrained / 'seeds'}: there is none; give the run: vitctl verify {pretrained}\n"
+    assert (said.code, said.out, said.err) == (2, "", text)
 
 
 @pytest.mark.parametrize(

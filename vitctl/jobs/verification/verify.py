@@ -72,11 +72,11 @@ def verify(
 
 
 def _check_inside(folder: Path, run_dir: Path) -> None:
-    """Refuse a file or a folder inside a run that is no training. Raises CheckpointError."""
-    inside = folder.is_file() or (folder.is_dir() and folder != run_dir and not _has_training(folder))
-    if inside and (run_dir / RECIPE).is_file():
+    """Refuse a path inside a run that is no training. Raises CheckpointError."""
+    if folder != run_dir and (run_dir / RECIPE).is_file() and not _has_training(folder):
         training = next(path for path in folder.parents if path == run_dir or _has_own_records(path))
-        raise CheckpointError(f"{folder}: a part of a run; give the run: vitctl verify {typed(training)}")
+        what = "a part of a run" if folder.exists() else "there is none"
+        raise CheckpointError(f"{folder}: {what}; give the run: vitctl verify {typed(training)}")
 
 
 def _has_own_records(folder: Path) -> bool:
