@@ -211,7 +211,8 @@ def test_two_processes__are_compared_within_a_tolerance(tiny_data: Path, tmp_pat
     run_as_two(folder, tiny_data, **SHORT)
     assert found(folder, steps="all", scores=True) == []
     [(_, text)] = said(folder, "environment", steps="all")
-    assert "made by 2 processes, whose sum of gradients depends on their number" in text
+    words = "the last bits of numbers may be others here: made by 2 processes, whose sum of gradients depends on their number"
+    assert text.startswith(words)
     [(state, text)] = said(folder, "replay within a tolerance", steps="all") or said(folder, "replay", steps="all")
     assert state == "ok"
 

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from tests.jobs.verification.conftest import found, said
+from vitctl.jobs import provenance
+from vitctl.launch.worker import work
 
 
 def changed(run: Path, **values: Any) -> None:
@@ -84,3 +86,14 @@ def test_damaged_result__says_nothing_of_deleting_it(copy: Path) -> None:
     texts = dict(found(copy))
     assert "not a valid result of vitctl" in texts["result"]
     assert "delete" not in texts["result"]
+
+
+def test_a_finished_run_that_another_machine_scored_again__is_told(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No step is made, so that no start is recorded; the result names the other machine."""
+    with monkeypatch.context() as patched:
+        patched.setattr(provenance, "versions", lambda: {"torch": "1.0"})
+        work(copy)
+    assert found(copy) == []
+    [(state, text)] = said(copy, "provenance")
+    assert state == "not checked"
+    assert text.startswith("the run was resumed at its last step, 12, and scored again: versions is {'torch': '1.0'}, ")

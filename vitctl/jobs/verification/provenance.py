@@ -69,7 +69,7 @@ def missing_weights(folder: Path, result: RunResult) -> Finding | None:
     used = result.provenance
     name = tensors_file(AVERAGE if used.get("weights_averaged") else MODEL)
     path = step_folder(folder / CHECKPOINTS, used.get("weights_step") or 0) / name
-    if used.get("weights_step") is None or "weights_sha256" not in used or path.exists():
+    if used.get("weights_step") is None or "skipped_updates" not in used or path.exists():  # the latter: of a training
         return None
     return unchecked("weights", f"{path} is gone: the weights of the result cannot be compared")
 

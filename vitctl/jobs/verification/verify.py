@@ -115,7 +115,7 @@ def _check_rest(training: Path, *, is_asked: bool) -> Iterator[Finding]:
         yield check_marks(training, record)
     if result is None or result.status != "done" or odd_field(result):
         return
-    if (gone := missing_weights(training, result)) is not None:
+    if is_asked and (gone := missing_weights(training, result)) is not None:  # those of other seeds are not kept
         yield gone
     start = record.starts[-1] if record is not None and record.starts else None
     for finding in check_provenance(training, result, start, unused_files(training)):
