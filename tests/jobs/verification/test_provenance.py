@@ -27,7 +27,6 @@ def changed(run: Path, **values: Any) -> None:
         ("threads", 63),
         ("num_train", 71),
         ("micro_batch", 3),
-        ("versions", {"torch": "1.0"}),
     ],
 )
 def test_another_machine_in_the_result__is_named_by_its_key(copy: Path, key: str, value: Any) -> None:
@@ -36,6 +35,13 @@ def test_another_machine_in_the_result__is_named_by_its_key(copy: Path, key: str
     assert what == "provenance"
     assert text.startswith(f"{copy / 'result.json'}: {key} is {value}, ")
     assert text.endswith(" at the last start")
+
+
+def test_another_package_in_the_result__is_named(copy: Path) -> None:
+    versions = json.loads((copy / "result.json").read_text())["provenance"]["versions"]
+    changed(copy, versions=versions | {"torch": "1.0"})
+    text = f"{copy / 'result.json'}: versions.torch is 1.0, {versions['torch']} at the last start"
+    assert found(copy) == [("provenance", text)]
 
 
 def test_another_precision__is_named_by_its_key(copy: Path) -> None:
@@ -96,4 +102,5 @@ def test_a_finished_run_that_another_machine_scored_again__is_told(copy: Path, m
     assert found(copy) == []
     [(state, text)] = said(copy, "provenance")
     assert state == "not checked"
-    assert text.startswith("the run was resumed at its last step, 12, and scored again: versions is {'torch': '1.0'}, ")
+    assert text.startswith("the run was resumed at its last step, 12, and scored again: versions.")
+    assert "versions.torch is 1.0, " in text

@@ -79,5 +79,5 @@ def _elsewhere(again: Again, error: VitctlError) -> str:
     if isinstance(error, DataError):
         return f"{error}; --data SHARDS names another place"
     if isinstance(error, CheckpointError) and not again.reached and not isinstance(again.loaded.recipe, Pretrain):
-        return f"{error}; with --from START if they lie elsewhere"
+        return f"{error}; --from START names another place"
     return str(error)

@@ -37,9 +37,10 @@ def check_provenance(
     texts = []
     if start is not None:
         texts = [
-            f"{key} is {used[key]}, {getattr(start, key)} at the last start"
+            f"{name} is {now}, {before} at the last start"
             for key in compared
-            if used[key] != getattr(start, key)
+            for name, now, before in _values(key, used[key], getattr(start, key))
+            if now != before
         ]
         more, keys = _numbers(used, start)
         texts, compared = [*texts, *more], [*compared, *keys]
@@ -72,6 +73,13 @@ def missing_weights(folder: Path, result: RunResult) -> Finding | None:
     if used.get("weights_step") is None or "skipped_updates" not in used or path.exists():  # the latter: of a training
         return None
     return unchecked("weights", f"{path} is gone: the weights of the result cannot be compared")
+
+
+def _values(key: str, now: Any, before: Any) -> list[tuple[str, Any, Any]]:
+    """Name and the two values of what a key holds: of each package, or the key's own."""
+    if not isinstance(now, dict) or not isinstance(before, dict):
+        return [(key, now, before)]
+    return [(f"{key}.{one}", now.get(one, "none"), before.get(one, "none")) for one in sorted({*now, *before})]
 
 
 def _numbers(used: dict[str, Any], start: StartLine) -> tuple[list[str], list[str]]:
