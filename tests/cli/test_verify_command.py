@@ -1,10 +1,17 @@
 """`vitctl verify` as it is typed: its lines, and its exit codes."""
 
+import io
+import re
 import shutil
 from pathlib import Path
 
+import pytest
+
 from tests.cli.conftest import Vitctl
 from tests.launch.conftest import lock_held
+from vitctl.cli.show.console import PlainConsole
+from vitctl.cli.show.findings import FindingsScreen
+from vitctl.jobs.verification.finding import ok
 
 
 def test_verify__an_honest_run(vitctl: Vitctl, pretrained: Path) -> None:
@@ -12,23 +19,26 @@ def test_verify__an_honest_run(vitctl: Vitctl, pretrained: Path) -> None:
     assert (said.code, said.err) == (0, "")
     lines = said.out.splitlines()
     assert "ok          replay: steps 19 to 20: equal, bit for bit" in lines
-    assert [line for line in lines if not line.startswith("ok ")] == ["everything that was compared is as recorded"]
+    rest, last = [line for line in lines if not line.startswith("ok ")]
+    assert re.fullmatch(r"not checked the rest: nothing else records .*eval_resize, .*env\.json", rest)
+    assert last == "everything that was compared is as recorded"
     said = vitctl("verify", pretrained)
     assert said.code == 0
     unchecked = [line for line in said.out.splitlines() if line.startswith("not checked ")]
-    assert unchecked == [
+    assert unchecked[1:] == [
         "not checked shards: their bytes: --bytes holds every shard against its index",
-        "not checked replay: no step was computed again: --replay any, A:B or all",
+        "not checked replay: no step was computed again: --replay any, A, A:B or all",
         "not checked score: no image was scored again: --result",
     ]
+    assert said.out.endswith("everything that was compared is as recorded; not checked: shards, replay, score\n")
 
 
-def test_verify__a_changed_run_ends_with_1(vitctl: Vitctl, pretrained: Path, tmp_path: Path) -> None:
+def test_verify__a_changed_run_ends_with_2(vitctl: Vitctl, pretrained: Path, tmp_path: Path) -> None:
     shutil.copytree(pretrained, tmp_path / "run")
     log = tmp_path / "run" / "log.jsonl"
     log.write_text(log.read_text().replace('"time": 1', '"time": 2', 1))
     said = vitctl("verify", "run")
-    assert (said.code, said.err) == (1, "")
+    assert (said.code, said.err) == (2, "")
     assert "DIFFERS     log: run/log.jsonl, line 1: does not follow the line before" in said.out
     assert said.out.splitlines()[-1] == "something differs"
 
@@ -44,3 +54,56 @@ def test_verify__errors_are_one_line(vitctl: Vitctl, pretrained: Path) -> None:
     with lock_held(pretrained):
         said = vitctl("verify", pretrained)
     assert (said.code, said.err) == (2, f"vitctl: {pretrained}: is running; verify it when it has ended\n")
+
+
+@pytest.mark.parametrize("part", ["checkpoints", "checkpoints/step_00000020", "log.jsonl", "trace.bin"])
+def test_verify__a_part_of_a_run_names_the_run(vitctl: Vitctl, pretrained: Path, part: str) -> None:
+    said = vitctl("verify", pretrained / part)
+    text = f"vitctl: {pretrained / part}: a part of a run; give the run: vitctl verify {pretrained}\n"
+    assert (said.code, said.out, said.err) == (2, "", text)
+    said = vitctl("verify", pretrained / "seeds")
+    text = f"vitctl: {pretrained / 'seeds'}: there is none; give the run: vitctl verify {pretrained}\n"
+    assert (said.code, said.out, said.err) == (2, "", text)
+
+
+@pytest.mark.parametrize(
+    ("steps", "words"),
+    [
+        ("foo", "should be a step as 30, steps as 1200:1210, or any, or all"),
+        ("3:", "should be a step as 30, steps as 1200:1210, or any, or all"),
+        ("5:3", "the first step is behind the last; did you mean 3:5?"),
+        ("0:5", "steps count from 1"),
+    ],
+)
+def test_verify__a_wrong_replay_is_refused_before_anything_is_read(vitctl: Vitctl, steps: str, words: str) -> None:
+    said = vitctl("verify", "gone", "--replay", steps)
+    assert (said.code, said.out, said.err) == (2, "", f"vitctl: --replay {steps}: {words}\n")
+
+
+def test_verify__steps_behind_the_last_are_refused_before_anything_is_checked(vitctl: Vitctl, pretrained: Path) -> None:
+    said = vitctl("verify", pretrained, "--replay", "19:30")
+    assert (said.code, said.out) == (2, "")
+    assert said.err == f"vitctl: --replay 19:30: {pretrained} has records of steps 1 to 20\n"
+
+
+def test_screen__wraps_beside_the_label_on_a_terminal() -> None:
+    shown = io.StringIO()
+    screen = FindingsScreen(PlainConsole(file=shown, force_terminal=True, width=40, color_system=None))
+    screen.show(ok("steps", "twelve records, each follows the one before; head 0123"), "sweep/lr_0.1")
+    assert [line.rstrip() for line in shown.getvalue().splitlines()] == [
+        "ok          sweep/lr_0.1: steps: twelve",
+        "            records, each follows the",
+        "            one before; head 0123",
+    ]
+
+
+def test_screen__tells_how_far_a_replay_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = FindingsScreen(PlainConsole(file=io.StringIO(), force_terminal=True, width=80))
+    monkeypatch.setattr("vitctl.cli.show.findings.time.monotonic", iter((100.0, 104.0, 200.0)).__next__)
+    for first, step, text in (
+        (9, 9, "replaying: step 1 of 12"),
+        (9, 11, "replaying: step 3 of 12, left 0:18"),
+        (5, 5, "replaying: step 1 of 16"),
+    ):
+        screen.replaying(first, 20, step)
+        assert screen.view().plain == text

@@ -19,6 +19,7 @@ from tests.cli.conftest import Vitctl
 from tests.conftest import TINY
 from tests.docs.conftest import PAGES, photo
 from vitctl.engine import training
+from vitctl.engine.trace.recorder import read_marks_header
 from vitctl.launch.run_folder import LOCK
 from vitctl.models.vit import VisionTransformer
 
@@ -200,6 +201,24 @@ def _(_home: Path, vitctl: Vitctl, _monkeypatch: pytest.MonkeyPatch) -> str:
     assert vitctl("evaluate", "--from", "RUN", "--data", "data/mine", "--split", "train", "--out", "runs/c").code == 0
     said = vitctl("compare", "runs/a", "runs/c")
     return said.out + said.err
+
+
+typed("Verify: not checked", "verify RUN --data data/gone")
+
+
+@situation("Verify: something differs")
+def _(home: Path, vitctl: Vitctl, _monkeypatch: pytest.MonkeyPatch) -> str:
+    for name, old, new in (("log.jsonl", '"time": 1', '"time": 2'), ("recipe.toml", "seed = 0", "seed = 7")):
+        path = home / "RUN" / name
+        assert old in path.read_text()
+        path.write_text(path.read_text().replace(old, new, 1))
+    header = read_marks_header(home / "RUN/trace.bin")
+    assert header is not None
+    flip_a_bit(home / "RUN/trace.bin", header.begin(2))
+    return vitctl("verify", "RUN").out
+
+
+typed("Verify: a part of a run", "verify RUN/checkpoints")
 
 
 def pattern(quoted: str) -> str:

@@ -16,7 +16,7 @@ def verify(
     replay: Annotated[
         str,
         typer.Option(
-            "--replay", help="Compute steps again and compare every bit: 1200:1210, any (a few at random) or all."
+            "--replay", help="Compute steps again and compare every bit: 30, 1200:1210, any (a few at random) or all."
         ),
     ] = "",
     result: Annotated[bool, typer.Option("--result", help="Score the weights again and compare the counts.")] = False,
@@ -26,23 +26,28 @@ def verify(
 ) -> None:
     """Hold a run against its records, or repeat a part of it. For example: vitctl verify runs/NAME --replay any
 
-    The run is only read. Exit code 0: everything that was compared is as recorded; 1: something differs.
+    The run is only read. Exit codes: 0 everything that was compared is as recorded; 2 something differs (the last line says so), or
+    an error that you can fix; 1 a bug of vitctl.
     """
-    from vitctl.cli.show.render import CONSOLE, waiting
+    from vitctl.cli.show.findings import FindingsScreen
+    from vitctl.cli.show.render import CONSOLE
     from vitctl.errors import LaunchError
     from vitctl.jobs.record.identity import run_of
+    from vitctl.jobs.verification.finding import REST
     from vitctl.jobs.verification.verify import verify as findings
     from vitctl.launch.run_folder import is_running
 
     if is_running(run_of(run)):
         raise LaunchError(f"{run}: is running; verify it when it has ended")
-    failed = False
-    with waiting("verifying"):
-        for folder, found in findings(run, steps=replay, scores=result, reads_bytes=bytes_, data=data, weights=from_):
+    failed, unchecked = False, dict[str, None]()
+    with FindingsScreen() as screen:
+        options = {"steps": replay, "data": data, "weights": from_}
+        for folder, found in findings(run, **options, scores=result, reads_bytes=bytes_, progress=screen.replaying):
             failed |= found.state == "differs"
-            inside = "" if folder == run else f"{folder.relative_to(run)}: "
-            text = f"{found.state.upper() if found.state == 'differs' else found.state:<12}{inside}{found.what}: {found.text}"
-            CONSOLE.print(text, markup=False, highlight=False, soft_wrap=True)
-    CONSOLE.print("something differs" if failed else "everything that was compared is as recorded", markup=False)
+            unchecked |= {found.what: None} if found.state == "not checked" and found.what != REST else {}
+            screen.show(found, "" if folder == run else f"{folder.relative_to(run)}")
+    left_out = f"; not checked: {', '.join(unchecked)}" if unchecked else ""
+    text = "something differs" if failed else f"everything that was compared is as recorded{left_out}"
+    CONSOLE.print(text, markup=False, soft_wrap=True)
     if failed:
-        raise typer.Exit(1)
+        raise typer.Exit(2)  # as `compare`: 1 is a bug

@@ -25,6 +25,7 @@ from vitctl.system.files import no_links, read_bytes, write_bytes, write_text
 from vitctl.system.text import escaped_json
 
 LOG = "log.jsonl"
+CHANGED = "the recipe was changed on purpose"  # how the warning about it begins
 CHAINED = (LOG, STEP_RECORDS)
 WATCH_SECONDS = 5.0
 SHOW_SECONDS = 1.0

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vitctl.engine.journal import LOG, Journal, write_run_json
+from vitctl.engine.journal import CHANGED, LOG, Journal, write_run_json
 from vitctl.engine.run_files import CHECKPOINTS, RECIPE, STATE, no_permission, step_folders, step_of
 from vitctl.errors import LaunchError, RecipeError, VitctlError
 from vitctl.launch.command import LaunchConfig, launch_line, write_accelerate_config
@@ -119,7 +119,7 @@ def _prepare(loaded: Loaded, run_dir: Path, allow: Sequence[str], config: Launch
         if allow:
             note_allowed(run_dir, allow)
         if changed:
-            Journal(run_dir / LOG).write("warning", step=0, text=f"the recipe was changed on purpose: {changed}")
+            Journal(run_dir / LOG).write("warning", step=0, text=f"{CHANGED}: {changed}")
         write_accelerate_config(run_dir, loaded.recipe, config)
         write_text(run_dir / "launch.txt", printable(launch_line(run_dir, loaded.recipe, config)) + "\n")
         write_run_json(run_dir / "env.json", environment())

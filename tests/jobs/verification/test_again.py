@@ -46,7 +46,7 @@ def test_honest_run__is_equal_bit_for_bit(train: Train, values: dict[str, Any]) 
     folder = train("a", **values)
     assert found(folder, steps="all", scores=True) == []
     assert said(folder, "replay", steps="all") == EQUAL
-    assert said(folder, "replay", steps="9") == [("ok", "steps 9: equal, bit for bit")]
+    assert said(folder, "replay", steps="9") == [("ok", "step 9: equal, bit for bit")]
     assert all(state == "ok" for state, _ in said(folder, "replay", steps="any"))
 
 
@@ -211,7 +211,8 @@ def test_two_processes__are_compared_within_a_tolerance(tiny_data: Path, tmp_pat
     run_as_two(folder, tiny_data, **SHORT)
     assert found(folder, steps="all", scores=True) == []
     [(_, text)] = said(folder, "environment", steps="all")
-    assert "made by 2 processes, whose sum of gradients depends on their number" in text
+    words = "the last bits of numbers may be others here: made by 2 processes, whose sum of gradients depends on their number"
+    assert text.startswith(words)
     [(state, text)] = said(folder, "replay within a tolerance", steps="all") or said(folder, "replay", steps="all")
     assert state == "ok"
 
@@ -233,7 +234,8 @@ def test_one_process_that_saw_other_data__is_found(tiny_data: Path, tmp_path: Pa
 @pytest.mark.parametrize("text", ["0:3", "5:4", "1:13", "two", ":"])
 def test_steps_that_do_not_exist__are_one_line(finished: Path, text: str) -> None:
     with pytest.raises(
-        RecipeError, match=r"--replay .*: (should be steps as 1200:1210|\S+ has records of steps 1 to 12)"
+        RecipeError,
+        match=r"--replay .*: (should be a step as 30|\S+ has records of steps 1 to 12|steps count|the first)",
     ):
         found(finished, steps=text)
 

@@ -72,6 +72,7 @@ def test_evaluate__is_scored_again(job: Job, tmp_path: Path) -> None:
     correct = job("evaluate", "a")["metrics"]["correct"]
     folder = tmp_path / "a"
     assert found(folder, scores=True, reads_bytes=True) == []
+    assert said(folder, "weights") == []  # they are those of another run
     assert said(folder, "score", scores=True) == [("ok", f"scored again: {correct} of 23 correct, the same integers")]
     edit(folder / "result.json", f'"correct": {correct}', f'"correct": {correct + 2}')
     assert [what for what, _ in found(folder, scores=True)] == ["result", "score"]

@@ -99,7 +99,7 @@ class Screen:
             left = (total - done) * spent / done if done and spent > 0 else None
             lines.append(self._bar(self.image_pass["what"], done, total, left, since))
         elif self.waiting_for:
-            lines.append(Text(f"{self.waiting_for}  {_clock(time.monotonic() - self.began)}", no_wrap=True))
+            lines.append(Text(f"{self.waiting_for}  {clock(time.monotonic() - self.began)}", no_wrap=True))
         return Group(*lines)
 
     def _print(self, text: str) -> None:
@@ -130,9 +130,9 @@ class Screen:
         row.add_column(ratio=1)
         for _ in range(3):
             row.add_column(justify="right", no_wrap=True)
-        times = "left " + (_clock(max(0.0, left - since)) if left is not None else "-:--")
+        times = "left " + (clock(max(0.0, left - since)) if left is not None else "-:--")
         bar = ProgressBar(total=total, completed=done)
-        row.add_row(escape(name), bar, f"{done:,}/{total:,}", _clock(time.monotonic() - self.began), times)
+        row.add_row(escape(name), bar, f"{done:,}/{total:,}", clock(time.monotonic() - self.began), times)
         return row
 
     def _numbers(self) -> str:
@@ -151,7 +151,7 @@ class Screen:
         """The line that is printed when the progress bar of a training ends."""
         now = self.training
         name = f"{self.name}: " if "task" in now else ""
-        took = _clock(time.monotonic() - self.began)
+        took = clock(time.monotonic() - self.began)
         return f"{name}step {now['step']:,}/{now['total_steps']:,}  loss {now['loss']:.4f}  lr {now['lr']:.3g}  after {took}"
 
 
@@ -178,7 +178,7 @@ def _rate(value: float) -> str:
     return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
 
 
-def _clock(seconds: float) -> str:
+def clock(seconds: float) -> str:
     """1:02, 1:02:03 or 1 d 02:03."""
     minutes, second = divmod(int(seconds), 60)
     hours, minute = divmod(minutes, 60)

@@ -1,6 +1,6 @@
 """Replay: some steps of a training are repeated from a checkpoint before them and compared with their record, bit for bit."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -67,6 +67,7 @@ class Replay:
         ranges: (first, last) of the steps to compare, in ascending order.
         may_round: why the bits of numbers may differ; "" where they must agree.
         draws_differ: dropout was drawn by other processes: the loss says nothing.
+        progress: called after each step, with the first and the last of its range and the step.
     """
 
     folder: Path
@@ -74,6 +75,7 @@ class Replay:
     ranges: Sequence[tuple[int, int]]
     may_round: str = ""
     draws_differ: bool = False
+    progress: Callable[[int, int, int], None] = lambda first, last, step: None  # noqa: ARG005
     found: Replayed = field(default_factory=Replayed)
 
     def run(self, folder: Path, task: TrainingTask, trainer: Trainer, saver: Saver) -> Replayed:
@@ -91,7 +93,7 @@ class Replay:
             self.found.ranges.append((first, last))
             try:
                 begin = self._load(run, first)
-                comparison = _Comparison(self, run, task.own)
+                comparison = _Comparison(self, run, task.own, begin)
                 run_steps(trainer, replace(run.task, total_steps=last), task.batches(begin), begin, comparison)
             except _DiffersError:
                 continue
@@ -129,6 +131,7 @@ class _Comparison:
     replay: Replay
     run: Run
     positions: range
+    begin: int
 
     def log(self, step: int, result: Result, waited: float, micro_batches: list[Batch]) -> None:  # noqa: ARG002
         """Compare a step."""
@@ -143,6 +146,7 @@ class _Comparison:
         self._compare_batch(recorded, found, micro_batches)
         self._compare_numbers(recorded, found, result)
         self._compare_checkpoint(step)
+        self.replay.progress(self.begin + 1, self.replay.found.ranges[-1][1], step)
 
     def evaluate(self, step: int) -> None:
         """Nothing is scored."""

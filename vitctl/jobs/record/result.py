@@ -22,6 +22,7 @@ from vitctl.system.files import read_bytes, read_json
 from vitctl.system.text import one_line
 
 _MOST_BYTES = 256 * 2**20
+DELETE_IT = "; delete it to run again"
 _SEVERAL_SCORES = ("fewshot", "vtab")  # whose accuracy is one for each number of shots, or task
 # What the digests of data cover; those of earlier releases were of index.json alone.
 DATA_DIGEST = {"data_digest": "index, tables, views"}
@@ -153,7 +154,7 @@ def read_result(folder: Path) -> RunResult | None:
         return replace(found, metrics=with_infinities(found.metrics), provenance=with_infinities(found.provenance))
     except (CheckpointError, ValidationError) as error:
         said = str(error) if isinstance(error, CheckpointError) else _first_problem(error)
-        raise CheckpointError(f"{path}: not a valid result of vitctl ({said}); delete it to run again") from None
+        raise CheckpointError(f"{path}: not a valid result of vitctl ({said}){DELETE_IT}") from None
 
 
 def _first_problem(error: ValidationError) -> str:

@@ -1,9 +1,8 @@
 """Computing a part of a run again: the run's own job is started in a scratch folder and stopped at the training in question."""
 
-import random
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from vitctl.engine.evaluation import Score
 from vitctl.engine.journal import LOG
 from vitctl.engine.loop import Trainer
 from vitctl.engine.preemption import StopFlag
-from vitctl.engine.run_files import CHECKPOINTS, RECIPE, RESULT, step_folders, step_of
+from vitctl.engine.run_files import CHECKPOINTS, RECIPE, RESULT, step_folders
 from vitctl.engine.task import TrainingTask
 from vitctl.engine.trace.replay import TOLERANCE, Replay, Replayed, newest_before, set_threads
 from vitctl.engine.trace.steps import StartLine, Steps
@@ -29,7 +28,7 @@ from vitctl.jobs.record.kernels import ATTENTION, MICRO_BATCH
 from vitctl.jobs.record.result import RunResult
 from vitctl.jobs.record.runs import choose_weights, logged_scores
 from vitctl.jobs.verification.counts import own_counts
-from vitctl.jobs.verification.finding import Finding, differs, ok, unchecked
+from vitctl.jobs.verification.finding import Finding, Progress, differs, ok, unchecked
 from vitctl.jobs.vtab import vtab
 from vitctl.recipe.load import Loaded, Override, with_overrides
 from vitctl.recipe.schema import Evaluate, Finetune, Pretrain, Vtab
@@ -37,8 +36,6 @@ from vitctl.recipe.write import to_toml
 from vitctl.system.bounds import RUN_FILE
 from vitctl.system.files import read_bytes
 
-ANY = 3  # places that `any` replays, and steps of each
-_ANY_STEPS = 5
 _JOBS: dict[str, Callable[..., Any]] = {"pretrain": pretrain, "finetune": finetune, "vtab": vtab}
 # What a machine decides, which a replay takes from the record, and where files lie.
 _NOT_COMPARED = ("machine.precision", "data.path", "weights.source")
@@ -58,6 +55,8 @@ class Again:
         loaded: recipe.toml, with the places of data and weights on this machine.
         start: how it was computed, as recorded; None where nothing tells.
         scratch: an empty folder.
+        built_from: weights whose network is that of the training, instead of the start weights; "" for these.
+        reached: whether the training was prepared.
     """
 
     run_dir: Path
@@ -65,7 +64,8 @@ class Again:
     loaded: Loaded
     start: StartLine | None
     scratch: Path
-    notes: list[str] = field(default_factory=list)
+    built_from: str = ""
+    reached: bool = False
 
     def reach(self, act: Callable[[Path, TrainingTask, Trainer, Saver], None]) -> None:
         """Start the job up to the prepared training, and call `act` with what `fit` takes.
@@ -82,6 +82,7 @@ class Again:
         def only_this(folder: Path, task: TrainingTask, trainer: Trainer, saver: Saver) -> Score | None:
             if folder.resolve() != (self.scratch / place).resolve():
                 return self._finished(folder)
+            self.reached = True
             try:
                 act(folder, task, trainer, saver)
             finally:
@@ -112,13 +113,15 @@ class Again:
         values: dict[str, Any] = {"machine.processes": 1, "log.trackers": ()}
         if isinstance(self.loaded.recipe, Pretrain | Finetune):
             values["machine.sharding"] = "none"
+        if self.built_from:
+            values |= {"weights.source": self.built_from, "weights.which": ""}
         if self.start is not None:
             values |= {"machine.precision": self.start.precision, "machine.micro_batch": self.start.micro_batch}
             values |= {"machine.device": "cpu"} if self.start.device == "cpu" else {}
             for name in ("attention", "compile", "checkpoint_blocks"):
                 known = getattr(self.start, name)
                 values |= {f"machine.{name}": known} if known not in ("", None) else {}
-        return [Override(key, value) for key, value in values.items() if value != ""]
+        return [Override(key, value) for key, value in values.items() if value != "" or key == "weights.which"]
 
     def _copy(self, place: Path) -> None:
         """The recipe, choices that were measured, and the results of the other trainings: they need not be trained again."""
@@ -170,13 +173,14 @@ def _not_repeatable(steps: Steps, start: StartLine, first: int, last: int, folde
     return f"steps {first} to {last}: made with another recipe: {words}" if changed else ""
 
 
-def replay(again: Again, steps: Steps, ranges: Sequence[tuple[int, int]]) -> list[Finding]:
+def replay(again: Again, steps: Steps, ranges: Sequence[tuple[int, int]], progress: Progress) -> list[Finding]:
     """Repeat steps of a training and compare them with their record.
 
     Args:
         again: the training.
         steps: its record.
         ranges: (first, last) of the steps.
+        progress: called after each step.
     """
     found: list[Replayed] = []
     environment: list[str] = []
@@ -188,14 +192,14 @@ def replay(again: Again, steps: Steps, ranges: Sequence[tuple[int, int]]) -> lis
         environment.extend(dict.fromkeys(text for start in used for text in differences(start, here)))
         many = next((start for start in used if start.depends_on_processes), None)
         for key, text in identity_differences(used[-1].made_of.model_dump(), here.made_of.model_dump()):
-            if key not in _NOT_COMPARED:
+            if key not in _NOT_COMPARED and not (key == "weights" and again.built_from):
                 (environment if key == "computation" else made_of).append(text)
         reason = "; ".join(environment)
         if many is not None:
             environment.insert(0, f"made by {many.processes} processes, whose sum of gradients depends on their number")
             reason = "; ".join(environment)
         draws = many is not None and many.draws
-        found.append(Replay(again.folder, steps, ranges, reason, draws).run(folder, task, trainer, saver))
+        found.append(Replay(again.folder, steps, ranges, reason, draws, progress).run(folder, task, trainer, saver))
 
     again.reach(act)
     (result,) = found
@@ -207,19 +211,22 @@ def _inputs(made_of: Sequence[str]) -> list[Finding]:
 
 
 def _replayed(result: Replayed, environment: Sequence[str], steps: Steps) -> list[Finding]:
-    what = ", ".join(f"{first} to {last}" if first < last else f"{first}" for first, last in result.ranges)
+    what = "steps " + ", ".join(f"{first} to {last}" if first < last else f"{first}" for first, last in result.ranges)
+    if len(result.ranges) == 1 and result.ranges[0][0] == result.ranges[0][1]:
+        what = f"step {result.ranges[0][0]}"
     findings = [unchecked("replay", text) for text in dict.fromkeys(result.notes)]
     if environment:
-        findings.append(unchecked("environment", f"another here: {'; '.join(environment)}"))
+        text = f"the last bits of numbers may be others here: {'; '.join(environment)}"
+        findings.append(unchecked("environment", text))
     for one in result.differences:
         findings.append(differs("replay", f"step {one.step}: {one.text}" if one.step else one.text))
     if result.differences:
         return findings
     if not result.rounding:
-        return [*findings, ok("replay", f"steps {what}: equal, bit for bit")]
+        return [*findings, ok("replay", f"{what}: equal, bit for bit")]
     precision = steps.starts[-1].precision
     within = f"loss within {TOLERANCE.get(precision, 0):g} (at most {result.largest:.1g} off), gradient norm within ten times that"
-    text = f"steps {what}: images, labels and order equal; not the same bits from {result.rounding}; {within}"
+    text = f"{what}: images, labels and order equal; not the same bits from {result.rounding}; {within}"
     return [*findings, ok("replay within a tolerance", text)]
 
 
@@ -288,34 +295,3 @@ def _compared(score: Score, before: Score, where: str) -> Finding:
     if score != before:
         return differs("score", f"{score.correct} of {score.total} here, {before.correct} of {before.total} {where}")
     return ok("score", f"scored again: {score.correct:,} of {score.total:,} correct, the same integers")
-
-
-def chosen_ranges(text: str, steps: Steps, folder: Path) -> list[tuple[int, int]]:
-    """The steps that --replay names.
-
-    Args:
-        text: "A:B", both included; "A"; "all"; or "any": a few after checkpoints that are drawn at random, or after the start.
-        steps: the record.
-        folder: of the training.
-
-    Raises:
-        RecipeError: there are no such steps.
-    """
-    last = max(steps.by_step, default=0)
-    if not last:
-        raise RecipeError(f"{folder}: no step is recorded, so that none can be replayed")
-    if text == "all":
-        return [(1, last)]
-    if text == "any":
-        kept = [step_of(path) or 0 for path in step_folders(folder / CHECKPOINTS)]
-        places = [step for step in {0, *kept} if step < last]
-        drawn = sorted(random.SystemRandom().sample(places, min(ANY, len(places))))
-        return [(step + 1, min(step + _ANY_STEPS, last)) for step in drawn]
-    begin, _, end = text.partition(":")
-    try:
-        first, final = int(begin), int(end or begin)
-    except ValueError:
-        raise RecipeError(f"--replay {text}: should be steps as 1200:1210, or any, or all") from None
-    if not 1 <= first <= final <= last:
-        raise RecipeError(f"--replay {text}: {folder} has records of steps 1 to {last}")
-    return [(first, final)]

@@ -1,9 +1,13 @@
 """What `vitctl verify` says of one thing."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 EARLIER = "an earlier vitctl wrote it"
+# Called after each step that is replayed, with the first and the last of its range and the step.
+Progress = Callable[[int, int, int], None]
+REST = "the rest"  # what a line is about that names what nothing is compared with
 State = Literal["ok", "differs", "not checked"]
 
 
@@ -29,3 +33,7 @@ def differs(what: str, text: str) -> Finding:
 def unchecked(what: str, text: str) -> Finding:
     """It was not compared, and why."""
     return Finding(what, "not checked", text)
+
+
+def no_progress(first: int, last: int, step: int) -> None:
+    """Show nothing."""

@@ -6,47 +6,96 @@ from pathlib import Path
 from vitctl.data.source.integrity import Verification
 from vitctl.data.source.provenance import split_sources
 from vitctl.data.source.read import Source
-from vitctl.engine.journal import json_digest
+from vitctl.engine.journal import CHANGED, json_digest
 from vitctl.engine.metrics import baselines
-from vitctl.engine.trace.steps import StartLine
+from vitctl.engine.run_files import RESULT
+from vitctl.engine.trace.steps import StartLine, Steps
 from vitctl.errors import VitctlError
 from vitctl.jobs.inputs.data import open_images, open_training_images
 from vitctl.jobs.record.result import RunResult, with_recipe
 from vitctl.jobs.verification.finding import Finding, differs, ok, unchecked
+from vitctl.jobs.verification.log import readable_records
 from vitctl.jobs.vtab_suite.tasks import chosen_tasks, open_tasks
 from vitctl.recipe.load import Loaded, load_recipe
 from vitctl.recipe.neutral import deciding_values
 from vitctl.recipe.schema import Evaluate, Finetune, Pretrain, Recipe, Vtab
 
+_MOST_KEYS = 4  # that are named
 
-def check_recipe_file(loaded: Loaded, result: RunResult | None, start: StartLine | None) -> Finding:
-    """Whether recipe.toml is that of the result, or of the last start.
+
+def check_recipe_file(loaded: Loaded, result: RunResult | None, records: Sequence[Steps], is_told: bool) -> Finding:
+    """Whether recipe.toml is that of the result, and that of the starts that made the steps.
 
     Args:
         loaded: RUN/recipe.toml; places of this machine that replace some of its values are ignored.
         result: of the run; None while there is none.
-        start: the last one that was recorded; None where there is none.
+        records: of the trainings of the run.
+        is_told: the log says that the recipe was changed on purpose.
     """
     recipe = load_recipe(loaded.name).recipe
-    noted = result.provenance.get("recipe_sha256") if result is not None and result.status == "done" else None
-    if noted:
-        assert result is not None
-        same, of = with_recipe(result, recipe).provenance["recipe_sha256"] == noted, "the result"
-    elif start is not None and start.recipe_file:
-        same, of = json_digest(deciding_values(recipe)) == start.recipe_file, "the last start"
+    starts = [start for record in records for start in record.starts]
+    if result is not None and result.status == "done" and (noted := result.provenance.get("recipe_sha256")):
+        if with_recipe(result, recipe).provenance["recipe_sha256"] != noted:
+            text = "recipe.toml: its values are not those of the result"
+            return differs("recipe", text + _in_words([*_changed_keys(recipe, starts), *_resolved(result, starts)]))
+        of = "the result"
+    elif any(start.recipe_file for start in starts):
+        noted, of = "", "the last start"
     else:
         return unchecked("recipe", "no digest of it was recorded")
-    if same:
+    if not any(start.recipe_file for start in starts):
         return ok("recipe", f"recipe.toml: the values that decide the result are those of {of}")
-    return differs("recipe", f"recipe.toml: its values are not those of {of}{_changed_keys(recipe, start)}")
+    return _made_with(recipe, records, of, is_told)
 
 
-def _changed_keys(recipe: Recipe, start: StartLine | None) -> str:
-    noted = start.made_of.recipe if start is not None else {}
+def _made_with(recipe: Recipe, records: Sequence[Steps], of: str, is_told: bool) -> Finding:
+    """Whether the steps were made with the recipe."""
+    own = json_digest(deciding_values(recipe))
+    makers = [record.start_of(step) for record in records if record.starts for step in sorted(record.by_step)]
+    known = [start for start in makers if start.recipe_file]
+    others = [start for start in known if start.recipe_file != own]
+    last_ones = [record.starts[-1] for record in records if record.starts]
+    changed = _in_words(_changed_keys(recipe, others or last_ones))
+    if known and len(others) == len(known):
+        return differs(
+            "recipe", f"recipe.toml: none of the {len(known):,} recorded steps was made with its values{changed}"
+        )
+    if not known and all(start.recipe_file != own for start in last_ones):
+        return differs("recipe", f"recipe.toml: its values are not those of the last start{changed}")
+    if not others:
+        return ok("recipe", f"recipe.toml: the values that decide the result are those of {of} and of every step")
+    text = f"{len(others):,} of {len(known):,} steps{changed}"
+    if not is_told:
+        return differs("recipe", f"recipe.toml: its values are not those of {text}; the log tells of no change")
+    return ok("recipe", f"recipe.toml: its values are those of {of}; changed on purpose after {text}")
+
+
+def tells_of_a_change(folder: Path) -> bool:
+    """Whether a log says that the recipe was changed on purpose."""
+    return any(
+        record.get("kind") == "warning" and str(record.get("text")).startswith(CHANGED)
+        for record in readable_records(folder)
+    )
+
+
+def _changed_keys(recipe: Recipe, starts: Sequence[StartLine]) -> list[str]:
+    """What differs between recipe.toml and the last of these starts, in words."""
+    noted = starts[-1].made_of.recipe if starts else {}
     now = deciding_values(recipe)
     changed = [key for key in now if key in noted and now[key] != noted[key]]
-    words = [f"{key} was {noted[key] or 'unset'}, is {now[key] or 'unset'}" for key in changed[:4]]
-    return f": {'; '.join(words)}" if words else ""
+    return [f"{key} was {noted[key] or 'unset'}, is {now[key] or 'unset'}" for key in changed]
+
+
+def _resolved(result: RunResult, starts: Sequence[StartLine]) -> list[str]:
+    """The precision, which a result has from the device where the recipe says "auto"."""
+    before = starts[-1].precision if starts else ""
+    now = result.provenance.get("precision", before)
+    return [f"precision was {before}, is {now} in {RESULT}"] if before and now != before else []
+
+
+def _in_words(changed: Sequence[str]) -> str:
+    more = [f"{len(changed) - _MOST_KEYS} more"] if len(changed) > _MOST_KEYS else []
+    return f": {'; '.join([*changed[:_MOST_KEYS], *more])}" if changed else ""
 
 
 def check_data(
@@ -82,6 +131,8 @@ def check_data(
         if source.digest != noted[name]:
             text = f"{name}: digest {source.digest[:16]}, recorded {noted[name][:16]}: other images or labels, or shards written again"
             yield differs("data", text)
+            if reads_bytes:
+                yield unchecked("shards", "not read, since they are not those of the run")
             return
     if not compared:
         yield unchecked("data", "no digest of it was recorded")

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from vitctl.engine.evaluation import Score
-from vitctl.engine.journal import LOG, Record, parse_records
+from vitctl.engine.journal import LOG, Record, parse_records, read_records
 from vitctl.engine.trace.chain import QUIET, Chain, Line, read_chain
 from vitctl.engine.trace.steps import Steps, kind_of, same_number
+from vitctl.errors import LaunchError
 from vitctl.jobs.verification.finding import EARLIER, Finding, differs, ok, unchecked
 
 _ONCE = ("train", "evaluate")  # kinds that a training logs once for each step
@@ -152,3 +153,11 @@ def _repeated(records: Sequence[Record]) -> str:
             return f"a record ({kind}) of step {step} follows that of step {last[kind]}; one of the two was added"
         last[kind] = step
     return ""
+
+
+def readable_records(folder: Path) -> list[Record]:
+    """The records of a folder's log; none where it cannot be read, which `check_records` tells."""
+    try:
+        return read_records(folder / LOG)
+    except LaunchError:
+        return []

@@ -23,7 +23,7 @@ from vitctl.engine.run_files import (
 from vitctl.engine.schedule import total_steps
 from vitctl.engine.trace.steps import MOST_STEPS, Steps, read_steps
 from vitctl.errors import CheckpointError, VitctlError
-from vitctl.jobs.record.result import RunResult, read_result
+from vitctl.jobs.record.result import DELETE_IT, RunResult, read_result
 from vitctl.jobs.record.runs import TRAINING
 from vitctl.jobs.sweep import SEEDS, SWEEP
 from vitctl.jobs.verification.counts import Claims, check_counts
@@ -75,7 +75,7 @@ def _readable_result(folder: Path) -> tuple[RunResult | None, list[Finding]]:
     try:
         result = read_result(folder)
     except CheckpointError as error:
-        return None, [differs("result", str(error))]
+        return None, [differs("result", str(error).removesuffix(DELETE_IT))]
     if result is not None and (problem := odd_field(result)):
         return None, [differs("result", f"{folder / RESULT}: {problem}; it was changed")]
     return result, []

@@ -10,16 +10,27 @@ from vitctl.engine.trace.steps import StartLine, Steps, read_steps
 from vitctl.errors import CheckpointError, RecipeError, VitctlError
 from vitctl.jobs.record.identity import run_of
 from vitctl.jobs.record.result import RunResult, read_result
-from vitctl.jobs.verification.finding import Finding, differs, ok, unchecked
-from vitctl.jobs.verification.inputs import check_data, check_recipe_file
+from vitctl.jobs.verification.finding import REST, Finding, Progress, differs, no_progress, ok, unchecked
+from vitctl.jobs.verification.inputs import check_data, check_recipe_file, tells_of_a_change
+from vitctl.jobs.verification.marks import check_marks
+from vitctl.jobs.verification.provenance import check_provenance, missing_weights, unused_files
+from vitctl.jobs.verification.ranges import check_steps_text, chosen_ranges
 from vitctl.jobs.verification.records import check_parts, check_records, odd_field, published_digest
 from vitctl.recipe.load import Loaded, Override, load_recipe
+from vitctl.system.text import typed
 
 Found = tuple[Path, Finding]  # folder of a training, and what was found of it
 
 
 def verify(
-    folder: Path, *, steps: str = "", scores: bool = False, reads_bytes: bool = False, data: str = "", weights: str = ""
+    folder: Path,
+    *,
+    steps: str = "",
+    scores: bool = False,
+    reads_bytes: bool = False,
+    data: str = "",
+    weights: str = "",
+    progress: Progress = no_progress,
 ) -> Iterator[Found]:
     """Hold a run, or one training inside it, against its records; the run is only read.
 
@@ -30,26 +41,32 @@ def verify(
         reads_bytes: read every shard.
         data: where the shards lie on this machine; "" for where recipe.toml says.
         weights: the start weights, likewise.
+        progress: called while steps are replayed.
 
     Returns:
         one after the other, the folder of a training and what was found of it.
 
     Raises:
-        CheckpointError: the folder is no run.
+        CheckpointError: the folder is no run and no training inside one.
         RecipeError: there are no such steps.
     """
+    check_steps_text(steps)
     run_dir = run_of(folder)
+    _check_inside(folder, run_dir)
     if not (run_dir / RECIPE).is_file():
         raise CheckpointError(f"{folder}: not a run, it has no {RECIPE}; give a run folder, such as runs/NAME")
     loaded = _loaded(run_dir, data, weights)
     trainings = _trainings(folder)
     early = bool(getattr(getattr(loaded.recipe, "evaluation", None), "early_stopping", False))
     failed = False
+    planned = _planned(folder, trainings, steps)
     with tempfile.TemporaryDirectory(prefix="vitctl-verify-") as scratch:
         for training in trainings:
             recipe = loaded.recipe if training == run_dir else None
             for finding in check_records(training, recipe, early_stopping=early):
                 failed |= finding.state == "differs"
+                yield training, finding
+            for finding in _check_rest(training, is_asked=training == folder):
                 yield training, finding
         if folder == run_dir:
             for finding in _check_inputs(run_dir, loaded, Path(scratch), reads_bytes):
@@ -57,8 +74,24 @@ def verify(
                 yield folder, finding
         if (result := _result(folder)) is not None and result.status == "done" and not failed:
             yield folder, ok("digest", f"{published_digest(result)} of the result and all records; publish this one")
-        yield from _replays(folder, loaded, _chosen(folder, trainings, steps), steps, Path(scratch) / "steps")
+        yield from _replays(folder, loaded, planned, Path(scratch) / "steps", progress)
         yield from _scores(folder, loaded, trainings, scores, Path(scratch) / "scores")
+
+
+def _check_inside(folder: Path, run_dir: Path) -> None:
+    """Refuse a path inside a run that is no training. Raises CheckpointError."""
+    if folder != run_dir and (run_dir / RECIPE).is_file() and not _has_training(folder):
+        training = next(path for path in folder.parents if path == run_dir or _has_own_records(path))
+        what = "a part of a run" if folder.exists() else "there is none"
+        raise CheckpointError(f"{folder}: {what}; give the run: vitctl verify {typed(training)}")
+
+
+def _has_own_records(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in (RESULT, STEP_RECORDS))
+
+
+def _has_training(folder: Path) -> bool:
+    return any(True for name in (RESULT, STEP_RECORDS) for _ in folder.rglob(name))
 
 
 def _loaded(run_dir: Path, data: str, weights: str) -> Loaded:
@@ -84,6 +117,21 @@ def _result(folder: Path) -> RunResult | None:
     return None if result is not None and odd_field(result) else result
 
 
+def _check_rest(training: Path, *, is_asked: bool) -> Iterator[Finding]:
+    """The marks, and the provenance of the result, of one training."""
+    record, result = _record(training), _result(training)
+    if record is not None and record.by_step:
+        yield check_marks(training, record)
+    if result is None or result.status != "done" or odd_field(result):
+        return
+    if is_asked and (gone := missing_weights(training, result)) is not None:  # those of other seeds are not kept
+        yield gone
+    start = record.starts[-1] if record is not None and record.starts else None
+    for finding in check_provenance(training, result, start, unused_files(training)):
+        if is_asked or finding.what != REST:
+            yield finding
+
+
 def _check_inputs(run_dir: Path, loaded: Loaded, scratch: Path, reads_bytes: bool) -> Iterator[Finding]:
     result, start = _result(run_dir), _last_start(run_dir)
     if result is not None:
@@ -91,7 +139,8 @@ def _check_inputs(run_dir: Path, loaded: Loaded, scratch: Path, reads_bytes: boo
             yield from check_parts(run_dir, result)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             yield differs("parts", f"{run_dir / RESULT}: numbers are missing in it, or are none ({error!r})")
-    yield check_recipe_file(loaded, result, start)
+    records = [record for training in _trainings(run_dir) if (record := _record(training)) is not None]
+    yield check_recipe_file(loaded, result, records, tells_of_a_change(run_dir))
     yield from check_data(loaded.recipe, run_dir, scratch / "inputs", result, start, reads_bytes=reads_bytes)
 
 
@@ -124,24 +173,40 @@ def _chosen(folder: Path, trainings: Sequence[Path], steps: str) -> list[Path]:
     return [folder if folder in recorded else recorded[0]]
 
 
-def _replays(folder: Path, loaded: Loaded, chosen: Sequence[Path], text: str, scratch: Path) -> Iterator[Found]:
-    run_dir = run_of(folder)
-    if not text:
-        yield folder, unchecked("replay", "no step was computed again: --replay any, A:B or all")
-        return
-    from vitctl.jobs.verification.again import Again, by_start, chosen_ranges, replay
+def _planned(folder: Path, trainings: Sequence[Path], text: str) -> list[tuple[Path, list[tuple[int, int]]]]:
+    """The trainings that --replay is about, with (first, last) of their steps; none for one whose record cannot be read."""
+    planned = []
+    for training in _chosen(folder, trainings, text) if text else ():
+        record = _record(training)
+        planned.append((training, chosen_ranges(text, record, training) if record is not None else []))
+    return planned
 
-    for number, training in enumerate(chosen):
+
+def _replays(
+    folder: Path,
+    loaded: Loaded,
+    planned: Sequence[tuple[Path, list[tuple[int, int]]]],
+    scratch: Path,
+    progress: Progress,
+) -> Iterator[Found]:
+    run_dir = run_of(folder)
+    if not planned:
+        yield folder, unchecked("replay", "no step was computed again: --replay any, A, A:B or all")
+        return
+    from vitctl.jobs.verification.again import Again, by_start
+    from vitctl.jobs.verification.elsewhere import replay_here
+
+    for number, (training, ranges) in enumerate(planned):
         record = _record(training)
         if record is None:
+            yield training, unchecked("replay", f"{training / STEP_RECORDS} cannot be read")
             continue
-        ranges = chosen_ranges(text, record, training)
         for part, (start, pieces, problem) in enumerate(by_start(record, ranges, training)):
             if problem:
                 yield training, unchecked("replay", problem)
                 continue
             again = Again(run_dir, training, loaded, start, scratch / f"{number}_{part}")
-            for finding in replay(again, record, pieces):
+            for finding in replay_here(again, record, pieces, progress):
                 yield training, finding
 
 
@@ -150,9 +215,10 @@ def _scores(folder: Path, loaded: Loaded, trainings: Sequence[Path], wanted: boo
     if not wanted:
         yield folder, unchecked("score", "no image was scored again: --result")
         return
-    from vitctl.jobs.verification.again import Again, rescore
+    from vitctl.jobs.verification.again import Again
+    from vitctl.jobs.verification.elsewhere import rescore_here
 
     for number, training in enumerate(trainings):
         if (training / STEP_RECORDS).is_file() or training == run_dir:
             again = Again(run_dir, training, loaded, _last_start(training), scratch / f"{number}")
-            yield training, rescore(again, _result(training))
+            yield training, rescore_here(again, _result(training))
