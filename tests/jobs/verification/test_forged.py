@@ -251,3 +251,12 @@ def test_a_file_of_tensors_that_no_digest_covers__differs(copy: Path) -> None:
     rewrite(copy, put(digest, "record", "checkpoints", "step_00000012"))
     fifo(path.with_name("ema.safetensors"))
     assert "ema.safetensors is not named in state.json; it was added" in dict(found(copy))["checkpoint"]
+
+
+@pytest.mark.parametrize("value", [None, 0])
+def test_score__of_a_result_without_its_counts_differs(copy: Path, value: Any) -> None:
+    """What is scored again is held against the result too, not only against the log."""
+    rewrite(copy, pop("metrics", "correct") if value is None else put(value, "metrics", "correct"))
+    [(state, text)] = said(copy, "score", scores=True)
+    assert state == "differs"
+    assert " here, " in text

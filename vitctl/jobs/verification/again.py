@@ -264,7 +264,7 @@ def rescore(again: Again, result: RunResult | None) -> Finding:
         alone = with_overrides(again.loaded, [Override("machine.processes", 1)]).recipe
         assert isinstance(alone, Evaluate)
         here = evaluate(alone, again.scratch).metrics
-        return _compared(Score.of(here), Score.of(result.metrics), "in the result")
+        return _compared(Score.of(here), _claimed(result), "in the result")
     try:
         path, chosen = choose_weights(again.folder)
     except VitctlError as error:
@@ -284,14 +284,22 @@ def rescore(again: Again, result: RunResult | None) -> Finding:
     (score,) = scores
     if score is None:
         return unchecked("score", "there are no images to score")
-    if result is not None and result.status == "done" and own_counts(result):
-        claimed = Score.of(own_counts(result))
-        if claimed != logged:
-            return _compared(score, claimed, "in the result")
+    if result is not None and result.status == "done" and _claimed(result) != logged:
+        return _compared(score, _claimed(result), "in the result")
     return _compared(score, logged, f"logged at step {chosen.step}")
 
 
-def _compared(score: Score, before: Score, where: str) -> Finding:
+def _claimed(result: RunResult) -> Score | None:
+    """The counts of a result; None where it has none."""
+    try:
+        return Score.of(own_counts(result))
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return None
+
+
+def _compared(score: Score, before: Score | None, where: str) -> Finding:
+    if before is None:
+        return differs("score", f"{score.correct} of {score.total} here, no counts {where}")
     if score != before:
         return differs("score", f"{score.correct} of {score.total} here, {before.correct} of {before.total} {where}")
     return ok("score", f"scored again: {score.correct:,} of {score.total:,} correct, the same integers")
