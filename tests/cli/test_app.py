@@ -1,5 +1,6 @@
 """Exit codes, and errors of one line."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -95,6 +96,19 @@ def test_an_interrupt__is_a_stop(vitctl: Vitctl, tiny_data: Path, monkeypatch: p
     monkeypatch.setattr(jobs, "pretrain", interrupted)
     said = vitctl("pretrain", "--recipe", TINY, "--data", tiny_data)
     assert (said.code, said.err) == (3, "vitctl: stopped\n")
+
+
+@pytest.mark.parametrize(
+    "words", [("recipes", "list"), ("recipes", "explain", "schedule.lanes"), ("runs", "--in", ".")]
+)
+def test_a_closed_pipe__ends_with_0_whatever_prints(words: tuple[str, ...], tmp_path: Path) -> None:
+    """Rich and Click would end with 1; nobody reads a byte here, so that the first line already finds the pipe closed."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    line = [sys.executable, "-m", "vitctl", *words]
+    done = subprocess.run(line, stdout=writer, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_closed_pipe__is_no_traceback() -> None:

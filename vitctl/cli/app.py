@@ -94,6 +94,10 @@ def main() -> None:
         code = EXIT_STOPPED
     except BrokenPipeError:
         code = 0  # who reads has had enough, as `head`
+    except SystemExit as ended:
+        if not isinstance(ended.__context__, BrokenPipeError):  # Click ends with 1 then
+            raise
+        code = 0
     except Exception as error:
         code = _report_error(error)
     restore_output()

@@ -1,5 +1,7 @@
 """The console for all output: control characters in names and messages are escaped, never executed."""
 
+import errno
+import os
 from collections.abc import Iterable
 from typing import IO, Any, cast
 
@@ -27,6 +29,10 @@ class PlainConsole(Console):
     def file(self, new: IO[str]) -> None:
         """Set the stream."""
         _FILE.fset(self, new)
+
+    def on_broken_pipe(self) -> None:
+        """Who reads has had enough: `main` ends the command with code 0, where Rich would end it with 1."""
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
     def render_str(self, text: str, **options: Any) -> Text:
         """Text with markup, before its width is measured, so that columns stay aligned."""
