@@ -10,6 +10,7 @@ from typing import Any
 
 import hypothesis
 import pytest
+import torch
 from hypothesis import strategies as st
 
 from tests.conftest import Run, checkpoint, command, paced, records, run_as, sample_keys, started
@@ -237,3 +238,15 @@ def test_lanes__what_would_change_the_bits_is_refused_on_resume(
         run("a", **values, **{"schedule.threads": 2})
     run("a", **values)
     assert checkpoint(folder, 8) == checkpoint(one, 8)
+
+
+def test_lanes__the_result_names_the_threads_of_the_training(run: Run, data: Path) -> None:
+    """A process alone has as many threads as cores before and after it."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(before + 1)
+    try:
+        folder = run("a", **{**LANES, "data.path": str(data), "schedule.total_steps": 3, "schedule.threads": before})
+    finally:
+        torch.set_num_threads(before)
+    assert json.loads((folder / "result.json").read_text())["provenance"]["threads"] == before
+    assert not [finding.text for _, finding in verify(folder) if finding.state == "differs"]

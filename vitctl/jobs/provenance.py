@@ -49,6 +49,12 @@ def computed(runtime: Runtime) -> dict[str, Any]:
     return own | {"versions": versions()}
 
 
+def computed_training(recipe: TrainRecipe, runtime: Runtime) -> dict[str, Any]:
+    """The same for a training, which with lanes has a number of threads of its own on a CPU."""
+    own = computed(runtime)
+    return own | ({"threads": recipe.schedule.threads} if recipe.schedule.lanes and "threads" in own else {})
+
+
 def versions() -> dict[str, str]:
     """Installed versions of the packages in VERSIONS."""
     return installed(VERSIONS)
@@ -111,7 +117,7 @@ def trained(
     """
     machine = recipe.machine
     own = {
-        **computed(runtime),
+        **computed_training(recipe, runtime),
         "attention": machine.attention,
         "compiled": machine.compile,
         "micro_batch": machine.micro_batch,

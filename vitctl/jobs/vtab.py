@@ -16,7 +16,7 @@ from vitctl.jobs.inputs.length import TASK_IMAGES, fitted_recipe
 from vitctl.jobs.inputs.network import rates_in_words, unseen_pixels
 from vitctl.jobs.inputs.same_inputs import check_found
 from vitctl.jobs.inputs.weights import weights_of
-from vitctl.jobs.provenance import computed, shown, weights_used
+from vitctl.jobs.provenance import computed_training, shown, weights_used
 from vitctl.jobs.record.integrity import verified, verify
 from vitctl.jobs.record.kernels import dropout_draws
 from vitctl.jobs.record.result import DATA_DIGEST, RunResult
@@ -129,7 +129,7 @@ def _provenance(context: SuiteContext, data: Sequence[TaskData], setting: Settin
     return weights_used(context.found, recipe.weights) | {
         "suite": recipe.vtab.suite,
         "protocol": "light" if recipe.vtab.light else "fine-tuning",
-        **computed(context.runtime),
+        **computed_training(recipe, context.runtime),
         **shown(scored_as(context)),
         "augment": recipe.data.augment,
         "seeds": list(recipe.vtab.seeds),
