@@ -190,7 +190,7 @@ class FakeCard(FakeTensorMode):
             return self._copied(func, types, args, kwargs)
         if len(of_host) == len(tensors) and target != CARD:
             return self._on_host(func, args, kwargs)
-        if packet in _WAITING or _TAGS & {*func.tags} or _reads_mask(packet, args):
+        if _waits(func, args):
             _wait(str(func))
             if packet is aten._local_scalar_dense:
                 return torch.zeros((), dtype=args[0].dtype).item()
@@ -270,10 +270,11 @@ def _asks_for_device(func: Any, args: Any) -> bool:
     return func is torch.ops.prim.device.default and args[0].fake_device.type == "cuda"
 
 
-def _reads_mask(packet: Any, args: Any) -> bool:
-    """Whether an index is a mask, whose places are counted first, or on the CPU, from where it is copied."""
+def _waits(func: Any, args: Any) -> bool:
+    """Whether an operation on the card waits; with an index where it is a mask, whose places are counted, or on the CPU."""
+    packet = func.overloadpacket
     if packet not in (aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_):
-        return False
+        return packet in _WAITING or bool(_TAGS & {*func.tags})
     used = [index for index in args[1] if index is not None]
     fills = packet is not aten.index and args[2].numel() == 1 and all(index.dtype == torch.bool for index in used)
     return not fills and any(index.dtype == torch.bool or not isinstance(index, FakeTensor) for index in used)

@@ -47,6 +47,7 @@ PASSES: dict[str, Callable[[Tensor], Any]] = {
     "to host, read later": lambda x: x.to("cpu", non_blocking=True).sum().item(),
     "copy to pinned": lambda x: torch.empty(6, pin_memory=True).copy_(x, non_blocking=True),
     "one_hot": lambda x: F.one_hot(x.long(), 7),
+    "index from the card": lambda x: x[torch.arange(3, device="cuda")],
     "fill": lambda x: x.clone().masked_fill_(x > 0, 1.0),
     "assign to a mask": lambda x: x.clone().__setitem__(x > 0, 0.0),
     "assign a number": lambda x: x.clone().__setitem__(0, 3.0),
