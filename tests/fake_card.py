@@ -111,11 +111,25 @@ class FakeCard(FakeTensorMode):
         self.waits: list[str] = []
         self.stream = FakeStream(name="compute")
         self._watched = False
-        self._num_events = 0
+        self._num_events = self._depth = 0
         self._pinned: weakref.WeakKeyDictionary[torch.UntypedStorage, bool] = weakref.WeakKeyDictionary()
         self._stack = ExitStack()
 
     def __enter__(self) -> "FakeCard":
+        if not self._depth:  # the mode enters itself to make some tensors
+            self._replace()
+        self._depth += 1
+        super().__enter__()
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        super().__exit__(*raised)
+        self._depth -= 1
+        if not self._depth:
+            self._cards.remove(self)
+            self._stack.close()
+
+    def _replace(self) -> None:
         dispatch = FakeTensor.__torch_dispatch__.__func__  # type: ignore[attr-defined]
 
         def with_meta(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -135,13 +149,6 @@ class FakeCard(FakeTensorMode):
         self._stack.enter_context(patch.object(FakeTensor, "__torch_dispatch__", classmethod(with_meta)))
         self._stack.enter_context(patch.object(torch.Tensor, "record_stream", _record_stream, create=True))
         self._cards.append(self)
-        super().__enter__()
-        return self
-
-    def __exit__(self, *raised: Any) -> None:
-        super().__exit__(*raised)
-        self._cards.remove(self)
-        self._stack.close()
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -194,7 +201,7 @@ class FakeCard(FakeTensorMode):
             _wait(str(func))
             if packet is aten._local_scalar_dense:
                 return torch.zeros((), dtype=args[0].dtype).item()
-        if any(one.dim() for one in of_host):
+        if len(of_host) < len(tensors) and any(one.dim() for one in of_host):
             shapes = ", ".join(f"{list(one.shape)} on {one.device}" for one in tensors)
             raise WrongDeviceError(f"{func}: {shapes}")
         args, kwargs = tree_map(self._as_fake, (args, kwargs))

@@ -55,7 +55,11 @@ PASSES: dict[str, Callable[[Tensor], Any]] = {
         float(torch.tensor([1.0, 2.0])[torch.tensor([True, False])]),
         torch.ones(3).tolist(),
     ],
-    "made there": lambda _: [torch.arange(3, device="cuda"), torch.full((3,), 0.5, device="cuda")],
+    "made there": lambda _: [
+        torch.empty_like(torch.ones(3), device="cuda"),
+        torch.arange(3, device="cuda"),
+        torch.full((3,), 0.5, device="cuda"),
+    ],
     "slices": lambda x: x[1:3] + x[::2][:2],
     "foreach": lambda x: torch._foreach_lerp_([x.clone()], [x], 0.1) or torch._foreach_norm([x, x]),
 }
