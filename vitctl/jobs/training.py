@@ -235,6 +235,7 @@ def _train(
         log_sample_keys=recipe.log.sample_keys,
         max_bad_fraction=recipe.data.max_bad_fraction,
         warm_up=machine.compile,
+        steps_behind=int(runtime.device.type == "cuda"),
         facts=_facts(recipe, context, made_of, model.config, micro_batch, kernels) if recipe.log.trace else None,
     )
     trainer = _trainer(recipe, context, model, loss, learning_rate(recipe, steps), lanes)

@@ -16,16 +16,19 @@ Backward = Callable[[Batch, int, float], Tensor]  # (batch, step, scale of its l
 
 
 class Sums(NamedTuple):
-    """Over the global batch, the same on every process: the loss, images that count, unusable images, processes that got a signal."""
+    """Over the global batch, the same on every process: the loss, images that count, unusable images, processes that got a signal.
 
-    loss: float
-    num_images: float
-    num_bad: float
-    num_stopped: float
+    Scalars in float64 on the device, where they may not be computed yet.
+    """
+
+    loss: Tensor
+    num_images: Tensor
+    num_bad: Tensor
+    num_stopped: Tensor
 
 
 class Gradients(Protocol):
-    """Leaves the gradient of a global batch in the parameters."""
+    """Leaves the gradient of a global batch in the parameters, without waiting for the device."""
 
     @property
     def norm_dtype(self) -> torch.dtype | None:
@@ -59,13 +62,8 @@ class AllReduced:
         for batch in micro_batches:
             with synced(self.model, self.runtime.accelerator, now=batch is micro_batches[-1]):
                 losses.append(backward(batch, step, self.runtime.num_processes))
-        own = [
-            sum(float(loss) for loss in losses),
-            sum(float(batch.weights.sum()) for batch in micro_batches),
-            float(sum(len(batch.bad) for batch in micro_batches)),
-            float(stopped),
-        ]
-        return Sums(*self.runtime.sum(own))
+        row = torch.cat([_added(losses)[None], self.runtime.put(_counts(micro_batches, stopped).sum(dim=0))])
+        return Sums(*self.runtime.add(row))
 
 
 @dataclass(frozen=True)
@@ -100,7 +98,20 @@ class ByLanes:
 
         for parameter, gradient in zip(parameters, self.lane_sum.gradients(leaf), strict=True):
             parameter.grad = gradient
-        counts = [[float(batch.weights.sum()), float(len(batch.bad)), float(stopped)] for batch in micro_batches]
-        rows = [[float(loss), *row] for loss, row in zip(losses, counts, strict=True)]
-        table = self.lane_sum.table(torch.tensor(rows, dtype=torch.float64, device=self.runtime.device))
-        return Sums(*(sum(column) for column in table.T.tolist()))
+        counts = torch.cat([_counts([batch], stopped) for batch in micro_batches])
+        rows = torch.cat([torch.stack(losses).double()[:, None], self.runtime.put(counts)], dim=1)
+        return Sums(*_added([*self.lane_sum.table(rows)]))
+
+
+def _counts(batches: list[Batch], stopped: bool) -> Tensor:
+    """Images that count, unusable ones, and whether this process received a signal, float64 `[batches, 3]`, on the host."""
+    rows = [[float(batch.weights.sum()), float(len(batch.bad)), float(stopped)] for batch in batches]
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+def _added(terms: list[Tensor]) -> Tensor:
+    """The sum in float64, from left to right: the order decides the last bits, and `sum` has another in other releases of Python."""
+    total = torch.zeros_like(terms[0], dtype=torch.float64)
+    for term in terms:
+        total = total + term
+    return total

@@ -32,6 +32,12 @@ class Computation:
         """Of the parameters: the master weights stay wide under bf16."""
         return torch.float64 if self.precision == "float64" else torch.float32
 
+    def put(self, tensor: Tensor) -> Tensor:
+        """Copy numbers of the host to the device, without waiting for it."""
+        if self.device.type != "cuda":
+            return tensor.to(self.device)
+        return tensor.pin_memory().to(self.device, non_blocking=True)
+
     def autocast(self) -> AbstractContextManager[Any]:
         """Forward passes outside the wrapped model's own forward run in here."""
         return torch.autocast(self.device.type, torch.bfloat16) if self.precision == "bf16" else nullcontext()
@@ -42,6 +48,23 @@ class Computation:
         centre = torch.tensor(mean, dtype=self.dtype, device=self.device).view(1, 3, 1, 1)
         spread = torch.tensor(std, dtype=self.dtype, device=self.device).view(1, 3, 1, 1)
         return (on_device / 255.0 - centre) / spread
+
+
+class Fetched:
+    """Numbers on their way from the device to the host; without anybody waiting for them yet."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor, self._arrived = tensor, None
+        if tensor.device.type == "cuda":
+            self._tensor = tensor.to("cpu", non_blocking=True)
+            self._arrived = torch.cuda.Event()
+            self._arrived.record()
+
+    def wait(self) -> Tensor:
+        """The numbers, on the host; waits for all that the device was told before they were asked for, and for nothing later."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        return self._tensor
 
 
 @dataclass(frozen=True)
@@ -97,11 +120,19 @@ class Runtime:
         """See `Computation`."""
         return self.computation.images(images, mean, std)
 
+    def put(self, tensor: Tensor) -> Tensor:
+        """See `Computation`."""
+        return self.computation.put(tensor)
+
+    def add(self, own: Tensor) -> Tensor:
+        """Element-wise sum over all processes, in place, without waiting for the device."""
+        if self.num_processes > 1:
+            torch.distributed.all_reduce(own)
+        return own
+
     def sum(self, values: list[float]) -> list[float]:
         """Element-wise sum over all processes, in float64, the same numbers on each."""
-        total = torch.tensor(values, dtype=torch.float64, device=self.device)
-        if self.num_processes > 1:
-            torch.distributed.all_reduce(total)
+        total = self.add(torch.tensor(values, dtype=torch.float64, device=self.device))
         return [float(v) for v in total.tolist()]
 
     def sum_words(self, words: np.ndarray) -> np.ndarray:
