@@ -188,6 +188,11 @@ class FakeCard(FakeTensorMode):
         kwargs = dict(kwargs or {})
         if _asks_for_device(func, args):
             return META
+        if (
+            torch.is_inference_mode_enabled() and func._can_decompose()
+        ):  # there operations arrive before they are taken apart
+            with self:
+                return func.decompose(*args, **kwargs)
         if isinstance(target := kwargs.get("device"), torch.device) and target.type in ("meta", "cuda"):
             kwargs["device"] = target = CARD
         tensors = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)]

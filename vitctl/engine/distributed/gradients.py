@@ -56,9 +56,10 @@ class AllReduced:
         """See `Gradients`."""
         seed_step(self.seed, step, self.runtime.rank)
         losses = []
-        for batch in micro_batches:
-            with synced(self.model, self.runtime.accelerator, now=batch is micro_batches[-1]):
-                losses.append(backward(batch, step, self.runtime.num_processes))
+        with self.runtime.transfer.ahead(micro_batches) as coming:
+            for number, batch in enumerate(coming, start=1):
+                with synced(self.model, self.runtime.accelerator, now=number == len(micro_batches)):
+                    losses.append(backward(batch, step, self.runtime.num_processes))
         own = [
             sum(float(loss) for loss in losses),
             sum(float(batch.weights.sum()) for batch in micro_batches),
@@ -87,18 +88,20 @@ class ByLanes:
 
     def __call__(self, backward: Backward, step: int, micro_batches: list[Batch], stopped: bool) -> Sums:
         """See `Gradients`; the micro-batches are the leaves of this process, in order."""
-        own, losses = self.lane_sum.own, []
+        losses: list[Tensor] = []
         parameters = list(self.model.parameters())
 
         def leaf(number: int) -> Tensors:
             seed_step(self.seed, step, number)
-            losses.append(backward(micro_batches[number - own.start], step, 1))
+            losses.append(backward(next(coming), step, 1))
             taken = [parameter.grad for parameter in parameters if parameter.grad is not None]
             assert len(taken) == len(parameters), "every parameter has a gradient in every leaf"
             self.model.zero_grad(set_to_none=True)
             return taken
 
-        for parameter, gradient in zip(parameters, self.lane_sum.gradients(leaf), strict=True):
+        with self.runtime.transfer.ahead(micro_batches) as coming:  # leaves are computed in order
+            gradients = self.lane_sum.gradients(leaf)
+        for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient
         counts = [[float(batch.weights.sum()), float(len(batch.bad)), float(stopped)] for batch in micro_batches]
         rows = [[float(loss), *row] for loss, row in zip(losses, counts, strict=True)]
