@@ -200,7 +200,7 @@ def _train(
     s, machine, lanes = recipe.schedule, recipe.machine, lanes_of(recipe, runtime.num_processes)
     steps = total_steps(len(source), s.batch_size, steps=s.total_steps, epochs=s.total_epochs)
     mean, std = tuple(meta["mean"]), tuple(meta["std"])
-    normalise = partial(runtime.images, mean=mean, std=std)
+    normalise = runtime.normaliser(mean, std)
     workers = num_workers(machine, runtime)
     share = -(-s.batch_size // runtime.num_processes)
     loss = partial(objective or _classification(recipe.loss, images.mixing, recipe.seed), normalise=normalise)

@@ -11,6 +11,7 @@ from vitctl.data.loader.batches import Batch
 from vitctl.engine.distributed.lane_sum import LaneSum, Tensors
 from vitctl.engine.distributed.runtime import Runtime, seed_step
 from vitctl.engine.distributed.sharding import synced
+from vitctl.engine.distributed.transfer import sent
 
 Backward = Callable[[Batch, int, float], Tensor]  # (batch, step, scale of its loss) -> its summed loss
 
@@ -59,11 +60,12 @@ class AllReduced:
         """See `Gradients`."""
         seed_step(self.seed, step, self.runtime.rank)
         losses = []
-        for batch in micro_batches:
-            with synced(self.model, self.runtime.accelerator, now=batch is micro_batches[-1]):
-                losses.append(backward(batch, step, self.runtime.num_processes))
-        row = torch.cat([_added(losses)[None], self.runtime.put(_counts(micro_batches, stopped).sum(dim=0))])
-        return Sums(*self.runtime.add(row))
+        with self.runtime.transfer.ahead(micro_batches) as coming:
+            for number, batch in enumerate(coming, start=1):
+                with synced(self.model, self.runtime.accelerator, now=number == len(micro_batches)):
+                    losses.append(backward(batch, step, self.runtime.num_processes))
+        counts = sent(_counts(micro_batches, stopped).sum(dim=0), self.runtime.device)
+        return Sums(*self.runtime.add(torch.cat([_added(losses)[None], counts])))
 
 
 @dataclass(frozen=True)
@@ -85,21 +87,23 @@ class ByLanes:
 
     def __call__(self, backward: Backward, step: int, micro_batches: list[Batch], stopped: bool) -> Sums:
         """See `Gradients`; the micro-batches are the leaves of this process, in order."""
-        own, losses = self.lane_sum.own, []
+        losses: list[Tensor] = []
         parameters = list(self.model.parameters())
 
         def leaf(number: int) -> Tensors:
             seed_step(self.seed, step, number)
-            losses.append(backward(micro_batches[number - own.start], step, 1))
+            losses.append(backward(next(coming), step, 1))
             taken = [parameter.grad for parameter in parameters if parameter.grad is not None]
             assert len(taken) == len(parameters), "every parameter has a gradient in every leaf"
             self.model.zero_grad(set_to_none=True)
             return taken
 
-        for parameter, gradient in zip(parameters, self.lane_sum.gradients(leaf), strict=True):
+        with self.runtime.transfer.ahead(micro_batches) as coming:  # leaves are computed in order
+            gradients = self.lane_sum.gradients(leaf)
+        for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient
         counts = torch.cat([_counts([batch], stopped) for batch in micro_batches])
-        rows = torch.cat([torch.stack(losses).double()[:, None], self.runtime.put(counts)], dim=1)
+        rows = torch.cat([torch.stack(losses).double()[:, None], sent(counts, self.runtime.device)], dim=1)
         return Sums(*_added([*self.lane_sum.table(rows)]))
 
 

@@ -1,7 +1,9 @@
 """The runtime of every process of a job: accelerate, the device, and the precision."""
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from torch import Tensor, nn
 
 from vitctl.engine.distributed.process_group import broadcast_text
 from vitctl.engine.distributed.sharding import is_sharded
+from vitctl.engine.distributed.transfer import Transfer
 from vitctl.errors import LaunchError
 from vitctl.models.hardware import PEAK_TFLOPS
 
@@ -32,22 +35,32 @@ class Computation:
         """Of the parameters: the master weights stay wide under bf16."""
         return torch.float64 if self.precision == "float64" else torch.float32
 
-    def put(self, tensor: Tensor) -> Tensor:
-        """Copy numbers of the host to the device, without waiting for it."""
-        if self.device.type != "cuda":
-            return tensor.to(self.device)
-        return tensor.pin_memory().to(self.device, non_blocking=True)
-
     def autocast(self) -> AbstractContextManager[Any]:
         """Forward passes outside the wrapped model's own forward run in here."""
         return torch.autocast(self.device.type, torch.bfloat16) if self.precision == "bf16" else nullcontext()
 
-    def images(self, images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
-        """uint8 [B, 3, S, S] to the device, then normalised there: (x / 255 - mean) / std."""
-        on_device = images.to(self.device, non_blocking=True).to(self.dtype)
-        centre = torch.tensor(mean, dtype=self.dtype, device=self.device).view(1, 3, 1, 1)
-        spread = torch.tensor(std, dtype=self.dtype, device=self.device).view(1, 3, 1, 1)
-        return (on_device / 255.0 - centre) / spread
+    def normaliser(self, mean: Sequence[float], std: Sequence[float]) -> "Normaliser":
+        """For images of these means and deviations of the three colours, of pixels from 0 to 1."""
+        return Normaliser(self, mean, std)
+
+
+class Normaliser:
+    """uint8 `[B, 3, S, S]` to the device, then normalised there: (x / 255 - mean) / std.
+
+    `mean` and `std` go to the device once, because a copy from ordinary memory makes the host wait for the device.
+    """
+
+    def __init__(self, computation: Computation, mean: Sequence[float], std: Sequence[float]) -> None:
+        self._device, self._dtype = computation.device, computation.dtype
+        self._mean, self._std = self._constant(mean), self._constant(std)
+
+    def __call__(self, images: Tensor) -> Tensor:
+        on_device = images.to(self._device, non_blocking=True).to(self._dtype)
+        return (on_device / 255.0 - self._mean) / self._std
+
+    @torch.inference_mode(False)
+    def _constant(self, values: Sequence[float]) -> Tensor:
+        return torch.tensor(values, dtype=self._dtype, device=self._device).view(1, 3, 1, 1)
 
 
 class Fetched:
@@ -116,13 +129,9 @@ class Runtime:
         """See `Computation`."""
         return self.computation.autocast()
 
-    def images(self, images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
+    def normaliser(self, mean: Sequence[float], std: Sequence[float]) -> Normaliser:
         """See `Computation`."""
-        return self.computation.images(images, mean, std)
-
-    def put(self, tensor: Tensor) -> Tensor:
-        """See `Computation`."""
-        return self.computation.put(tensor)
+        return self.computation.normaliser(mean, std)
 
     def add(self, own: Tensor) -> Tensor:
         """Element-wise sum over all processes, in place, without waiting for the device."""
@@ -131,17 +140,19 @@ class Runtime:
         return own
 
     def sum(self, values: list[float]) -> list[float]:
-        """Element-wise sum over all processes, in float64, the same numbers on each."""
-        total = self.add(torch.tensor(values, dtype=torch.float64, device=self.device))
+        """Element-wise sum over all processes, in float64, the same numbers on each. The device is not waited for."""
+        total = torch.tensor(values, dtype=torch.float64)
+        if self.num_processes > 1:
+            torch.distributed.all_reduce(total)
         return [float(v) for v in total.tolist()]
 
     def sum_words(self, words: np.ndarray) -> np.ndarray:
-        """Element-wise sum over all processes modulo 2^64, uint64 `[n]`, the same on each."""
+        """Element-wise sum over all processes modulo 2^64, uint64 `[n]`, the same on each. The device is not waited for."""
         if self.num_processes == 1:
             return words
-        total = torch.from_numpy(words.view(np.int64)).to(self.device)
+        total = torch.from_numpy(words.view(np.int64)).clone()
         torch.distributed.all_reduce(total)
-        found: np.ndarray = total.cpu().numpy().view(np.uint64)
+        found: np.ndarray = total.numpy().view(np.uint64)
         return found
 
     def broadcast(self, text: str) -> str:
@@ -157,8 +168,14 @@ class Runtime:
         wrapped: nn.Module = self.accelerator.prepare_model(model, evaluation_mode=is_sharded(model) or not ddp)
         return wrapped
 
+    @cached_property
+    def transfer(self) -> Transfer:
+        """Of the training's batches to the device."""
+        return Transfer(self.device)
+
     def release(self) -> None:
-        """Free the wrapped models, to which accelerate keeps references; between two trainings."""
+        """Free the wrapped models, to which accelerate keeps references, and buffers of batches; between two trainings."""
+        vars(self).pop("transfer", None)
         self.accelerator.free_memory()
 
 
