@@ -232,7 +232,9 @@ def _train(
         warm_up=machine.compile,
         facts=_facts(recipe, context, made_of, model.config, micro_batch, kernel) if recipe.log.trace else None,
     )
-    trainer = _trainer(recipe, context, model, loss, learning_rate(recipe, steps), lanes)
+    trainer = _trainer(
+        recipe, context, model, loss, learning_rate(recipe, steps), lanes, always_synced=micro_batch >= share
+    )
     kept = recipe.checkpoint.keep_last, recipe.checkpoint.keep_best
     saver = Saver(folder / CHECKPOINTS, model.config, meta, *kept, journal=context.journal)
     with tracking(runtime, recipe, folder), compile_errors() if machine.compile else nullcontext():
@@ -276,9 +278,11 @@ def _trainer(
     objective: Callable[..., Tensor],
     lr: Callable[[int], float],
     lanes: Lanes | None,
+    *,
+    always_synced: bool,
 ) -> Trainer:
     runtime = context.runtime
-    wrapped = runtime.wrap(model, ddp=lanes is None)
+    wrapped = runtime.wrap(model, ddp=lanes is None, always_synced=always_synced)
     gradients: Gradients = AllReduced(runtime, wrapped, recipe.seed)
     if lanes is not None:
         gradients = ByLanes(runtime, model, recipe.seed, LaneSum(lanes, runtime.rank, runtime.num_processes))

@@ -12,6 +12,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from accelerate.tracking import get_available_trackers
+from accelerate.utils import DistributedDataParallelKwargs
 from torch import Tensor, nn
 
 from vitctl.engine.distributed.process_group import broadcast_text
@@ -140,8 +141,20 @@ class Runtime:
         """Barrier: wait for all processes."""
         self.accelerator.wait_for_everyone()
 
-    def wrap(self, model: nn.Module, *, ddp: bool = True) -> nn.Module:
-        """Wrap a model on its device for mixed precision, and for DDP, which a sharded model does not need."""
+    def wrap(self, model: nn.Module, *, ddp: bool = True, always_synced: bool = False) -> nn.Module:
+        """Wrap a model on its device for mixed precision, and for DDP, which a sharded model does not need.
+
+        Gradients lie in the buckets that DDP sends, and have no memory of their own.
+
+        Args:
+            model: on its device.
+            ddp: whether DDP adds up its gradients.
+            always_synced: no backward pass is within `no_sync`, on any process. Then DDP learns the graph from the first pass
+                (`static_graph`), which fails inside torch where that pass does not add up.
+        """
+        self.accelerator.ddp_handler = DistributedDataParallelKwargs(
+            gradient_as_bucket_view=True, static_graph=always_synced
+        )
         wrapped: nn.Module = self.accelerator.prepare_model(model, evaluation_mode=is_sharded(model) or not ddp)
         return wrapped
 
