@@ -19,7 +19,7 @@ from vitctl.engine.distributed.process_group import broadcast_text
 from vitctl.engine.distributed.sharding import is_sharded
 from vitctl.engine.distributed.transfer import Transfer
 from vitctl.errors import LaunchError
-from vitctl.models.hardware import PEAK_TFLOPS
+from vitctl.models.hardware import bf16_tflops
 
 MIX = 0x9E3779B97F4A7C15
 
@@ -106,8 +106,7 @@ class Runtime:
         """Peak FLOP/s of this process's device in bf16; 0 where it is unknown, or another precision is used."""
         if self.device.type != "cuda" or self.precision != "bf16":
             return 0.0
-        name = torch.cuda.get_device_name(self.device)
-        return next((tera * 1e12 for chip, tera in PEAK_TFLOPS.items() if chip in name), 0.0)
+        return 1e12 * bf16_tflops(torch.cuda.get_device_name(self.device))
 
     def autocast(self) -> AbstractContextManager[Any]:
         """See `Computation`."""
