@@ -238,7 +238,9 @@ def _train(
         steps_behind=int(runtime.device.type == "cuda"),
         facts=_facts(recipe, context, made_of, model.config, micro_batch, kernels) if recipe.log.trace else None,
     )
-    trainer = _trainer(recipe, context, model, loss, learning_rate(recipe, steps), lanes)
+    trainer = _trainer(
+        recipe, context, model, loss, learning_rate(recipe, steps), lanes, always_synced=micro_batch >= share
+    )
     kept = recipe.checkpoint.keep_last, recipe.checkpoint.keep_best
     saver = Saver(folder / CHECKPOINTS, model.config, meta, *kept, journal=context.journal)
     with tracking(runtime, recipe, folder), compile_errors() if machine.compile else nullcontext():
@@ -282,9 +284,11 @@ def _trainer(
     objective: Callable[..., Tensor],
     lr: Callable[[int], float],
     lanes: Lanes | None,
+    *,
+    always_synced: bool,
 ) -> Trainer:
     runtime = context.runtime
-    wrapped = runtime.wrap(model, ddp=lanes is None)
+    wrapped = runtime.wrap(model, ddp=lanes is None, always_synced=always_synced)
     gradients: Gradients = AllReduced(runtime, wrapped, recipe.seed)
     if lanes is not None:
         gradients = ByLanes(runtime, model, recipe.seed, LaneSum(lanes, runtime.rank, runtime.num_processes))

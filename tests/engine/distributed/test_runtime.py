@@ -1,10 +1,12 @@
 """Where and in what a process computes."""
 
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests.conftest import two_processes
 from tests.fake_card import FakeCard, card_runtime
 from vitctl.engine.distributed import runtime as module
 from vitctl.engine.distributed.runtime import Runtime, best_precision, seed_step, start
@@ -92,3 +94,14 @@ def test_normaliser__takes_its_constants_to_the_device_once() -> None:
 def test_runtime__sums_on_the_host() -> None:
     with FakeCard() as card, card.watched():
         assert card_runtime().sum([1.5, 2.0]) == [1.5, 2.0]
+
+
+@pytest.mark.parametrize("line", ["1", "3", "1 checkpointed", "3 checkpointed frozen", "1 compiled"])
+def test_wrap__trains_to_the_bits_of_a_plain_ddp(line: str, tmp_path: Path) -> None:
+    """Gradients in the buckets and a graph that is learned once save memory and time, and change nothing."""
+    shown = tmp_path / "shown.txt"
+    worker = [sys.executable, "-m", "tests.engine.distributed.wrapped_worker", *line.split()]
+    assert two_processes(worker, shown) == (0, 0), shown.read_text()
+    digests = [found.split()[1] for found in shown.read_text().splitlines() if found.startswith("weights ")]
+    assert len(digests) == 4
+    assert len({*digests}) == 1

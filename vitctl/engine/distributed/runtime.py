@@ -12,13 +12,14 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from accelerate.tracking import get_available_trackers
+from accelerate.utils import DistributedDataParallelKwargs
 from torch import Tensor, nn
 
 from vitctl.engine.distributed.process_group import broadcast_text
 from vitctl.engine.distributed.sharding import is_sharded
 from vitctl.engine.distributed.transfer import Transfer
 from vitctl.errors import LaunchError
-from vitctl.models.hardware import PEAK_TFLOPS
+from vitctl.models.hardware import bf16_tflops
 
 MIX = 0x9E3779B97F4A7C15
 
@@ -122,8 +123,7 @@ class Runtime:
         """Peak FLOP/s of this process's device in bf16; 0 where it is unknown, or another precision is used."""
         if self.device.type != "cuda" or self.precision != "bf16":
             return 0.0
-        name = torch.cuda.get_device_name(self.device)
-        return next((tera * 1e12 for chip, tera in PEAK_TFLOPS.items() if chip in name), 0.0)
+        return 1e12 * bf16_tflops(torch.cuda.get_device_name(self.device))
 
     def autocast(self) -> AbstractContextManager[Any]:
         """See `Computation`."""
@@ -163,8 +163,20 @@ class Runtime:
         """Barrier: wait for all processes."""
         self.accelerator.wait_for_everyone()
 
-    def wrap(self, model: nn.Module, *, ddp: bool = True) -> nn.Module:
-        """Wrap a model on its device for mixed precision, and for DDP, which a sharded model does not need."""
+    def wrap(self, model: nn.Module, *, ddp: bool = True, always_synced: bool = False) -> nn.Module:
+        """Wrap a model on its device for mixed precision, and for DDP, which a sharded model does not need.
+
+        Gradients lie in the buckets that DDP sends, and have no memory of their own.
+
+        Args:
+            model: on its device.
+            ddp: whether DDP adds up its gradients.
+            always_synced: no backward pass is within `no_sync`, on any process. Then DDP learns the graph from the first pass
+                (`static_graph`), which fails inside torch where that pass does not add up.
+        """
+        self.accelerator.ddp_handler = DistributedDataParallelKwargs(
+            gradient_as_bucket_view=True, static_graph=always_synced
+        )
         wrapped: nn.Module = self.accelerator.prepare_model(model, evaluation_mode=is_sharded(model) or not ddp)
         return wrapped
 
