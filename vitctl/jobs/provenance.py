@@ -43,6 +43,7 @@ def computed(runtime: Runtime) -> dict[str, Any]:
         "device_name": torch.cuda.get_device_name(runtime.device) if is_cuda else platform.machine(),
         "processes": runtime.num_processes,
     }
+    own |= kernels_used()
     if is_cuda and runtime.precision == "float32":
         own["tf32"] = torch.backends.cuda.matmul.allow_tf32 or torch.backends.cudnn.allow_tf32
     if not is_cuda:
@@ -119,7 +120,6 @@ def trained(
     machine = recipe.machine
     own = {
         **computed_training(recipe, runtime),
-        **kernels_used(),
         "compiled": machine.compile,
         "micro_batch": machine.micro_batch,
         "train_split": data.train_split,

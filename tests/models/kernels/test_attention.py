@@ -11,10 +11,10 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(autouse=True)
 def restored() -> Iterator[None]:
-    choose_attention.cache_clear()
+    attention._measured.cache_clear()
     yield
     set_attention("fused")
-    choose_attention.cache_clear()
+    attention._measured.cache_clear()
 
 
 def parts(*shape: int, dtype: torch.dtype = torch.float64) -> list[torch.Tensor]:
@@ -66,7 +66,10 @@ def test_choose_attention__measures_each_shape_once_where_it_is_worth_it(monkeyp
     with torch.inference_mode():
         for _ in range(2):
             assert choose_attention((8, 6, 197, 16), torch.float32, CPU) == "math"
-            assert choose_attention((1, 6, 197, 16), torch.float32, CPU) == "fused"  # too little to do
+            assert (
+                choose_attention((99, 6, 197, 16), torch.float32, CPU) == "math"
+            )  # the same for any number of images above
+            assert choose_attention((4, 6, 197, 16), torch.float32, CPU) == "fused"  # too little to do
             assert choose_attention((1, 1, 1025, 16), torch.float32, CPU) == "fused"  # too long
     assert measured == [["fused", "math"]]
     assert torch.equal(torch.get_rng_state(), before)

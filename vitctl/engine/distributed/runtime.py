@@ -36,6 +36,11 @@ class Computation:
         """Of the parameters: the master weights stay wide under bf16."""
         return torch.float64 if self.precision == "float64" else torch.float32
 
+    @property
+    def product_dtype(self) -> torch.dtype:
+        """That matrices are multiplied in."""
+        return torch.bfloat16 if self.precision == "bf16" else self.dtype
+
     def autocast(self) -> AbstractContextManager[Any]:
         """Forward passes outside the wrapped model's own forward run in here."""
         return torch.autocast(self.device.type, torch.bfloat16) if self.precision == "bf16" else nullcontext()
@@ -68,10 +73,11 @@ class Fetched:
     """Numbers on their way from the device to the host; without anybody waiting for them yet."""
 
     def __init__(self, tensor: Tensor) -> None:
-        self._tensor, self._arrived = tensor, None
+        self._tensor = tensor
+        self._arrived: Any = None
         if tensor.device.type == "cuda":
             self._tensor = tensor.to("cpu", non_blocking=True)
-            self._arrived = torch.cuda.Event()
+            self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._arrived.record()
 
     def wait(self) -> Tensor:

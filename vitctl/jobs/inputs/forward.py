@@ -8,6 +8,7 @@ from torch import Tensor
 
 from vitctl.engine.distributed.runtime import Computation, Normaliser
 from vitctl.engine.evaluation import class_logits, image_features
+from vitctl.jobs.record.kernels import measured_kernels, use_kernels
 from vitctl.models.build import Model
 
 Activation = Literal["softmax", "sigmoid"]
@@ -77,7 +78,9 @@ class TorchNetwork:
 
     @torch.inference_mode()
     def __call__(self, images: Tensor, *, with_features: bool = False) -> Outputs:
-        inputs = self.normalise(images)
+        inputs, computation = self.normalise(images), self.computation
+        kernels = measured_kernels(self.model.config, len(images), computation.product_dtype, computation.device)
+        use_kernels(kernels)
         if not with_features:
             return Outputs(class_logits(self.computation, self.model, inputs).cpu(), None)
         features = image_features(self.computation, self.model, inputs)

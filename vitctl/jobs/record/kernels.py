@@ -45,8 +45,7 @@ def choose_kernels(
     kernels = Kernels.model_validate_json(runtime.broadcast(own.model_dump_json() if own else ""))
     if runtime.is_main:
         write_run_json(file, kernels.model_dump())
-    set_attention(kernels.attention)
-    set_linear(kernels.linear)
+    use_kernels(kernels)
     if machine.checkpoint_blocks:
         model.checkpoint_blocks = True
     if machine.compile:
@@ -59,7 +58,7 @@ def _own_kernels(
 ) -> Kernels:
     """What the recipe says, what the run began with, or what this process measures."""
     attention, linear = machine.attention, machine.linear
-    dtype = torch.bfloat16 if runtime.precision == "bf16" else runtime.dtype
+    dtype = runtime.computation.product_dtype
     usable = onednn_problem(dtype, runtime.device)
     if linear == "onednn" and usable:
         raise LaunchError(f"machine.linear = 'onednn': {usable}; set it to 'auto' or 'torch'")
@@ -67,18 +66,40 @@ def _own_kernels(
         kept = read_kept(file, Kernels)
         attention = kept.attention if attention == "auto" else attention
         linear = kept.linear if linear == "auto" and not usable else linear
-    if not measured or not isinstance(config, ViTConfig):
-        plain = "fused" if measured else "math"
-        return Kernels(
-            attention=plain if attention == "auto" else attention, linear="torch" if linear == "auto" else linear
-        )
-    if attention == "auto":
-        shape = (micro_batch, config.num_heads, config.num_tokens, config.hidden_size // config.num_heads)
-        attention = choose_attention(shape, dtype, runtime.device)
-    if linear == "auto":
-        rows = micro_batch * config.num_tokens
-        linear = choose_linear(rows, config.hidden_size, config.mlp_size, dtype, runtime.device)
-    return Kernels(attention=attention, linear=linear)
+    if measured:
+        found = measured_kernels(config, micro_batch, dtype, runtime.device)
+    else:
+        found = Kernels(attention="math", linear="torch")
+    return Kernels(
+        attention=found.attention if attention == "auto" else attention,
+        linear=found.linear if linear == "auto" else linear,
+    )
+
+
+def measured_kernels(config: Config, images: int, dtype: torch.dtype, device: torch.device) -> Kernels:
+    """The kernels that are clearly the fastest for so many images at once; torch's own where nothing is to be gained."""
+    if not isinstance(config, ViTConfig):
+        return Kernels(attention="fused", linear="torch")
+    shape = (images, config.num_heads, config.num_tokens, config.hidden_size // config.num_heads)
+    rows = images * config.num_tokens
+    return Kernels(
+        attention=choose_attention(shape, dtype, device),
+        linear=choose_linear(rows, config.hidden_size, config.mlp_size, dtype, device),
+    )
+
+
+def use_fastest_kernels(runtime: Runtime, config: Config, images: int) -> None:
+    """Let every process score with the kernels that are the fastest on the main one, for so many images at once."""
+    computation = runtime.computation
+    own = measured_kernels(config, images, computation.product_dtype, runtime.device) if runtime.is_main else None
+    kernels = Kernels.model_validate_json(runtime.broadcast(own.model_dump_json() if own else ""))
+    use_kernels(kernels)
+
+
+def use_kernels(kernels: Kernels) -> None:
+    """Compute every model of this process with these."""
+    set_attention(kernels.attention)
+    set_linear(kernels.linear)
 
 
 def kernels_used() -> dict[str, str]:

@@ -62,21 +62,26 @@ def attention_weights(query: Tensor, key: Tensor, bias: Tensor | None = None) ->
     return logits.softmax(dim=-1, dtype=wide)
 
 
-@cache
-@torch.inference_mode(False)
-@torch.enable_grad()
 def choose_attention(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Kernel:
     """Return the kernel whose forward and backward pass is clearly the faster for query, key and value of `shape`, or the fused one.
 
-    Measured at the first call where sequences are short and there is enough to do, remembered for the life of the process. No
-    random number is drawn.
+    Where sequences are short and there is enough to do, it is measured on as many images as that takes, once for the life of the
+    process. No random number is drawn.
 
     Args:
         shape: `[B, H, N, Dh]`.
     """
-    logits = math.prod(shape[:-1]) * shape[-2]
-    if shape[-2] > _SHORT or logits < _WORTH_MEASURING:
+    images, heads, tokens, size = shape
+    enough = -(-_WORTH_MEASURING // (heads * tokens * tokens))
+    if tokens > _SHORT or images < enough:
         return "fused"
+    return _measured((enough, heads, tokens, size), dtype, device)
+
+
+@cache
+@torch.inference_mode(False)
+@torch.enable_grad()
+def _measured(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Kernel:
     inputs = [torch.ones(shape, dtype=dtype, device=device, requires_grad=True) for _ in range(3)]
     ways = {"fused": lambda: _with("fused", *inputs), "math": lambda: _with("math", *inputs)}
     return "math" if fastest(ways, device) == "math" else "fused"

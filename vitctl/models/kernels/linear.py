@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 from vitctl.models.kernels.fastest import fastest
 
 Kernel = Literal["torch", "onednn"]
-_WORTH_MEASURING = 2**27  # multiplications; below, either is done in a millisecond
+_WORTH_MEASURING = 2**28  # multiplications; below, either is done in some milliseconds
 
 _kernel: Kernel = "torch"
 
@@ -70,23 +70,30 @@ def onednn_problem(dtype: torch.dtype, device: torch.device) -> str:
         return "oneDNN computes on CPUs"
     if dtype == torch.float64:
         return "oneDNN has no float64"
-    return "" if torch.backends.mkldnn.is_available() else "this PyTorch has no oneDNN"
+    available: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    return "" if available else "this PyTorch has no oneDNN"
 
 
-@cache
-@torch.inference_mode(False)
-@torch.enable_grad()
 def choose_linear(rows: int, inputs: int, outputs: int, dtype: torch.dtype, device: torch.device) -> Kernel:
     """Return the library whose forward and backward pass is clearly the faster, or torch's.
 
-    Measured at the first call, remembered for the life of the process. No random number is drawn.
+    Where there is enough to do, it is measured on as many rows as that takes, once for the life of the process. No random number is
+    drawn.
 
     Args:
         rows: tokens of all images of a micro-batch.
         inputs, outputs: widths of the layer.
     """
-    if rows * inputs * outputs < _WORTH_MEASURING or onednn_problem(dtype, device):
+    enough = -(-_WORTH_MEASURING // (inputs * outputs))
+    if rows < enough or onednn_problem(dtype, device):
         return "torch"
+    return _measured(enough, inputs, outputs, dtype)
+
+
+@cache
+@torch.inference_mode(False)
+@torch.enable_grad()
+def _measured(rows: int, inputs: int, outputs: int, dtype: torch.dtype) -> Kernel:
     tokens = torch.ones(rows, inputs, dtype=dtype, requires_grad=True)
     weight = torch.ones(outputs, inputs, dtype=dtype, requires_grad=True)
     bias = torch.ones(outputs, dtype=dtype, requires_grad=True)
@@ -98,7 +105,8 @@ def choose_linear(rows: int, inputs: int, outputs: int, dtype: torch.dtype, devi
     def with_onednn() -> object:
         return torch.autograd.grad(_OneDNN.apply(tokens, weight, bias), (tokens, weight, bias), gradient)
 
-    return "onednn" if fastest({"torch": with_torch, "onednn": with_onednn}, device) == "onednn" else "torch"
+    ways = {"torch": with_torch, "onednn": with_onednn}
+    return "onednn" if fastest(ways, torch.device("cpu")) == "onednn" else "torch"
 
 
 class _OneDNN(torch.autograd.Function):
@@ -155,5 +163,5 @@ def _(gradient: Tensor, inputs: Tensor) -> Tensor:
 
 def _product(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """inputs weight^T + bias: `[..., I]` and `[O, I]` to `[..., O]`."""
-    product: Tensor = torch.ops.mkldnn._linear_pointwise(inputs, weight, bias, "none", [], "")
-    return product.contiguous()
+    product: Tensor = torch.ops.mkldnn._linear_pointwise(inputs, weight, bias, "none", [], "").contiguous()
+    return product
