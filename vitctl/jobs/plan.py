@@ -177,7 +177,8 @@ def _held_sums(recipe: Pretrain | Finetune) -> int:
 
 
 def _shards(recipe: Pretrain | Finetune) -> int:
-    return recipe.machine.processes if recipe.machine.sharding == "fsdp" else 1
+    machine = recipe.machine
+    return machine.processes // machine.sharding_replicas if machine.sharding == "fsdp" else 1
 
 
 def _ways(config: Config, recipe: Pretrain | Finetune, memory: _Memory) -> list[tuple[str, int]]:

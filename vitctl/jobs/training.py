@@ -251,7 +251,7 @@ def _shard(machine: TrainMachine, runtime: Runtime, model: Model, probe: Probe |
             "fewshot_probe.every_steps calls the model for its features only, which machine.sharding = 'fsdp' does not support; "
             "set fewshot_probe.every_steps = 0 or machine.sharding = 'none'"
         )
-    shard(model, runtime.device, runtime.num_processes)
+    shard(model, runtime.device, runtime.num_processes, machine.sharding_replicas)
 
 
 def _facts(

@@ -55,6 +55,13 @@ class ShardedMachine(TrainMachine):
         "none",
         "fsdp: weights, gradients and optimizer state are sharded over the processes (FSDP2); none: each process has all (DDP)",
     )
+    sharding_replicas: int = knob(
+        1,
+        "with fsdp: copies of the model, each sharded over the processes divided by this (HSDP), such as the number of nodes: then "
+        "weights are gathered within a node, and only gradients go between nodes",
+        unit="copies",
+        ge=1,
+    )
 
 
 class Checkpoint(Section):
