@@ -17,7 +17,17 @@ import pytest
 from safetensors.torch import load_file
 
 from tests import warm
-from tests.conftest import Run, assert_golden, checkpoint, command, free_port, run_as_two, sample_keys, train_records
+from tests.conftest import (
+    Run,
+    assert_golden,
+    checkpoint,
+    command,
+    free_port,
+    run_as,
+    run_as_two,
+    sample_keys,
+    train_records,
+)
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -137,7 +147,8 @@ def test_accelerate_launch__its_settings_are_not_those_of_the_run(run: Run, tiny
     assert checkpoint(folder, 20).keys() == checkpoint(tmp_path / "one", 20).keys()
 
 
-def test_fsdp__equals_ddp_in_float32(tiny_data: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("processes", "replicas"), [(2, 1), (2, 2), pytest.param(4, 2, marks=pytest.mark.slow)])
+def test_fsdp__equals_ddp_in_float32(processes: int, replicas: int, tiny_data: Path, tmp_path: Path) -> None:
     values = {
         "machine.precision": "float32",
         "machine.checkpoint_blocks": "true",
@@ -147,7 +158,8 @@ def test_fsdp__equals_ddp_in_float32(tiny_data: Path, tmp_path: Path) -> None:
     }
     folders = {sharding: tmp_path / sharding for sharding in ("none", "fsdp")}
     for sharding, folder in folders.items():
-        run_as_two(folder, tiny_data, **values, **{"machine.sharding": sharding})
+        more = {"machine.sharding": sharding, "machine.sharding_replicas": replicas}
+        run_as(processes, folder, tiny_data, **values, **more)
     ddp, fsdp = (train_records(folder) for folder in folders.values())
     assert max(record["grad_norm"] for record in ddp) > 0.1  # gradients were clipped
     assert [r["loss"] for r in fsdp] == pytest.approx([r["loss"] for r in ddp], rel=1e-6, abs=0)

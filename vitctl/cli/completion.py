@@ -20,7 +20,7 @@ LABELS = ("original", "real", "objectnet", "objectnet_restricted")
 SUITES = ("vtab", "mini")
 PREDICTION_FORMATS = ("table", "csv", "jsonl")
 DEVICES = ("auto", "cpu", "cuda")
-PRECISIONS = ("auto", "bf16", "float32", "float64")
+PRECISIONS = ("auto", "bf16", "float32", "tf32", "float64")
 
 
 def _matching(values: Iterable[str], incomplete: str) -> list[str]:

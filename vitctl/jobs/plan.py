@@ -76,7 +76,7 @@ class _Memory:
     @classmethod
     def of(cls, config: Config, recipe: Pretrain | Finetune, *, checkpoint_blocks: bool) -> "_Memory":
         slots, averaging = OPTIMIZER_SLOTS[recipe.optimizer.name], recipe.averaging.decay > 0
-        precision: Literal["float32", "bf16", "float64"] = (
+        precision: Literal["float32", "tf32", "bf16", "float64"] = (
             "bf16" if recipe.machine.precision == "auto" else recipe.machine.precision
         )
         weights, one = (
@@ -177,7 +177,8 @@ def _held_sums(recipe: Pretrain | Finetune) -> int:
 
 
 def _shards(recipe: Pretrain | Finetune) -> int:
-    return recipe.machine.processes if recipe.machine.sharding == "fsdp" else 1
+    machine = recipe.machine
+    return machine.processes // machine.sharding_replicas if machine.sharding == "fsdp" else 1
 
 
 def _ways(config: Config, recipe: Pretrain | Finetune, memory: _Memory) -> list[tuple[str, int]]:

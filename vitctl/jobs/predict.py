@@ -266,7 +266,7 @@ def load_classifier(
         model: name of the model, as "B/16", for what the shapes of a foreign file cannot tell.
         image_size: width and height in pixels that the network is shown, other than the stored one; 0 keeps it.
         device: "auto" (a GPU where there is one), "cpu" or "cuda".
-        precision: "auto" (bf16 where the device is fast at it), "bf16", "float32" or "float64".
+        precision: "auto" (bf16 where the device is fast at it), "bf16", "float32", "tf32" or "float64".
         top: most classes of an image.
         batch_size: most images in one forward pass.
 

@@ -44,7 +44,7 @@ def computed(runtime: Runtime) -> dict[str, Any]:
         "processes": runtime.num_processes,
     }
     own |= kernels_used()
-    if is_cuda and runtime.precision == "float32":
+    if is_cuda and runtime.precision in ("float32", "tf32"):
         own["tf32"] = torch.backends.cuda.matmul.allow_tf32 or torch.backends.cudnn.allow_tf32
     if not is_cuda:
         own["threads"] = torch.get_num_threads()

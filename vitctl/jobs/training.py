@@ -200,10 +200,11 @@ def _train(
     s, machine, lanes = recipe.schedule, recipe.machine, lanes_of(recipe, runtime.num_processes)
     steps = total_steps(len(source), s.batch_size, steps=s.total_steps, epochs=s.total_epochs)
     mean, std = tuple(meta["mean"]), tuple(meta["std"])
-    normalise = runtime.normaliser(mean, std)
     workers = num_workers(machine, runtime)
     share = -(-s.batch_size // runtime.num_processes)
-    loss = partial(objective or _classification(recipe.loss, images.mixing, recipe.seed), normalise=normalise)
+    loss = partial(
+        objective or _classification(recipe.loss, images.mixing, recipe.seed), normalise=runtime.normaliser(mean, std)
+    )
     batches = _batches(recipe, runtime, images, lanes, needs_labels=objective is None)
     shown, size = images.pre_processing, recipe.evaluation.batch_size
     look = ImagePass(runtime, context.journal, shown, mean, std, size, workers, context.stop, lanes is not None)
@@ -212,10 +213,9 @@ def _train(
         machine, runtime, folder, model, most_images(machine.micro_batch, share), measured=not lanes
     )
     _shard(machine, runtime, model, probe)
-    made_by = (
-        computation(runtime, **kernels.model_dump(), compile=machine.compile, versions=versions()) if lanes else {}
-    )
     micro_batch = choose_micro_batch(recipe, runtime, folder, model, loss, lambda n: next(batches(0, n, 0)), share)
+    made_by = {**kernels.model_dump(), "compile": machine.compile, "versions": versions()}
+    made_by = computation(runtime, **made_by) if lanes else {}
     made_of = identity(recipe, folder, source, scored, start_weights_sha256, made_by)
     task = TrainingTask(
         batches=lambda first_step: batches(first_step, micro_batch, workers),
@@ -257,7 +257,7 @@ def _shard(machine: TrainMachine, runtime: Runtime, model: Model, probe: Probe |
             "fewshot_probe.every_steps calls the model for its features only, which machine.sharding = 'fsdp' does not support; "
             "set fewshot_probe.every_steps = 0 or machine.sharding = 'none'"
         )
-    shard(model, runtime.device, runtime.num_processes)
+    shard(model, runtime.device, runtime.num_processes, machine.sharding_replicas)
 
 
 def _facts(

@@ -19,7 +19,7 @@ _FLOPS_PER_MAC = 2
 _FORWARD_AND_BACKWARD = 3  # the backward pass multiplies twice, for the inputs and for the weights
 
 # Bytes of a stored number (weights, gradients, residual stream) and of one inside the matrix products.
-_WIDTHS = {"float32": (4, 4), "bf16": (4, 2), "float64": (8, 8)}
+_WIDTHS = {"float32": (4, 4), "tf32": (4, 4), "bf16": (4, 2), "float64": (8, 8)}
 
 
 def count_parameters(config: Config) -> int:
@@ -50,7 +50,7 @@ def training_flops(config: Config, num_images: int) -> int:
 def training_memory_bytes(
     config: Config,
     micro_batch: int,
-    precision: Literal["float32", "bf16", "float64"],
+    precision: Literal["float32", "tf32", "bf16", "float64"],
     optimizer_slots: int,
     averaging: bool,
     checkpoint_blocks: bool = False,
@@ -74,7 +74,7 @@ def training_memory_bytes(
     return copies * wide * count_parameters(config) + _kept_bytes(kept, micro_batch, precision)
 
 
-def _kept_bytes(cost: Cost, micro_batch: int, precision: Literal["float32", "bf16", "float64"]) -> int:
+def _kept_bytes(cost: Cost, micro_batch: int, precision: Literal["float32", "tf32", "bf16", "float64"]) -> int:
     """What autograd keeps between forward and backward, beside the weights."""
     wide, narrow = _WIDTHS[precision]
     mixed = narrow != wide

@@ -19,9 +19,10 @@ class Machine(Section):
         ge=1,
     )
     workers: int = knob(-1, "data loader workers of each process; -1: chosen by the number of cores; 0: none", ge=-1)
-    precision: Literal["auto", "bf16", "float32", "float64"] = knob(
+    precision: Literal["auto", "bf16", "float32", "tf32", "float64"] = knob(
         "auto",
-        "auto: bf16 where the device computes it fast, else float32; master weights, loss and norms stay float32",
+        "auto: bf16 where the device computes it fast, else float32; master weights, loss and norms stay float32. tf32: as float32, but "
+        "an NVIDIA GPU keeps 10 of 23 mantissa bits of what it multiplies",
     )
     device: Literal["auto", "cpu", "cuda"] = knob(
         "auto", "auto: CUDA where available, else CPU; cuda: an error where there is none"
@@ -58,6 +59,13 @@ class ShardedMachine(TrainMachine):
     sharding: Literal["none", "fsdp"] = knob(
         "none",
         "fsdp: weights, gradients and optimizer state are sharded over the processes (FSDP2); none: each process has all (DDP)",
+    )
+    sharding_replicas: int = knob(
+        1,
+        "with fsdp: copies of the model, each sharded over the processes divided by this (HSDP), such as the number of nodes: then "
+        "weights are gathered within a node, and only gradients go between nodes",
+        unit="copies",
+        ge=1,
     )
 
 

@@ -1,6 +1,7 @@
 """Where and in what a process computes."""
 
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from tests.conftest import two_processes
 from tests.fake_card import FakeCard, card_runtime
 from vitctl.engine.distributed import runtime as module
-from vitctl.engine.distributed.runtime import Runtime, best_precision, seed_step, start
+from vitctl.engine.distributed.runtime import Runtime, alone, best_precision, seed_step, start
 from vitctl.errors import LaunchError
 
 
@@ -29,6 +30,36 @@ def test_best_precision__of_a_cpu_is_what_it_multiplies_fast(
 def test_start__refuses_another_number_of_processes() -> None:
     with pytest.raises(LaunchError, match=r"the recipe asks for 2 processes \(machine\.processes\), 1 were started"):
         start(precision="float32", device="cpu", processes=2)
+
+
+@pytest.fixture
+def tf32() -> Iterator[Callable[[], tuple[bool, bool]]]:
+    """Whether matrix products and convolutions are rounded; at first as torch does it."""
+    products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = products.allow_tf32, convolutions.allow_tf32
+    products.allow_tf32, convolutions.allow_tf32 = False, True
+    yield lambda: (products.allow_tf32, convolutions.allow_tf32)
+    products.allow_tf32, convolutions.allow_tf32 = before
+
+
+@pytest.mark.parametrize("precision", ["auto", "float32", "bf16"])
+def test_start__switches_tf32_off(precision: str, tf32: Callable[[], tuple[bool, bool]]) -> None:
+    assert tf32() == (False, True)
+    start(precision=precision, device="cpu", processes=1)
+    assert tf32() == (False, False)
+
+
+def test_start__tf32_where_it_is_asked_for(
+    tf32: Callable[[], tuple[bool, bool]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(LaunchError, match=r"machine\.precision = 'tf32': needs an NVIDIA GPU of 2020 or later"):
+        alone(precision="tf32", device="cpu")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_tf32_supported", lambda: True)
+    assert alone(precision="tf32", device="cuda").dtype == torch.float32
+    assert tf32() == (True, True)
+    assert alone(precision="float32", device="cuda").precision == "float32"
+    assert tf32() == (False, False)
 
 
 def test_start__refuses_a_tracker_that_is_not_there() -> None:

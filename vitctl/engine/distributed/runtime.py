@@ -26,7 +26,7 @@ MIX = 0x9E3779B97F4A7C15
 
 @dataclass(frozen=True)
 class Computation:
-    """Where and how a process computes: its device, and "bf16", "float32" or "float64"."""
+    """Where and how a process computes: its device, and "bf16", "float32", "tf32" or "float64"."""
 
     device: torch.device
     precision: str
@@ -203,7 +203,7 @@ def start(
     """Join the other processes and choose the precision.
 
     Args:
-        precision: "auto", "bf16", "float32" or "float64".
+        precision: "auto", "bf16", "float32", "tf32" or "float64".
         device: "auto", "cpu" or "cuda".
         processes: how many the recipe asks for.
         trackers, folder: accelerate's trackers and where they write.
@@ -247,6 +247,12 @@ def _device_and_precision(device: str, precision: str) -> tuple[bool, str]:
         raise LaunchError(
             "machine.precision = 'bf16': this GPU has no bf16; set machine.precision to 'float32' or 'auto'"
         )
+    if chosen == "tf32" and (cpu or not torch.cuda.is_tf32_supported()):
+        raise LaunchError(
+            "machine.precision = 'tf32': needs an NVIDIA GPU of 2020 or later; set machine.precision to 'float32' or 'auto'"
+        )
+    # Convolutions use it by torch's default, matrix products do not.
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = chosen == "tf32"
     return cpu, chosen
 
 

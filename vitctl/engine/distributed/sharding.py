@@ -12,15 +12,35 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from vitctl.errors import LaunchError
 from vitctl.models.blocks import Block
 
 
-def shard(model: nn.Module, device: torch.device, num_processes: int) -> None:
-    """Shard the parameters of `model` over all processes, in place: each outermost block as a unit, then the rest.
+def shard(model: nn.Module, device: torch.device, num_processes: int, replicas: int = 1) -> None:
+    """Shard the parameters of `model` over the processes, in place: each outermost block as a unit, then the rest.
 
     Call it before the optimizer is built on these parameters.
+
+    Args:
+        model: on its device.
+        device: of this process.
+        num_processes: of the job.
+        replicas: copies of the model, each sharded over successive processes (HSDP); gradients are added up over the copies.
+
+    Raises:
+        LaunchError: the processes cannot be divided so.
     """
-    mesh = init_device_mesh(device.type, (num_processes,))
+    if num_processes % replicas:
+        raise LaunchError(
+            f"machine.sharding_replicas = {replicas}: {num_processes} processes cannot hold so many copies of equal parts; set it "
+            "to a divisor of machine.processes, such as the number of nodes"
+        )
+    if replicas > 1:
+        mesh = init_device_mesh(
+            device.type, (replicas, num_processes // replicas), mesh_dim_names=("replicate", "shard")
+        )
+    else:
+        mesh = init_device_mesh(device.type, (num_processes,))
     for block in outermost_blocks(model):
         fully_shard(block, mesh=mesh, reshard_after_forward=True)
     # By default the root stays gathered until a backward pass, and after an evaluation there is none.
