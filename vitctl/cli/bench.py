@@ -25,10 +25,11 @@ Recipe = Annotated[
     ),
 ]
 Seconds = Annotated[
-    float,
+    float | None,
     typer.Option(
         "--seconds",
-        help="Time to measure, about; building the network comes on top. Ctrl-C ends earlier and keeps what was measured.",
+        help="Time to measure, about; building the network comes on top. Ctrl-C ends earlier and keeps what was measured. "
+        "Default: 60; with --resolutions 8 for each network and size.",
         min=1,
     ),
 ]
@@ -62,7 +63,7 @@ def model(
         ),
     ] = None,
     synthetic: Synthetic = False,
-    seconds: Seconds = _SECONDS,
+    seconds: Seconds = None,
     threads: Threads = None,
     compile_: Annotated[
         bool, typer.Option("--try-compile", help="Also try machine.compile, which takes a minute to compile.")
@@ -87,7 +88,7 @@ def model(
     """
     from vitctl.cli.show.bench import Asked, run_model, run_resolutions
 
-    asked = Asked(tuple(names or ()), recipe, seconds, threads, json, tuple(set_ or ()))
+    asked = Asked(tuple(names or ()), recipe, seconds or _SECONDS, threads, json, tuple(set_ or ()))
     flags = {
         "--from": ("weights.source", from_),
         "--data": ("data.path", data),
@@ -97,7 +98,7 @@ def model(
         "--precision": ("machine.precision", precision),
     }
     if resolutions is not None or plot is not None:
-        run_resolutions(asked, resolutions, flags, plot)
+        run_resolutions(asked, resolutions, flags, plot, seconds)
     else:
         run_model(asked, flags, batch_size=batch_size, synthetic=synthetic, compiled=compile_)
 
@@ -125,7 +126,7 @@ def data(
             "--step-rate", help="Images/s that the step takes; default: measured here, 0: leave it out.", min=0
         ),
     ] = None,
-    seconds: Seconds = _SECONDS,
+    seconds: Seconds = None,
     threads: Threads = None,
     json: Json = None,
     set_: Set = None,
@@ -145,7 +146,7 @@ def data(
         "--precision": ("machine.precision", precision),
     }
     run_data(
-        [Asked((), name, seconds, threads, json, tuple(set_ or ())) for name in recipes or ("in1k_b16",)],
+        [Asked((), name, seconds or _SECONDS, threads, json, tuple(set_ or ())) for name in recipes or ("in1k_b16",)],
         flags,
         step_rate,
     )

@@ -41,9 +41,12 @@ def draw_speed(result: Mapping[str, Any], path: Path) -> Path:
     cost.set_title("Fig. 13: speed and cost", fontsize=9, color=INK)
     cost.set_xscale("log")
     cost.set_yscale("log")
+    _number_decades(cost.xaxis)
+    _number_decades(cost.yaxis)
     cost.set_xlabel(f"GFLOPs of an image at {_side(sides)}", fontsize=8)
     cost.set_ylabel(f"images/s of a {core}", fontsize=8)
-    cost.grid(color=GREY, linewidth=0.6, which="both")
+    cost.margins(0.18, 0.1)
+    cost.grid(color=GREY, linewidth=0.6)
     cost.set_axisbelow(True)
     plain_axes(cost)
     figure.legend(
@@ -62,6 +65,10 @@ def _draw_batches(panel: Any, own: Sequence[Mapping[str, Any]], style: Mapping[s
     known = [cell for cell in own if cell["largest_batch"]]
     lines = {key: value for key, value in style.items() if not key.startswith("marker")}
     panel.plot([cell["image_size"] for cell in known], [cell["largest_batch"] for cell in known], **lines)
+    if not known:
+        panel.text(
+            0.5, 0.5, "no time to find it:\ngive more --seconds", ha="center", fontsize=8, transform=panel.transAxes
+        )
     for cell in known:
         face = style["color"] if cell["largest_tried"] else "white"
         panel.plot([cell["image_size"]], [cell["largest_batch"]], mfc=face, **{**style, "linestyle": ""})
@@ -86,13 +93,25 @@ def _side(sides: Sequence[int]) -> int:
 def _axes(panel: Any, label: str, sides: Sequence[int]) -> None:
     panel.set_xscale("log")
     panel.set_yscale("log")
+    _number_decades(panel.yaxis)
     panel.set_xticks(sides, [str(side) for side in sides])
-    panel.minorticks_off()
+    panel.xaxis.minorticks_off()
     panel.set_xlabel("resolution, pixels", fontsize=8)
     panel.set_ylabel(label, fontsize=8)
     panel.grid(color=GREY, linewidth=0.6)
     panel.set_axisbelow(True)
     plain_axes(panel)
+
+
+def _number_decades(axis: Any) -> None:
+    """Plain numbers at 1, 2, 5, 10 ... of a logarithmic axis."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    if not axis.axes.has_data():
+        return
+    axis.set_major_locator(LogLocator(10, (1, 2, 5)))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
 
 
 def _title(result: Mapping[str, Any]) -> str:

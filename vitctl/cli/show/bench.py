@@ -24,7 +24,7 @@ from vitctl.system.text import bytes_text
 
 DEFAULT_RECIPE = "in1k_b16"
 _PLOT = Path("speed.png")
-_BAR, _QUIET_SECONDS = 30, 10.0
+_BAR, _QUIET_SECONDS, _CELL_SECONDS = 30, 10.0, 8.0
 Flags = Mapping[str, tuple[str, Any]]
 
 
@@ -105,7 +105,9 @@ def chosen_recipe(asked: Asked, flags: Flags, member: Member | None = None) -> t
     return recipe.model_copy(update={"model": changed}), f"{asked.names[0]}, trained as {name}, without dropout"
 
 
-def run_resolutions(asked: Asked, resolutions: str | None, flags: Flags, plot: Path | None) -> None:
+def run_resolutions(
+    asked: Asked, resolutions: str | None, flags: Flags, plot: Path | None, seconds: float | None = None
+) -> None:
     """Measure forward passes at several resolutions, print a table, and write the plot and its numbers."""
     from vitctl.jobs.bench.budget import Budget
     from vitctl.jobs.bench.speed import MODELS, bench_resolutions, parse_sides
@@ -124,7 +126,9 @@ def run_resolutions(asked: Asked, resolutions: str | None, flags: Flags, plot: P
     precision = next((value for flag, (_, value) in flags.items() if flag == "--precision" and value), "auto")
     _set_threads(asked.threads)
     with stop_on_signals() as stop, progress() as say:
-        result = bench_resolutions(asked.names or MODELS, sides, Budget(asked.seconds, stop, say), precision=precision)
+        models = asked.names or MODELS
+        budget = Budget(seconds or _CELL_SECONDS * len(models) * len(sides), stop, say)
+        result = bench_resolutions(models, sides, budget, precision=precision)
     show_resolutions(result)
     if not result["cells"]:
         raise typer.Exit(3)

@@ -19,6 +19,7 @@ import torch
 from vitctl.errors import is_out_of_memory
 
 KEPT_FREE = 0.1  # share of the free memory that is left to others
+NOISE = 32 * 2**20  # bytes; a smaller growth of the peak of main memory may be the allocator's
 _CGROUP = Path("/sys/fs/cgroup")
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
@@ -137,7 +138,7 @@ def largest_batch(
         most: images that are asked for at most.
         room: bytes that the peak may reach; infinite where an allocation that fails is an error, as on a GPU.
         left: seconds that are left; a size that would take longer is not tried.
-        known: attempts that were made before; those made here are added.
+        known: attempts that were made before, such as 0 images with the memory before all of them; those made here are added.
     """
 
     def fits(images: int) -> bool:
@@ -195,11 +196,12 @@ def _slope(known: list[Attempt]) -> int:
 def _foreseen(known: list[Attempt], room: float) -> float:
     """The most images whose memory fits into `room`, by those that were measured; infinite where that tells nothing."""
     fits, slope = _fits(known), _slope(known)
-    if room == float("inf") or not slope:
+    if room == float("inf") or not slope or fits[-1].peak - fits[-2].peak < NOISE:
         return float("inf")
     return max(fits[-1].images, int(fits[-1].images + (room - fits[-1].peak) / slope))
 
 
 def _seconds(known: list[Attempt], images: int) -> float:
-    fits = _fits(known)
+    """That so many images take, by the largest size that fitted."""
+    fits = [one for one in _fits(known) if one.images]
     return fits[-1].seconds / fits[-1].images * images if fits else 0.0

@@ -32,6 +32,7 @@ COMMUNICATION = "communication"
 ONCE = (OPTIMIZER, COMMUNICATION, LOG)  # done once in an update, whatever its number of images
 _STEPS, _LARGEST, _KNOBS, _RATES = 0.4, 0.25, 0.2, 0.04  # shares of the budget
 
+_COMPARISONS = 20  # passes over one update's images, for which there should be time to compare knobs on all of them
 _QUIET = 0.85  # share of the time that the threads of a step compute on a quiet machine
 
 
@@ -96,8 +97,10 @@ def _measure(prepared: Prepared, measured: Measured, budget: Budget, *, compiled
     if not quick and not budget.stop.raised:
         largest, sizes = largest_micro_batch(prepared, one_step[0], measured.share, budget.part(_LARGEST))
     if not quick and budget.left > 0:
-        others = _other_sizes(len(one_step[0]), sum(map(len, one_step)), sizes)
-        trials = try_knobs(prepared, kernel, one_step, others, budget.part(_KNOBS))
+        part = budget.part(_KNOBS)
+        shown = one_step if _COMPARISONS * total(steps.split)[BACKWARD] / len(steps.split) < part.left else one_step[:1]
+        others = _other_sizes(len(one_step[0]), sum(map(len, shown)), sizes)
+        trials = try_knobs(prepared, kernel, shown, others, part)
     if compiled and not budget.stop.raised:
         more, note = try_compile(prepared, one_step, budget)
         trials, notes = [*trials, *more], [note]

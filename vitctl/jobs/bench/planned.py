@@ -18,7 +18,7 @@ from vitctl.system.text import bytes_text
 
 # FLOP/s that a training step is expected to reach, for the choice of a batch only: of one thread, and of a GPU.
 _THREAD_FLOPS, _GPU_FLOPS = 1e11, 2e14
-_STEP_SHARE, _PASS_SHARE = 0.08, 0.04  # of the budget, that an update and a forward and backward pass may take
+_STEP_SHARE, _PASS_SHARE = 0.05, 0.03  # of the budget, that an update and a forward and backward pass may take
 _SMALLER = ("L/16", "B/16", "S/16", "Ti/16")
 
 

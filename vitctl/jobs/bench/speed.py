@@ -130,13 +130,14 @@ def measure_cell(name: str, side: int, computation: Computation, budget: Budget)
     device = computation.device
     try:
         with guarded(device):
-            model = build(config, dtype=computation.dtype).to(device).eval()
+            model = filled(build(config, dtype=computation.dtype, device="meta"), device)
+            predict = predictor(model, side, computation)
+            predict(1)  # the first pass chooses kernels
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        return Cell(name, side, gflops, note="its weights do not fit into memory")
-    predict = predictor(model, side, computation)
-    known: list[Attempt] = []
+        return Cell(name, side, gflops, note="its weights and one image do not fit into memory")
+    known = [Attempt(0, True, used_bytes(device))]
     room = float("inf")
     if device.type == "cpu":
         room = used_bytes(device) + (1 - KEPT_FREE) * free_bytes(device)
@@ -160,8 +161,19 @@ def measure_cell(name: str, side: int, computation: Computation, budget: Budget)
         largest_tried=largest.tried,
         largest_bound=largest.bound,
         image_bytes=largest.image_bytes,
-        batches=tuple(asdict(one) for one in known),
+        batches=tuple(asdict(one) for one in known if one.images),
     )
+
+
+def filled(model: nn.Module, device: torch.device) -> nn.Module:
+    """The network with random numbers for weights: drawing those of a training takes longer than measuring it."""
+    model = model.to_empty(device=device).eval()
+    generator = torch.Generator(device).manual_seed(0)
+    for parameter in model.parameters():
+        parameter.detach().uniform_(-0.05, 0.05, generator=generator)
+    for buffer in model.buffers():
+        buffer.zero_()
+    return model
 
 
 def predictor(model: nn.Module, side: int, computation: Computation) -> Callable[[int], float]:

@@ -12,7 +12,16 @@ from vitctl.data.loader.batches import Batch
 from vitctl.engine.distributed.sharding import is_sharded
 from vitctl.errors import LaunchError
 from vitctl.jobs.bench.budget import Budget
-from vitctl.jobs.bench.memory import KEPT_FREE, Attempt, Largest, attempted, free_bytes, largest_batch, used_bytes
+from vitctl.jobs.bench.memory import (
+    KEPT_FREE,
+    Attempt,
+    Largest,
+    attempted,
+    free_bytes,
+    largest_batch,
+    reset_peak,
+    used_bytes,
+)
 from vitctl.jobs.bench.training import Prepared
 from vitctl.jobs.bench.verdict import Trial
 from vitctl.models.attention import Kernel, set_attention
@@ -160,8 +169,10 @@ def regrouped(micro_batches: Sequence[Batch], size: int) -> list[Batch]:
     """The same images in micro-batches of `size`, the last of which may be smaller."""
     names = ("images", "labels", "weights", "samples")
     whole = {name: torch.cat([getattr(batch, name) for batch in micro_batches]) for name in names}
-    parts = range(0, len(whole["labels"]), size)
-    return [Batch(**{name: tensor[begin : begin + size] for name, tensor in whole.items()}) for begin in parts]
+    return [
+        Batch(*(whole[name][begin : begin + size] for name in names))  # type: ignore[arg-type]
+        for begin in range(0, len(whole["labels"]), size)
+    ]
 
 
 def enlarged(batch: Batch, num_images: int) -> Batch:
@@ -189,7 +200,8 @@ def largest_micro_batch(
     runtime = prepared.trainer.runtime
     if runtime.num_processes > 1 or is_sharded(prepared.trainer.unwrapped):
         return None, []
-    known: list[Attempt] = []
+    reset_peak(prepared.device)
+    known = [Attempt(0, True, used_bytes(prepared.device))]
 
     def attempt(images: int) -> Attempt:
         budget.say(f"trying a micro-batch of {images:,}")
@@ -201,7 +213,7 @@ def largest_micro_batch(
 
     room = room_of(prepared.device)
     found = largest_batch(attempt, most, room, lambda: budget.left, known)
-    return found, known
+    return found, [one for one in known if one.images]
 
 
 def room_of(device: torch.device) -> float:
