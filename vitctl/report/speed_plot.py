@@ -1,5 +1,6 @@
 """Fig. 12 and the right of Fig. 13 from the numbers of `vitctl bench model --resolutions`. Needs matplotlib."""
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,9 @@ def draw_speed(result: Mapping[str, Any], path: Path) -> Path:
         speed.plot(x, [cell["images_per_second"] / result["cores"] for cell in own], label=label_text(name), **style)
         _draw_batches(batch, own, style)
         _draw_cost(cost, own, result, style, name)
+    if not any(cell["largest_batch"] for cell in cells):
+        hint = "no time to find it:\ngive more --seconds"
+        batch.text(0.5, 0.5, hint, ha="center", fontsize=8, color=PALE, transform=batch.transAxes)
     core = result["core"]
     _axes(speed, f"images/s of a {core}", sides)
     _axes(batch, f"largest batch, {bytes_text(result['free_memory_bytes'])} free", sides)
@@ -65,10 +69,6 @@ def _draw_batches(panel: Any, own: Sequence[Mapping[str, Any]], style: Mapping[s
     known = [cell for cell in own if cell["largest_batch"]]
     lines = {key: value for key, value in style.items() if not key.startswith("marker")}
     panel.plot([cell["image_size"] for cell in known], [cell["largest_batch"] for cell in known], **lines)
-    if not known:
-        panel.text(
-            0.5, 0.5, "no time to find it:\ngive more --seconds", ha="center", fontsize=8, transform=panel.transAxes
-        )
     for cell in known:
         face = style["color"] if cell["largest_tried"] else "white"
         panel.plot([cell["image_size"]], [cell["largest_batch"]], mfc=face, **{**style, "linestyle": ""})
@@ -107,7 +107,7 @@ def _number_decades(axis: Any) -> None:
     """Plain numbers at 1, 2, 5, 10 ... of a logarithmic axis."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-    if not axis.axes.has_data():
+    if not math.isfinite(axis.get_data_interval()[0]):  # an empty panel
         return
     axis.set_major_locator(LogLocator(10, (1, 2, 5)))
     axis.set_minor_locator(NullLocator())

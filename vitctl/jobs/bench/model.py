@@ -32,6 +32,7 @@ COMMUNICATION = "communication"
 ONCE = (OPTIMIZER, COMMUNICATION, LOG)  # done once in an update, whatever its number of images
 _STEPS, _LARGEST, _KNOBS, _RATES = 0.4, 0.25, 0.2, 0.04  # shares of the budget
 
+_MATRIX_SECONDS = 2.0  # for each precision at most: the rate of a quiet machine is known sooner
 _COMPARISONS = 20  # passes over one update's images, for which there should be time to compare knobs on all of them
 _QUIET = 0.85  # share of the time that the threads of a step compute on a quiet machine
 
@@ -85,7 +86,7 @@ def _measure(prepared: Prepared, measured: Measured, budget: Budget, *, compiled
     runtime, budget = prepared.trainer.runtime, budget.restarted()
     budget.say("measuring matrix products")
     rates = {
-        name: matrix_rate(runtime.device, name, _RATES * budget.seconds / 2)
+        name: matrix_rate(runtime.device, name, min(_MATRIX_SECONDS, _RATES * budget.seconds / 2))
         for name in dict.fromkeys((runtime.precision, "bf16", "float32"))
         if name != "bf16" or runtime.device.type == "cpu" or torch.cuda.is_bf16_supported()
     }
