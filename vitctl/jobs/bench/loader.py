@@ -215,7 +215,7 @@ def image_parts(
         decoding += time.perf_counter() - began
         return pixels
 
-    picture.region = timed  # type: ignore[method-assign]
+    vars(picture)["region"] = timed
     rng = augmentation_rng(seed, epoch, sample)
     transform.apply(picture, transform.draw(picture.height, picture.width, rng))
     rest = time.perf_counter() - opened - decoding

@@ -97,12 +97,14 @@ def _measure(prepared: Prepared, measured: Measured, budget: Budget, *, compiled
     kernel = str((prepared.task.facts or {}).get("attention", measured.recipe.machine.attention))
     if not quick and not budget.stop.raised:
         largest, sizes = largest_micro_batch(prepared, one_step[0], measured.share, budget.part(_LARGEST))
-    if not quick and budget.left > 0:
+    several = runtime.num_processes > 1
+    if not quick and runtime.sum([budget.left])[0] > 0:
         part = budget.part(_KNOBS)
-        shown = one_step if _COMPARISONS * total(steps.split)[BACKWARD] / len(steps.split) < part.left else one_step[:1]
+        backward = total(steps.split)[BACKWARD] / len(steps.split)
+        shown = one_step if not several and _COMPARISONS * backward < part.left else one_step[:1]
         others = _other_sizes(len(one_step[0]), sum(map(len, shown)), sizes)
         trials = try_knobs(prepared, kernel, shown, others, part)
-    if compiled and not budget.stop.raised:
+    if compiled and not runtime.sum([float(budget.stop.raised)])[0]:
         more, note = try_compile(prepared, one_step, budget)
         trials, notes = [*trials, *more], [note]
     speed = _speed(prepared, measured, steps, exchange, rates)

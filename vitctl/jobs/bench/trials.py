@@ -79,7 +79,7 @@ def try_knobs(
             if can_regroup(prepared, micro_batches)
         ),
     ]
-    return _in_turns(own, ways, budget)
+    return _in_turns(own, ways, budget, fixed=prepared.trainer.runtime.num_processes > 1)
 
 
 def _bound(prepared: Prepared, micro_batches: list[Batch]) -> Callable[[], float]:
@@ -118,19 +118,26 @@ def _checkpointing(prepared: Prepared, own: Callable[[], float]) -> Iterator[_Wa
     yield _Way("machine.checkpoint_blocks", "false", seconds)
 
 
-def _in_turns(own: Callable[[], float], ways: Sequence[_Way], budget: Budget) -> list[Trial]:
-    """Rounds, each with the run's own values and every other way; what there is no time for is left out, the last ways first."""
+def _in_turns(own: Callable[[], float], ways: Sequence[_Way], budget: Budget, *, fixed: bool) -> list[Trial]:
+    """Rounds, each with the run's own values and every other way; what there is no time for is left out, the last ways first.
+
+    `fixed`: all ways, in a fixed number of rounds: several processes must do the same, and their clocks differ.
+    """
     chosen: list[_Way] = []
     needed = 0.0
     for way in ways:
         budget.say(f"trying {way.knob} = {way.value}")
         took = way.seconds()  # to warm up
         needed += _ROUNDS * took * (1 if chosen else 2)
-        if needed > budget.left:
+        if not fixed and needed > budget.left:
             break
         chosen.append(way)
     rounds: list[list[float]] = []
-    while chosen and (len(rounds) < _ROUNDS or budget.left > sum(rounds[-1])) and not budget.stop.raised:
+    while chosen:
+        if len(rounds) >= _ROUNDS and (fixed or budget.left <= sum(rounds[-1])):
+            break
+        if budget.stop.raised and not fixed:
+            break
         budget.say(f"comparing knobs, round {len(rounds) + 1}")
         rounds.append([own(), *(way.seconds() for way in chosen)])
     mine, *others = zip(*rounds, strict=True) if rounds else ((),)
@@ -169,10 +176,8 @@ def regrouped(micro_batches: Sequence[Batch], size: int) -> list[Batch]:
     """The same images in micro-batches of `size`, the last of which may be smaller."""
     names = ("images", "labels", "weights", "samples")
     whole = {name: torch.cat([getattr(batch, name) for batch in micro_batches]) for name in names}
-    return [
-        Batch(*(whole[name][begin : begin + size] for name in names))  # type: ignore[arg-type]
-        for begin in range(0, len(whole["labels"]), size)
-    ]
+    cuts = [slice(begin, begin + size) for begin in range(0, len(whole["labels"]), size)]
+    return [Batch(whole["images"][c], whole["labels"][c], whole["weights"][c], whole["samples"][c]) for c in cuts]
 
 
 def enlarged(batch: Batch, num_images: int) -> Batch:
