@@ -43,8 +43,6 @@ def draw_speed(result: Mapping[str, Any], path: Path) -> Path:
     speed.set_title("Fig. 12: speed", fontsize=9, color=INK)
     batch.set_title("Fig. 12: memory (hollow: not tried, from bytes per image)", fontsize=7, color=INK)
     cost.set_title("Fig. 13: speed and cost", fontsize=9, color=INK)
-    cost.set_xscale("log")
-    cost.set_yscale("log")
     _number_decades(cost.xaxis)
     _number_decades(cost.yaxis)
     cost.set_xlabel(f"GFLOPs of an image at {_side(sides)}", fontsize=8)
@@ -67,6 +65,8 @@ def draw_speed(result: Mapping[str, Any], path: Path) -> Path:
 def _draw_batches(panel: Any, own: Sequence[Mapping[str, Any]], style: Mapping[str, Any]) -> None:
     """Filled where the batch was computed, hollow where it follows from the memory of smaller ones."""
     known = [cell for cell in own if cell["largest_batch"]]
+    if not known:
+        return
     lines = {key: value for key, value in style.items() if not key.startswith("marker")}
     panel.plot([cell["image_size"] for cell in known], [cell["largest_batch"] for cell in known], **lines)
     for cell in known:
@@ -92,7 +92,6 @@ def _side(sides: Sequence[int]) -> int:
 
 def _axes(panel: Any, label: str, sides: Sequence[int]) -> None:
     panel.set_xscale("log")
-    panel.set_yscale("log")
     _number_decades(panel.yaxis)
     panel.set_xticks(sides, [str(side) for side in sides])
     panel.xaxis.minorticks_off()
@@ -104,11 +103,13 @@ def _axes(panel: Any, label: str, sides: Sequence[int]) -> None:
 
 
 def _number_decades(axis: Any) -> None:
-    """Plain numbers at 1, 2, 5, 10 ... of a logarithmic axis."""
+    """A logarithmic axis with plain numbers at 1, 2, 5, 10 ..."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-    if not math.isfinite(axis.get_data_interval()[0]):  # an empty panel
+    if not math.isfinite(axis.get_data_interval()[0]):  # an empty panel has no logarithms
+        axis.set_ticks([])
         return
+    getattr(axis.axes, f"set_{axis.axis_name}scale")("log")
     axis.set_major_locator(LogLocator(10, (1, 2, 5)))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
