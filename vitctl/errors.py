@@ -90,6 +90,11 @@ _HOW_TO_FIX = {
 _NO_MEMORY = ("OutOfMemoryError", "can't allocate memory")
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an allocation failed, in Python or in PyTorch."""
+    return isinstance(error, MemoryError) or any(sign in f"{type(error).__name__}: {error}" for sign in _NO_MEMORY)
+
+
 def explained(error: BaseException, where: Path | str = "", then: str = "") -> VitctlError | None:
     """An error with a message for the user; None where it is a bug of vitctl.
 
@@ -104,7 +109,7 @@ def explained(error: BaseException, where: Path | str = "", then: str = "") -> V
     if isinstance(error, VitctlError):
         return error
     place = str(where) or "this command"
-    if isinstance(error, MemoryError) or any(sign in f"{type(error).__name__}: {error}" for sign in _NO_MEMORY):
+    if is_out_of_memory(error):
         return LaunchError(f"{place}: not enough memory ({first_line(error)}); {_LESS}{_after(then)}")
     number = os_code(error)
     if number not in _HOW_TO_FIX:

@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from vitctl.cli import compare, model, predict, recipes, runs, sweep, system, train, verify
+from vitctl.cli import bench, compare, model, predict, recipes, runs, sweep, system, train, verify
 from vitctl.cli.data import check, look, sets, shards
 from vitctl.cli.suggest import set_instead
 from vitctl.engine.preemption import interrupt_on_signals
@@ -51,6 +51,7 @@ for command in (check.check, look.stats, look.show, look.dedup):
 shards.app.command("list")(sets.list_sets)
 shards.app.command("prepare")(sets.prepare)
 shards.app.command("export-vtab1k")(sets.export_vtab1k)
+app.add_typer(bench.app, name="bench", rich_help_panel=START)
 app.add_typer(runs.app, name="runs", rich_help_panel=RUNS)
 app.add_typer(shards.app, name="data", rich_help_panel=DATA)
 app.add_typer(recipes.app, name="recipes", rich_help_panel=DATA)

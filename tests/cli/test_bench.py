@@ -1,0 +1,161 @@
+"""`vitctl bench` as typed: what is printed and written, and errors of one line."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import Vitctl
+from tests.conftest import TINY
+from vitctl.cli.show import bench as show
+from vitctl.cli.show.bench import Asked, chosen_recipe
+from vitctl.errors import RecipeError
+
+QUICK = ("--seconds", 1)
+
+
+def test_model__prints_the_split_and_the_verdict_and_writes_the_numbers(vitctl: Vitctl, tiny_data: Path) -> None:
+    said = vitctl("bench", "model", "--recipe", TINY, "--data", tiny_data, *QUICK, "--json", "out/bench.json")
+    assert said.code == 0
+    numbers = json.loads(Path("out/bench.json").read_text())
+    assert numbers["verdict"] in said.out.replace("\n", " ")
+    assert (numbers["recipe"], numbers["seconds_asked"], numbers["set"]) == (str(TINY), 1.0, [])
+    for part in ("data", "forward", "backward", "optimizer", "log"):
+        assert any(line.startswith(part) for line in said.out.splitlines()), part
+    assert "communication: none, one process" in said.out
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize("which", ["model", "data"])
+def test_lines__fit_eighty_columns(
+    vitctl: Vitctl, tiny_data: Path, monkeypatch: pytest.MonkeyPatch, which: str
+) -> None:
+    monkeypatch.setattr(show.CONSOLE, "width", 80)
+    step = ("--step-rate", 10) if which == "data" else ()
+    said = vitctl("bench", which, "--recipe", TINY, "--data", tiny_data, *QUICK, *step)
+    assert said.code == 0
+    _, _, tables = said.out.partition("\n")  # the title has the path of the recipe
+    lines = tables.partition("note:")[0].partition("The ")[0].partition("Data is")[0].splitlines()
+    assert len(lines) > 8
+    assert max(map(len, lines)) <= 80
+
+
+def test_data__prints_the_loader_and_the_verdict(vitctl: Vitctl, tiny_data: Path) -> None:
+    said = vitctl(
+        "bench",
+        "data",
+        "--recipe",
+        TINY,
+        "--data",
+        tiny_data,
+        *QUICK,
+        "--workers",
+        0,
+        "--step-rate",
+        1,
+        "--json",
+        "d.json",
+    )
+    assert (said.code, said.err) == (0, "")
+    (numbers,) = json.loads(Path("d.json").read_text())["loaders"]
+    assert numbers["verdict"] in said.out.replace("\n", " ")
+    assert (numbers["workers"], numbers["step_images_per_second"]) == (0, 1.0)
+
+
+def test_resolutions__draws_and_writes_both_files(vitctl: Vitctl) -> None:
+    said = vitctl("bench", "model", "Ti/32", "--resolutions", "32,64", *QUICK, "--plot", "pictures/fig12.png")
+    assert said.code == 0
+    assert Path("pictures/fig12.png").read_bytes().startswith(b"\x89PNG")
+    cells = json.loads(Path("pictures/fig12.json").read_text())["cells"]
+    assert [(cell["model"], cell["image_size"]) for cell in cells] == [("Ti/32", 32), ("Ti/32", 64)]
+    assert "plot: pictures/fig12.png" in said.out
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("model X/16", "unknown model 'X/16'"),
+        ("model B/16 B/32", "several need --resolutions"),
+        ("model --resolutions 512..64", "--resolutions 512..64: should be two sides in pixels"),
+        ("model --plot a.png", "give --resolutions 64..512 with it"),
+        ("model --resolutions 64 --recipe smoke", "--recipe: --resolutions measures networks by their names"),
+        ("model --resolutions 64 --res 32", "--res: --resolutions measures networks by their names"),
+        ("model --resolutions 64 --plot a.jpg", "should be the name of a .png or .svg file"),
+        ("model --recipe evaluate", "bench takes one of pretrain or finetune"),
+        ("model S/16 --json a.txt", "should be the name of a .json file"),
+        ("model S/16 --set model.fnord=1", "--set model.fnord"),
+        ("model --recipe smoke --data nowhere", "nowhere"),
+        ("data --recipe smoke --synthetic", "No such option"),
+        ("data", "imagenet: expected shards"),
+    ],
+)
+def test_errors__are_one_line(vitctl: Vitctl, line: str, message: str) -> None:
+    said = vitctl("bench", *line.split(), *QUICK)
+    assert said.code == 2
+    assert message in said.err
+    assert "Traceback" not in said.err
+
+
+def test_model__a_name_alone_is_a_plain_network_of_the_default_recipe() -> None:
+    asked = Asked(("R50x1",), None, 1.0, None, None, ("model.version=v2", "optimizer.name=sgd"))
+    recipe: Any = chosen_recipe(asked, {})[0]
+    assert (recipe.model.name, recipe.model.version, recipe.model.dropout) == ("R50x1", "v2", None)
+    assert (recipe.optimizer.name, recipe.schedule.batch_size) == ("sgd", 4096)
+    beside: Any = chosen_recipe(Asked(("S/16",), "in1k_b16", 1.0, None, None, ()), {})[0]
+    assert (beside.model.name, beside.model.dropout) == ("S/16", 0.1)
+    with pytest.raises(RecipeError):
+        chosen_recipe(Asked(("S/16",), None, 1.0, None, None, ("model.fnord=1",)), {})
+
+
+def test_ctrl_c__keeps_what_was_measured(tiny_data: Path, tmp_path: Path) -> None:
+    """The signal comes while steps are measured; the numbers so far are printed and written, and the exit code is 3."""
+    code = (
+        "import os, signal, sys, vitctl.jobs.bench.training as t\n"
+        "own = t._agreed\n"
+        "def agreed(prepared, over):\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "    t._agreed = own\n"
+        "    return False\n"
+        "t._agreed = agreed\n"
+        "from vitctl.cli.app import main\n"
+        "main()\n"
+    )
+    line = ["bench", "model", "--recipe", TINY, "--data", tiny_data, "--seconds", 1e6, "--json", tmp_path / "a.json"]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *map(str, line)], capture_output=True, text=True, cwd=tmp_path, timeout=300
+    )
+    assert done.returncode == 3, done.stderr
+    assert "stopped early: what was measured until then is above" in done.stdout
+    numbers = json.loads((tmp_path / "a.json").read_text())
+    assert numbers["stopped"] is True
+    assert numbers["images_per_second"] > 0
+
+
+def test_processes__communication_is_a_part_of_the_step(tiny_data: Path, tmp_path: Path) -> None:
+    """Two processes: the parts, with what the exchange of gradients costs, still add up to the step."""
+    line = [
+        "bench",
+        "model",
+        "--recipe",
+        TINY,
+        "--data",
+        tiny_data,
+        "--seconds",
+        2,
+        "--processes",
+        2,
+        "--json",
+        tmp_path / "a.json",
+    ]
+    command = [sys.executable, "-m", "vitctl", *map(str, line)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=300)
+    assert done.returncode == 0, done.stderr
+    numbers = json.loads((tmp_path / "a.json").read_text())
+    assert (numbers["processes"], numbers["micro_batch"]) == (2, 8)
+    assert numbers["split"]["communication"] >= 0
+    assert sum(numbers["split"].values()) == pytest.approx(numbers["seconds"])
+    assert numbers["largest_micro_batch"] is None
+    assert "communication: none" not in done.stdout
