@@ -18,7 +18,7 @@ from vitctl.engine.distributed.gradients import Gradients
 from vitctl.engine.distributed.runtime import Fetched, Runtime
 from vitctl.engine.evaluation import stop_together
 from vitctl.engine.losses import Objective
-from vitctl.engine.optimizer import clip_gradients
+from vitctl.engine.optimizer import clip_gradients, take_step
 from vitctl.engine.preemption import StopFlag, Stopped
 from vitctl.engine.task import TrainingTask, is_due
 from vitctl.models.build import Model
@@ -124,8 +124,7 @@ class Trainer:
     def _step(self, lr: float, is_finite: Tensor) -> None:
         for group in self.optimizer.param_groups:
             group["lr"] = lr
-        self.optimizer.found_inf = (~is_finite).float()  # type: ignore[attr-defined]
-        self.optimizer.step()
+        take_step(self.optimizer, is_finite)
         if self.average is not None:
             self.average.update(self.unwrapped, is_finite)
 

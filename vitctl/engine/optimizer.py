@@ -18,14 +18,19 @@ def build_optimizer(
 ) -> Optimizer:
     """Adam in the AdamW form, or SGD with momentum, over every parameter (biases and norms too, as the authors did).
 
-    The learning rate is set before each step by the loop. The decay is decoupled: p -= lr * weight_decay * p. Where the loop sets the
-    attribute `found_inf` to 1, a float32 scalar on the device, a step changes nothing, and nobody waits for the device to know.
+    The learning rate is set before each step by the loop. The decay is decoupled: p -= lr * weight_decay * p.
 
     Paper: Section 4.1, Tables 3 and 4.
     """
     if name == "adam":
         return AdamW(model.parameters(), lr=0.0, betas=(beta1, beta2), eps=eps, weight_decay=weight_decay, fused=True)
     return DecoupledSGD(model.parameters(), momentum=momentum, weight_decay=weight_decay)
+
+
+def take_step(optimizer: Any, is_finite: Tensor) -> None:
+    """Take a step, or change nothing where `is_finite`, a bool on the device, is false; nobody waits for the device to know."""
+    optimizer.found_inf = (~is_finite).float()  # what torch's fused optimizers look for
+    optimizer.step()
 
 
 class DecoupledSGD(SGD):

@@ -206,12 +206,10 @@ def _train(
         objective or _classification(recipe.loss, images.mixing, recipe.seed), normalise=runtime.normaliser(mean, std)
     )
     batches = _batches(recipe, runtime, images, lanes, needs_labels=objective is None)
-    shown, size = images.pre_processing, recipe.evaluation.batch_size
+    shown, size, most = images.pre_processing, recipe.evaluation.batch_size, most_images(machine.micro_batch, share)
     look = ImagePass(runtime, context.journal, shown, mean, std, size, workers, context.stop, lanes is not None)
 
-    kernels = choose_kernels(
-        machine, runtime, folder, model, most_images(machine.micro_batch, share), measured=not lanes
-    )
+    kernels = choose_kernels(machine, runtime, folder, model, most, measured=not lanes)
     _shard(machine, runtime, model, probe)
     micro_batch = choose_micro_batch(recipe, runtime, folder, model, loss, lambda n: next(batches(0, n, 0)), share)
     made_by = {**kernels.model_dump(), "compile": machine.compile, "versions": versions()}

@@ -10,7 +10,7 @@ from vitctl.jobs.bench import trials as module
 from vitctl.jobs.bench.budget import Budget
 from vitctl.jobs.bench.training import Prepared
 from vitctl.jobs.bench.trials import enlarged, largest_micro_batch, regrouped, trial_of, try_knobs
-from vitctl.models import attention
+from vitctl.models.kernels import attention
 
 
 class Looks(Budget):

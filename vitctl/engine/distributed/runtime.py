@@ -77,7 +77,8 @@ class Fetched:
         self._arrived: Any = None
         if tensor.device.type == "cuda":
             self._tensor = tensor.to("cpu", non_blocking=True)
-            self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            cuda: Any = torch.cuda  # not all of it has types
+            self._arrived = cuda.Event()
             self._arrived.record()
 
     def wait(self) -> Tensor:

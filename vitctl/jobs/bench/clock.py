@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from vitctl.data.loader.batches import Batch
 from vitctl.engine.distributed.gradients import Backward, Gradients, Sums
-from vitctl.engine.loop import Result, Trainer
+from vitctl.engine.loop import Trainer, Update
 
 DATA, FORWARD, BACKWARD, OPTIMIZER, LOG = "data", "forward", "backward", "optimizer", "log"
 PHASES = (DATA, FORWARD, BACKWARD, OPTIMIZER, LOG)
@@ -109,7 +109,7 @@ class TimedTrainer(Trainer):
             **{**values, "objective": timed, "gradients": _TimedGradients(trainer.gradients, clock)}, clock=clock
         )
 
-    def update(self, step: int, micro_batches: list[Batch]) -> Result:
+    def update(self, step: int, micro_batches: list[Batch]) -> Update:
         """See `Trainer`; what follows until the next step is its record."""
         result = super().update(step, micro_batches)
         self.clock.switch(LOG)

@@ -24,6 +24,7 @@ from vitctl.jobs.inputs.length import fitted_recipe
 from vitctl.jobs.plan import plan_training
 from vitctl.jobs.training import num_workers
 from vitctl.models.flops import count_parameters, training_flops
+from vitctl.models.kernels.linear import used_linear
 from vitctl.models.variants import to_dict
 from vitctl.recipe.schema import Finetune, Pretrain
 from vitctl.system.text import bytes_text
@@ -153,6 +154,7 @@ def _described(prepared: Prepared, measured: Measured, kernel: str) -> dict[str,
         "averaging": recipe.averaging.decay > 0,
         "precision": runtime.precision,
         "attention": kernel,
+        "linear": used_linear(),
         "compile": m.compile,
         "checkpoint_blocks": m.checkpoint_blocks,
         "sharding": getattr(m, "sharding", "none"),

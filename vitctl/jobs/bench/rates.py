@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitctl.models.hardware import PEAK_TFLOPS
+from vitctl.models.hardware import bf16_tflops
 
 _SHAPES = {"cpu": ((1576, 768, 3072), (2048, 2048, 2048)), "cuda": ((8192, 8192, 8192), (50_176, 1024, 4096))}
 _TYPES = {"bf16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
@@ -80,8 +80,7 @@ def peak(device: torch.device, precision: str, measured: float) -> Peak:
     """The maker's peak where it is known, else the rate that was measured."""
     if device.type == "cuda" and precision == "bf16":
         name = torch.cuda.get_device_name(device)
-        for chip, tera in PEAK_TFLOPS.items():
-            if chip in name:
-                return Peak(tera * 1e12, f"the maker's dense bf16 peak of an {chip}")
+        if tera := bf16_tflops(name):
+            return Peak(tera * 1e12, f"the maker's dense bf16 peak of {name}")
     threads = f", {torch.get_num_threads()} threads" if device.type == "cpu" else ""
     return Peak(measured, f"matrix products measured in this run, {precision}{threads}")

@@ -19,9 +19,9 @@ from vitctl.jobs.bench.budget import Budget
 from vitctl.jobs.bench.machine import machine_facts
 from vitctl.jobs.bench.memory import KEPT_FREE, Attempt, attempted, free_bytes, guarded, largest_batch, used_bytes
 from vitctl.jobs.bench.rates import matrix_rate, peak
-from vitctl.models.attention import set_attention
 from vitctl.models.build import build
 from vitctl.models.flops import count_macs
+from vitctl.models.kernels.attention import set_attention
 from vitctl.models.variants import variant
 
 SIDES = (64, 128, 224, 384, 512)  # of the paper's figure

@@ -24,9 +24,11 @@ from vitctl.jobs.bench.memory import (
 )
 from vitctl.jobs.bench.training import Prepared
 from vitctl.jobs.bench.verdict import Trial
-from vitctl.models.attention import Kernel, set_attention
 from vitctl.models.blocks import compile_blocks, compile_errors
 from vitctl.models.configs import ViTConfig
+from vitctl.models.kernels.attention import Kernel, set_attention
+from vitctl.models.kernels.linear import Kernel as Library
+from vitctl.models.kernels.linear import onednn_problem, set_linear, used_linear
 
 _ROUNDS = 2  # at least
 
@@ -72,6 +74,7 @@ def try_knobs(
 
     ways = [
         *_attention(prepared, kernel, own),
+        *_linear(prepared, own),
         *_checkpointing(prepared, own),
         *(
             _Way("machine.micro_batch", str(size), _bound(prepared, regrouped(micro_batches, size)))
@@ -101,6 +104,23 @@ def _attention(prepared: Prepared, kernel: str, own: Callable[[], float]) -> Ite
             set_attention("math" if kernel == "math" else "fused")
 
     yield _Way("machine.attention", other, seconds)
+
+
+def _linear(prepared: Prepared, own: Callable[[], float]) -> Iterator[_Way]:
+    """The other library of the linear layers, where there is a choice."""
+    computation, kernel = prepared.trainer.runtime.computation, used_linear()
+    if onednn_problem(computation.product_dtype, computation.device):
+        return
+    other: Library = "torch" if kernel == "onednn" else "onednn"
+
+    def seconds() -> float:
+        set_linear(other)
+        try:
+            return own()
+        finally:
+            set_linear(kernel)
+
+    yield _Way("machine.linear", other, seconds)
 
 
 def _checkpointing(prepared: Prepared, own: Callable[[], float]) -> Iterator[_Way]:

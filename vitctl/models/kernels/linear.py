@@ -70,8 +70,8 @@ def onednn_problem(dtype: torch.dtype, device: torch.device) -> str:
         return "oneDNN computes on CPUs"
     if dtype == torch.float64:
         return "oneDNN has no float64"
-    available: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    return "" if available else "this PyTorch has no oneDNN"
+    library: Any = torch.backends.mkldnn  # not all of it has types
+    return "" if library.is_available() else "this PyTorch has no oneDNN"
 
 
 def choose_linear(rows: int, inputs: int, outputs: int, dtype: torch.dtype, device: torch.device) -> Kernel:
