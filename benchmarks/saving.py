@@ -58,7 +58,14 @@ def main() -> None:
         found = take_turns(sides, given.rounds)
         limits = {"copy_seconds": copy_seconds(training), **disk_rates(Path(folder))}
     size = training.num_bytes / 1e9
-    report("saving", rows(found, f"{given.model} on {given.device}, {size:.2f} GB"), machine, limits, LIBRARIES, given.results)
+    report(
+        "saving",
+        rows(found, f"{given.model} on {given.device}, {size:.2f} GB"),
+        machine,
+        limits,
+        LIBRARIES,
+        given.results,
+    )
 
 
 class Training:
@@ -117,7 +124,11 @@ def by_torch(training: Training, path: Path) -> Save:
 def by_dcp(training: Training, folder: Path) -> Save:
     """By `async_save`; the checkpoint before the last is removed, which ours does too."""
     pinned = next(training.model.parameters()).is_cuda
-    stager = DefaultStager(StagingOptions(use_pinned_memory=pinned, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=pinned))
+    stager = DefaultStager(
+        StagingOptions(
+            use_pinned_memory=pinned, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=pinned
+        )
+    )
 
     def save(number: int) -> tuple[Done, Finish]:
         future = dcp.async_save(training.state(), checkpoint_id=folder / str(number), async_stager=stager, no_dist=True)
