@@ -96,7 +96,12 @@ def ours(folder: Path, given: argparse.Namespace) -> Numbers:
 
 def theirs(folder: Path, given: argparse.Namespace) -> Numbers:
     """The same on timm's library."""
-    words = [f"--data={folder / 'photos'}", f"--steps={given.steps}", f"--warmup={warmup(given)}", f"--every={given.every}"]
+    words = [
+        f"--data={folder / 'photos'}",
+        f"--steps={given.steps}",
+        f"--warmup={warmup(given)}",
+        f"--every={given.every}",
+    ]
     words += [f"--batch-size={given.batch_size}", f"--lr={LR}", f"--weight-decay={WEIGHT_DECAY}"]
     words += ["--bf16"] if given.precision == "bf16" else []
     began = time.time()

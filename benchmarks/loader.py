@@ -176,7 +176,9 @@ def webdataset_batches(folder: Path, workers: int) -> Iterator[Any]:
     assert len(shards) >= workers
     data = wds.WebDataset(shards, shardshuffle=len(shards), nodesplitter=wds.split_by_node, seed=0)
     data = data.shuffle(500).decode("pil").to_tuple("jpg", "cls").map_tuple(crop_and_flip(pil=True), int).repeat()
-    loader = wds.WebLoader(data.batched(BATCH, collation_fn=default_collate), batch_size=None, num_workers=workers)
+    loader = wds.WebLoader(
+        data.batched(BATCH, collation_fn=default_collate, partial=False), batch_size=None, num_workers=workers
+    )
     for images, _ in loader:
         yield images
 
@@ -189,7 +191,7 @@ def datasets_batches(folder: Path, workers: int) -> Iterator[Any]:
     apply = crop_and_flip(pil=True)
 
     def transformed(rows: dict[str, Any]) -> dict[str, Any]:
-        return {"image": [apply(image.convert("RGB")) for image in rows["image"]], "label": rows["label"]}
+        return {"image": [apply(image.convert("RGB")) for image in rows["image"]]}
 
     data = load_dataset("imagefolder", data_dir=str(folder / "photos"), split="train").with_transform(transformed)
     yield from endless(data, workers, itemwise=False)
