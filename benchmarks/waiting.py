@@ -79,6 +79,7 @@ def words(data: Path, given: argparse.Namespace) -> list[str]:
         "log.every_steps=1",
         "machine.workers=1",
         "data.eval_split=",
+        "schedule.warmup_steps=2",
     ]
     return [
         *("--recipe", "in1k_b16", "--data", str(data), "--res", str(given.image_size)),
