@@ -60,6 +60,7 @@ def row(found: list[Numbers], given: argparse.Namespace) -> Row:
     alone = [{"seconds per step": numbers["alone"]} for numbers in found]
     notes = {
         "share that is not the step": statistics.median(share(numbers) for numbers in found),
+        "share outside of the update, in the run": statistics.median(1 - n["inside"] / n["run"] for n in found),
         "data-wait": statistics.median(numbers["waited"] for numbers in found),
     }
     sides = Side("`vitctl pretrain`, all it does", own), Side("`Trainer.update` on a batch in memory", alone)
@@ -102,12 +103,15 @@ def run(folder: Path, given: list[str]) -> Numbers:
     from vitctl.cli.app import main as vitctl
     from vitctl.engine.loop import Trainer
 
-    out, kept, alone = folder / str(time.monotonic_ns()), [], []
+    out, kept, inside, alone = folder / str(time.monotonic_ns()), [], [], []
     update = Trainer.update
 
     def keeping(self: Trainer, step: int, micro_batches: Any) -> Any:
         kept[:] = [self, step, micro_batches]
-        return update(self, step, micro_batches)
+        began = time.perf_counter()
+        result = update(self, step, micro_batches)
+        inside.append(time.perf_counter() - began)
+        return result
 
     Trainer.update = keeping  # type: ignore[method-assign]
     sys.argv = ["vitctl", "pretrain", *given, "--out", str(out)]
@@ -123,6 +127,7 @@ def run(folder: Path, given: list[str]) -> Numbers:
     return {
         "run": (steps[-1]["time"] - steps[0]["time"]) / (len(steps) - 1),
         "waited": statistics.mean(record["data_wait"] for record in steps[1:]),
+        "inside": statistics.mean(inside[SKIPPED:]),
         "alone": statistics.median(alone[SKIPPED:]),
     }
 

@@ -125,9 +125,13 @@ def test_growth__slope_of_planted_seconds() -> None:
 
 def test_waiting__share_of_planted_seconds() -> None:
     waiting = importlib.import_module("waiting")
-    rounds = [{"run": 1.0, "alone": 0.97, "waited": 0.01}, {"run": 2.0, "alone": 1.99, "waited": 0.0}]
+    rounds = [
+        {"run": 1.0, "inside": 0.98, "alone": 0.97, "waited": 0.01},
+        {"run": 2.0, "inside": 2.0, "alone": 1.99, "waited": 0.0},
+    ]
     row = waiting.row([*rounds, rounds[0]], Namespace(model="Ti/16", image_size=32, batch_size=4, steps=6)).record()
     assert row["notes"]["share that is not the step"] == pytest.approx(0.03)
+    assert row["notes"]["share outside of the update, in the run"] == pytest.approx(0.02)
     assert row["ratio"]["median"] == pytest.approx(0.97) and not row["reached"]
 
 
