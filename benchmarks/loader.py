@@ -1,17 +1,19 @@
-"""Our loader beside timm's over the same photographs: `python benchmarks/loader.py`.
+"""Our loader beside those of timm, torchvision, webdataset and Hugging Face over the same photographs: `python benchmarks/loader.py`.
 
-Both crop at random, resize to 224 by bilinear interpolation, flip, and hand over uint8 batches. Every measurement is a process
+All crop at random, resize to 224 by bilinear interpolation, flip, and hand over uint8 batches. Every measurement is a process
 of its own; the sides take turns. Wall time counts whatever else the machine does; CPU time, of the workers and of the
-process that receives their batches, much less so: it is the steadier figure. Memory is proportional (PSS): pages that a
-worker shares with its parent are counted by halves, on both sides alike.
+process that receives their batches, much less so: images per CPU second are compared. Memory is proportional (PSS): pages that a
+worker shares with its parent are counted by halves, on all sides alike.
+
+`vitctl` resizes as our recipes do, `vitctl-antialias` with the filter that Pillow applies, and with it timm, webdataset and
+datasets; `vitctl-scaled` decodes to a fraction where the crop allows it. torchvision decodes by `decode_image` to tensors, as its
+documentation of v2 advises for speed. Hugging Face `datasets` needs `--datasets-python`, the Python of an environment that has it.
 """
 
 import argparse
 import io
-import itertools
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -20,72 +22,79 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from importlib.metadata import version
+from functools import partial
 from multiprocessing import active_children
 from pathlib import Path
 from typing import Any
 
+from measure import Machine, Numbers, Row, Side, decode_rate, installed, question, report, take_turns
+
 PHOTOS = Path(__file__).resolve().parents[2] / "shared" / "data" / "imagenet-500.tar"
-SIZE, BATCH, WARM_UP_BATCHES = 224, 50, 10
-SIDES = ("vitctl", "vitctl-scaled", "timm")
-LIBRARIES = ("torch", "torchvision", "timm", "pillow", "simplejpeg", "numpy")
-Numbers = dict[str, float]
+SIZE, BATCH, WARM_UP_BATCHES, PER_SHARD = 224, 50, 10, 64
+LIBRARIES = ("vitctl", "torch", "torchvision", "timm", "webdataset", "pillow", "simplejpeg", "numpy")
+OURS = ("vitctl", "vitctl-antialias", "vitctl-scaled")
+PEERS = {
+    "timm": "create_loader, its worker's uint8 batches, use_multi_epochs_loader",
+    "torchvision": "ImageFolder with decode_image, v2.RandomResizedCrop and flip on uint8 tensors",
+    "webdataset": "WebDataset, shuffle 500, Pillow, v2 crop and flip, batched in the worker",
+    "datasets": "imagefolder in Arrow, with_transform, Pillow, v2 crop and flip",
+}
 
 
 def main() -> None:
-    """Measure, and print a table and the ratios."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--photos", type=Path, default=PHOTOS, help="a tar of JPEG files")
-    parser.add_argument("--images", type=int, default=2000, help="per measurement")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--enlarge", type=int, default=1, help="times that the photographs are enlarged first")
-    parser.add_argument("--measure", nargs=3, metavar=("SIDE", "WORKERS", "FOLDER"), help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.measure:
-        side, workers, folder = given.measure
-        print(json.dumps(measure(side, int(workers), Path(folder), given.images)))
+    """Measure, print, and write results/loader.json."""
+    asked = question()
+    if asked:
+        print(json.dumps(measure(asked["side"], asked["workers"], Path(asked["folder"]), asked["images"])))
         return
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--photos", type=Path, default=PHOTOS, help="a tar of JPEG files")
+    parser.add_argument("--images", type=int, default=1500, help="per measurement")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--sides", nargs="+", choices=[*OURS, *PEERS], default=[*OURS, *PEERS])
+    parser.add_argument("--datasets-python", default="", help="Python of an environment with datasets and torchvision")
+    parser.add_argument("--enlarge", type=int, default=1, help="times that the photographs are enlarged first")
+    parser.add_argument("--results", type=Path, default=Path(__file__).resolve().parent / "results")
+    given = parser.parse_args()
     if not given.photos.is_file():
         sys.exit(f"{given.photos}: not there; give a tar of JPEG files with --photos")
+    machine = Machine()
+    pythons = dict.fromkeys(given.sides, sys.executable)
+    if "datasets" in pythons and installed("datasets") == "not installed":
+        pythons["datasets"] = given.datasets_python
+    sides = [name for name in given.sides if pythons[name]]
     with tempfile.TemporaryDirectory() as folder:
-        unpack(given.photos, Path(folder), given.enlarge)
-        report(compare(Path(folder), given.images, given.rounds), given.rounds)
+        contents = unpack(given.photos, Path(folder), given.enlarge)
+        asks = {"workers": given.workers, "folder": folder, "images": given.images}
+        found = take_turns(
+            {name: partial(answer, pythons[name], {"side": name, **asks}) for name in sides}, given.rounds
+        )
+        limits = {f"{key}, whole pictures, one core": value for key, value in decode_rate(contents[:100]).items()}
+    report("loader", rows(found, given.workers), machine, limits, LIBRARIES, given.results)
 
 
-def compare(folder: Path, num_images: int, rounds: int) -> dict[tuple[str, int], list[Numbers]]:
-    """Let the sides take turns; returns the numbers of every round by side and workers."""
-    found: dict[tuple[str, int], list[Numbers]] = {}
-    for _, workers, side in itertools.product(range(rounds), (1, 2), SIDES):
-        command = [sys.executable, __file__, "--images", str(num_images), "--measure", side, str(workers), str(folder)]
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-        found.setdefault((side, workers), []).append(json.loads(done.stdout.splitlines()[-1]))
-    return found
-
-
-def report(found: dict[tuple[str, int], list[Numbers]], rounds: int) -> None:
-    """Print medians of the rounds."""
-    print(f"{platform.platform()}, {cpu_name()}, {os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}")
-    print(", ".join(f"{name} {version(name)}" for name in LIBRARIES), f"; medians of {rounds} rounds\n")
-    print("| side | workers | images/s | images per CPU second | CPU ms per image | PSS per worker, MiB |")
-    print("|---|---|---|---|---|---|")
-    middle = {
-        key: {name: statistics.median(numbers[name] for numbers in rounds) for name in rounds[0]}
-        for key, rounds in found.items()
+def rows(found: dict[str, list[Numbers]], workers: int) -> list[Row]:
+    """Each of ours against each peer; the goal is that of exact pixels against timm."""
+    what = f"photographs to batches of {BATCH} x {SIZE} x {SIZE}, {workers} workers"
+    own = {
+        "vitctl": "train_batches, decode exact, bilinear",
+        "vitctl-antialias": "train_batches, decode exact, bilinear with Pillow's filter",
+        "vitctl-scaled": 'train_batches, decode = "scaled"',
     }
-    for (side, workers), row in middle.items():
-        print(
-            f"| {side} | {workers} | {row['wall']:.0f} | {row['cpu']:.0f} | {1e3 / row['cpu']:.2f} | {row['pss']:.0f} |"
-        )
-    print()
-    for workers, side in itertools.product((1, 2), SIDES[:-1]):
-        ours, theirs = middle[side, workers], middle["timm", workers]
-        wall, cpu, pss = (ours[name] / theirs[name] for name in ("wall", "cpu", "pss"))
-        print(
-            f"{side} / timm, {workers} worker(s): {cpu:.2f} per CPU second, {wall:.2f} by wall clock, {pss:.2f} of its memory"
-        )
-    for side in SIDES:
-        wall, cpu = (middle[side, 2][name] / middle[side, 1][name] for name in ("wall", "cpu"))
-        print(f"{side}, 1 to 2 workers: {wall / 2:.2f} of linear by wall clock, {cpu:.2f} per CPU second")
+    return [
+        Row(what, "per CPU second", "more", Side(own[ours], found[ours]), Side(f"{peer}: {PEERS[peer]}", found[peer]),
+            2.0 if peer == "timm" and ours != "vitctl-scaled" else None)
+        for peer in PEERS for ours in OURS if ours in found and peer in found
+    ]  # fmt: skip
+
+
+def answer(python: str, asked: dict[str, Any]) -> Numbers:
+    """As `in_fresh_process`, by the Python of another environment."""
+    command = [python, __file__, "--answer", json.dumps(asked)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    numbers: Numbers = json.loads(done.stdout.splitlines()[-1])
+    return numbers
 
 
 def measure(side: str, workers: int, folder: Path, num_images: int) -> Numbers:
@@ -94,7 +103,7 @@ def measure(side: str, workers: int, folder: Path, num_images: int) -> Numbers:
 
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    batches = {"vitctl": our_batches, "vitctl-scaled": our_scaled_batches, "timm": timm_batches}[side](folder, workers)
+    batches = SIDES[side](folder, workers)
     for _ in range(WARM_UP_BATCHES):
         next(batches)
     pids = [os.getpid(), *(child.pid or 0 for child in active_children())]
@@ -105,8 +114,8 @@ def measure(side: str, workers: int, folder: Path, num_images: int) -> Numbers:
         assert images.shape == (BATCH, 3, SIZE, SIZE) and images.dtype == torch.uint8
         seen += len(images)
     wall, busy = time.perf_counter() - began, sum(map(cpu_seconds, pids)) - busy
-    memory = statistics.median(pss_mib(pid) for _ in range(10) if next(batches) is not None for pid in pids[1:])
-    return {"wall": seen / wall, "cpu": seen / busy, "pss": memory}
+    memory = statistics.median(pss_mib(pid) for _ in range(3) if next(batches) is not None for pid in pids[1:])
+    return {"per second": seen / wall, "per CPU second": seen / busy, "PSS per worker, MiB": memory}
 
 
 def our_batches(folder: Path, workers: int, **choices: Any) -> Iterator[Any]:
@@ -123,11 +132,6 @@ def our_batches(folder: Path, workers: int, **choices: Any) -> Iterator[Any]:
     for batch in train_batches(source, Order(len(source), 0), transform, seed=0, num_workers=workers, **sizes):
         assert not batch.bad
         yield batch.images
-
-
-def our_scaled_batches(folder: Path, workers: int) -> Iterator[Any]:
-    """Batches of vitctl, decoded to a fraction of the size where the crop allows it."""
-    return our_batches(folder, workers, decode="scaled")
 
 
 def timm_batches(folder: Path, workers: int) -> Iterator[Any]:
@@ -153,8 +157,67 @@ def timm_batches(folder: Path, workers: int) -> Iterator[Any]:
             yield images
 
 
-def unpack(photos: Path, folder: Path, enlarge: int) -> None:
-    """Put the photographs into a folder for timm and into a shard for us."""
+def torchvision_batches(folder: Path, workers: int) -> Iterator[Any]:
+    """Batches of torchvision's folder of classes, on tensors."""
+    from torchvision.datasets import ImageFolder
+    from torchvision.io import ImageReadMode, decode_image
+
+    read = partial(decode_image, mode=ImageReadMode.RGB)
+    data = ImageFolder(str(folder / "photos"), transform=crop_and_flip(), loader=read)
+    return endless(data, workers)
+
+
+def webdataset_batches(folder: Path, workers: int) -> Iterator[Any]:
+    """Batches of webdataset over the shards that ours reads."""
+    import webdataset as wds
+    from torch.utils.data import default_collate
+
+    shards = sorted(str(path) for path in (folder / "shards").glob("*.tar"))
+    assert len(shards) >= workers
+    data = wds.WebDataset(shards, shardshuffle=len(shards), nodesplitter=wds.split_by_node, seed=0)
+    data = data.shuffle(500).decode("pil").to_tuple("jpg", "cls").map_tuple(crop_and_flip(pil=True), int).repeat()
+    loader = wds.WebLoader(
+        data.batched(BATCH, collation_fn=default_collate, partial=False), batch_size=None, num_workers=workers
+    )
+    for images, _ in loader:
+        yield images
+
+
+def datasets_batches(folder: Path, workers: int) -> Iterator[Any]:
+    """Batches of Hugging Face's loader of image folders."""
+    os.environ.update(HF_DATASETS_CACHE=str(folder / "arrow"), HF_HUB_OFFLINE="1")
+    from datasets import load_dataset
+
+    apply = crop_and_flip(pil=True)
+
+    def transformed(rows: dict[str, Any]) -> dict[str, Any]:
+        return {"image": [apply(image.convert("RGB")) for image in rows["image"]]}
+
+    data = load_dataset("imagefolder", data_dir=str(folder / "photos"), split="train").with_transform(transformed)
+    yield from endless(data, workers, itemwise=False)
+
+
+def crop_and_flip(pil: bool = False) -> Callable[[Any], Any]:
+    """torchvision's transforms with timm's range of areas."""
+    from torchvision.transforms import v2
+
+    crop = v2.RandomResizedCrop(SIZE, scale=(0.08, 1.0), antialias=True)
+    return v2.Compose([crop, v2.RandomHorizontalFlip(), *([v2.PILToTensor()] if pil else [])])
+
+
+def endless(data: Any, workers: int, itemwise: bool = True) -> Iterator[Any]:
+    """Shuffled batches of a data set, epoch after epoch."""
+    from torch.utils.data import DataLoader
+
+    options: dict[str, Any] = {"shuffle": True, "drop_last": True, "persistent_workers": workers > 0}
+    loader = DataLoader(data, batch_size=BATCH, num_workers=workers, **options)
+    while True:
+        for batch in loader:
+            yield batch[0] if itemwise else batch["image"]
+
+
+def unpack(photos: Path, folder: Path, enlarge: int) -> list[bytes]:
+    """Put the photographs into a folder and into shards; returns them."""
     from vitctl.data.writer.items import Item
     from vitctl.data.writer.write import write_split
 
@@ -167,7 +230,8 @@ def unpack(photos: Path, folder: Path, enlarge: int) -> None:
         (place / f"{number}.jpg").write_bytes(data)
     reads: list[Callable[[], bytes]] = [(place / f"{number}.jpg").read_bytes for number in range(len(contents))]
     items = [Item(str(number), 0, read) for number, read in enumerate(reads)]
-    write_split(items, folder / "shards", ("any",), seed=0, source_text="photographs")
+    write_split(items, folder / "shards", ("any",), seed=0, source_text="photographs", max_samples=PER_SHARD)
+    return contents
 
 
 def enlarged(data: bytes, times: int) -> bytes:
@@ -193,11 +257,15 @@ def pss_mib(pid: int) -> float:
     return next(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1024
 
 
-def cpu_name() -> str:
-    """The processor as Linux names it."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
-
+SIDES: dict[str, Callable[[Path, int], Iterator[Any]]] = {
+    "vitctl": our_batches,
+    "vitctl-antialias": partial(our_batches, resample="bilinear_antialias"),
+    "vitctl-scaled": partial(our_batches, decode="scaled"),
+    "timm": timm_batches,
+    "torchvision": torchvision_batches,
+    "webdataset": webdataset_batches,
+    "datasets": datasets_batches,
+}
 
 if __name__ == "__main__":
     main()

@@ -374,6 +374,13 @@ def test_cli__imports_nothing_heavy() -> None:
     assert done.stdout == "[]\n"
 
 
+def test_jobs__a_training_on_one_device_imports_no_sharding() -> None:
+    """FSDP takes longer to import than all of vitctl."""
+    code = "import vitctl.jobs.pretrain, sys; print([name for name in sys.modules if name.startswith('torch.distributed.fsdp')])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
 def test_cli__help_is_quick() -> None:
     """`accelerate --help` imports torch; ours must be far below torch alone."""
 

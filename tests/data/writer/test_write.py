@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -240,6 +241,20 @@ def test_write_split__any_number_of_processes_gives_the_same_bytes(tmp_path: Pat
         assert calls[-1] == (300, 300) if sized else (600, 600)
     assert len(tree(tmp_path / "0")) == 8 + 2
     assert tree(tmp_path / "0") == tree(tmp_path / "1") == tree(tmp_path / "3")
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_write_split__an_image_of_unknown_size_is_made_once(tmp_path: Path, workers: int) -> None:
+    made = tmp_path / "made"
+
+    def make(number: int) -> bytes:
+        with made.open("a") as file:  # of whichever process
+            file.write(f"{number}\n")
+        return picture(number)
+
+    items = [Item(str(number), number % 3, partial(make, number)) for number in range(300)]
+    write_split(items, tmp_path / "train", CLASSES, seed=0, source_text="", workers=workers)
+    assert sorted(map(int, made.read_text().split())) == list(range(300))
 
 
 def test_write_split__a_size_that_is_not_true_is_refused(tmp_path: Path) -> None:

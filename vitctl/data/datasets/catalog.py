@@ -16,6 +16,7 @@ from vitctl.data.writer.items import Originals
 from vitctl.data.writer.write import write_split
 from vitctl.errors import DataError, explaining
 from vitctl.system.parsing import parsing
+from vitctl.system.pool import default_workers
 from vitctl.system.text import did_you_mean, nearest
 
 
@@ -28,16 +29,15 @@ def _make_digits(out: Path) -> None:
 
 def _make_glyphs(out: Path) -> None:
     for split, size in GLYPHS_SIZES.items():
-        items = glyphs.items(split, size, 0)
-        write_split(items, out / split, glyphs.CLASS_NAMES, seed=0, source_text="vitctl glyphs generator")
+        items, source = glyphs.items(split, size, 0), "vitctl glyphs generator"
+        write_split(items, out / split, glyphs.CLASS_NAMES, seed=0, source_text=source, workers=default_workers())
 
 
 def _make_shapes(out: Path, *, task: str, sizes: Mapping[str, int]) -> None:
     names = shapes.TASKS[task].class_names
     for split, size in sizes.items():
-        write_split(
-            shapes.items(task, split, size, 0), out / split, names, seed=0, source_text=f"vitctl shapes, task {task}"
-        )
+        items, source = shapes.items(task, split, size, 0), f"vitctl shapes, task {task}"
+        write_split(items, out / split, names, seed=0, source_text=source, workers=default_workers())
 
 
 def _shapes(task: str, sizes: Mapping[str, int]) -> DataSet:

@@ -265,26 +265,29 @@ def _lock(descriptor: int, out: Path) -> None:
 
 
 def _measure(items: Sequence[Item], workers: int, count: _Count) -> tuple[np.ndarray, dict[int, bytes]]:
-    """The bytes of every image, int64 `[n]`. What has to be made for that is held, as far as there is room in this process."""
+    """The bytes of every image, int64 `[n]`. What has to be made for that is held, as far as there is room in memory."""
     sizes = np.array([-1 if item.size is None else item.size for item in items], np.int64)
     unknown, held, held_bytes = np.flatnonzero(sizes < 0), dict[int, bytes](), 0
     blocks = [unknown[begin : begin + _IMAGES_PER_TASK] for begin in range(0, len(unknown), _IMAGES_PER_TASK)]
+    room = _HELD_BYTES // max(workers, 1)  # of each process
     count.total += len(unknown)
 
-    def measure(block: int, done: Done) -> list[int]:
+    def measure(block: int, done: Done) -> tuple[list[int], dict[int, bytes]]:
         nonlocal held_bytes
-        found = []
+        found, kept = [], dict[int, bytes]()
         for number in blocks[block].tolist():
             data = read_item(items[number])
             found.append(len(data))
-            if not workers and held_bytes + len(data) <= _HELD_BYTES:
-                held[number] = data
+            if held_bytes + len(data) <= room:
+                kept[number] = data
                 held_bytes += len(data)
             done(1)
-        return found
+        return found, kept
 
-    for block, found in zip(blocks, run_tasks(measure, len(blocks), workers=workers, done=count), strict=True):
+    measured = run_tasks(measure, len(blocks), workers=workers, done=count)
+    for block, (found, kept) in zip(blocks, measured, strict=True):
         sizes[block] = found
+        held |= kept
     return sizes, held
 
 

@@ -3,17 +3,19 @@
 The result is that of DDP: weights are gathered in the type of the parameters, and autocast converts them.
 """
 
+import sys
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 from vitctl.errors import LaunchError
 from vitctl.models.blocks import Block
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.tensor import DTensor
 
 
 def shard(model: nn.Module, device: torch.device, num_processes: int, replicas: int = 1) -> None:
@@ -30,6 +32,10 @@ def shard(model: nn.Module, device: torch.device, num_processes: int, replicas: 
     Raises:
         LaunchError: the processes cannot be divided so.
     """
+    # Imported here and not above: that takes longer than all other imports of a run on one device after torch's own.
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
     if num_processes % replicas:
         raise LaunchError(
             f"machine.sharding_replicas = {replicas}: {num_processes} processes cannot hold so many copies of equal parts; set it "
@@ -55,39 +61,43 @@ def outermost_blocks(model: nn.Module) -> list[Block]:
     return found
 
 
-def is_sharded(model: nn.Module) -> bool:
+def is_sharded(model: nn.Module) -> "TypeGuard[FSDPModule]":
     """Whether `shard` was applied."""
-    return isinstance(model, FSDPModule)
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # not imported: nothing is sharded
+    return fsdp is not None and isinstance(model, fsdp.FSDPModule)
 
 
 def synced(model: nn.Module, accelerator: Any, *, now: bool) -> AbstractContextManager[Any]:
     """Within the block backward passes sum their gradients over the processes if `now`, else a later pass does."""
-    if isinstance(model, FSDPModule):
+    if is_sharded(model):
         model.set_requires_gradient_sync(now)
         return nullcontext()
     return nullcontext() if now else accelerator.no_sync(model)
 
 
-def is_part(tensor: Tensor) -> bool:
+def is_part(tensor: Tensor) -> "TypeGuard[DTensor]":
     """Whether a tensor is sharded, so that this process holds a part of it."""
-    return isinstance(tensor, DTensor)
+    parts = sys.modules.get("torch.distributed.tensor")
+    return parts is not None and isinstance(tensor, parts.DTensor)
 
 
 def local(tensor: Tensor) -> Tensor:
     """The part of a tensor that this process holds, sharing memory."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return tensor.to_local() if is_part(tensor) else tensor
 
 
 def full(tensor: Tensor) -> Tensor:
     """The full tensor; where it is sharded, all processes must call this together."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return tensor.full_tensor() if is_part(tensor) else tensor
 
 
 def like(whole: Tensor, reference: Tensor) -> Tensor:
     """A full tensor, the same on every process, sharded and placed like `reference`."""
     placed = whole.to(reference.device, reference.dtype)
-    if not isinstance(reference, DTensor):
+    if not is_part(reference):
         return placed
+    from torch.distributed.tensor import distribute_tensor
+
     return distribute_tensor(placed, reference.device_mesh, reference.placements, src_data_rank=None)
 
 

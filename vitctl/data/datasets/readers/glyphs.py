@@ -96,11 +96,13 @@ def _png(split: str, index: int, seed: int, image_size: int) -> bytes:
 
 def _ink(strokes: np.ndarray, width: float, image_size: int) -> np.ndarray:
     """How much of each pixel the pen covers: `[S, S]`, 0 to 1. Edges are one pixel soft."""
-    line = ((np.arange(image_size, dtype=np.float32) + 0.5) * (2 / image_size) - 1)[:, None]
+    line = (np.arange(image_size, dtype=np.float32) + 0.5) * (2 / image_size) - 1
     (y, x), (down, right) = (
-        part.reshape(-1, 2).T.astype(np.float32) for part in (strokes[:, :-1], np.diff(strokes, axis=1))
+        part.reshape(-1, 2).T.astype(np.float32)[:, :, None] for part in (strokes[:, :-1], np.diff(strokes, axis=1))
     )
-    y, x = (line - y)[:, None], (line - x)[None]  # [S, 1, segments] and [1, S, segments]
-    along = np.clip((y * down + x * right) / np.maximum(down**2 + right**2, 1e-9), 0, 1)
-    squared = ((y - along * down) ** 2 + (x - along * right) ** 2).min(axis=2)
+    y, x = line - y, line - x  # [segments, S] each: numpy is quickest where the last axis is long
+    length = np.maximum(down**2 + right**2, 1e-9)[:, :, None]
+    along = np.clip(((y * down)[:, :, None] + (x * right)[:, None, :]) / length, 0, 1)
+    off_y, off_x = y[:, :, None] - along * down[:, :, None], x[:, None, :] - along * right[:, :, None]
+    squared = (off_y**2 + off_x**2).min(axis=0)
     return np.asarray(np.clip((width - np.sqrt(squared)) * (image_size / 2) + 0.5, 0, 1))

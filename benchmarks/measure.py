@@ -1,0 +1,306 @@
+"""What the scripts that compare sides share: rounds in which they take turns, ratios, the machine and its limits, JSON.
+
+A script measures each side once in every round, in this process (`take_turns`) or in a fresh one (`in_fresh_process`), and
+hands its rows to `report`, which prints a table and writes benchmarks/results/NAME.json. A ratio above 1 means that ours is
+the better one. It is taken within each round, where both sides met the same machine; printed are the median, the lowest and
+the highest.
+"""
+
+import json
+import os
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Literal
+
+RESULTS = Path(__file__).resolve().parent / "results"
+ANSWER = "--answer"  # the option of a script in a fresh process, see `in_fresh_process`
+MIB = 2**20
+
+Numbers = dict[str, float]
+
+
+@dataclass
+class Side:
+    """What was measured of one side: its settings, and the numbers of each round."""
+
+    settings: str
+    rounds: list[Numbers] = field(default_factory=list)
+
+
+@dataclass
+class Row:
+    """One figure: two sides, the number that is compared, and the goal.
+
+    Args:
+        figure: what is measured, with its shapes.
+        number: the key of the numbers that are compared.
+        better: whether the smaller or the larger number is the better one.
+        ours, theirs: the sides, with as many rounds each.
+        goal: the least ratio, ours the better one above 1; None: there is no goal.
+        notes: what else a reader must know.
+    """
+
+    figure: str
+    number: str
+    better: Literal["less", "more"]
+    ours: Side
+    theirs: Side
+    goal: float | None = None
+    notes: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def ratios(self) -> list[float]:
+        """How many times as good ours is, in each round."""
+        pairs = [
+            (own[self.number], other[self.number])
+            for own, other in zip(self.ours.rounds, self.theirs.rounds, strict=True)
+        ]
+        return [other / own if self.better == "less" else own / other for own, other in pairs]
+
+    def record(self) -> dict[str, Any]:
+        """As it is written: the sides with medians of all their numbers, the ratio, and whether the goal is reached."""
+        ratio = statistics.median(self.ratios)
+        return {
+            **asdict(self),
+            "ours": {**asdict(self.ours), "median": medians(self.ours.rounds)},
+            "theirs": {**asdict(self.theirs), "median": medians(self.theirs.rounds)},
+            "ratio": {"median": ratio, "low": min(self.ratios), "high": max(self.ratios)},
+            "reached": None if self.goal is None else ratio >= self.goal,
+        }
+
+
+def take_turns(sides: Mapping[str, Callable[[], Numbers]], rounds: int) -> dict[str, list[Numbers]]:
+    """The numbers of every side in every round; each round begins with another side."""
+    names, found = list(sides), {name: [] for name in sides}
+    for number in range(rounds):
+        first = number % len(names)
+        for name in names[first:] + names[:first]:
+            found[name].append(sides[name]())
+    return found
+
+
+def in_fresh_process(script: str, question: Mapping[str, Any], **environment: str) -> Numbers:
+    """What a script answers in a process of its own: `python SCRIPT --answer QUESTION` prints the numbers as its last line."""
+    command = [sys.executable, script, ANSWER, json.dumps(question)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env={**os.environ, **environment})
+    numbers: Numbers = json.loads(done.stdout.splitlines()[-1])
+    return numbers
+
+
+def question() -> dict[str, Any] | None:
+    """In a script: what it was asked by `in_fresh_process`; None where a user started it."""
+    asked: dict[str, Any] | None = json.loads(sys.argv[2]) if sys.argv[1:2] == [ANSWER] else None
+    return asked
+
+
+@contextmanager
+def clock(numbers: Numbers) -> Iterator[None]:
+    """Put into `numbers` the seconds that the block took by the wall clock, and those of processors, children included."""
+    began, busy = time.perf_counter(), own_cpu_seconds()
+    yield
+    numbers["wall"], numbers["cpu"] = time.perf_counter() - began, own_cpu_seconds() - busy
+
+
+def own_cpu_seconds() -> float:
+    """Of this process, its threads, and its children that have ended."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(each.ru_utime + each.ru_stime for each in used)
+
+
+def medians(rounds: Sequence[Numbers]) -> Numbers:
+    """The median of each number over the rounds."""
+    return {name: statistics.median(numbers[name] for numbers in rounds) for name in rounds[0]}
+
+
+class Machine:
+    """The machine of a run, and how busy it was with other work from here until `record` is called."""
+
+    def __init__(self) -> None:
+        self._load, self._began = os.getloadavg()[0], time.perf_counter()
+        self._all, self._own = all_cpu_seconds(), own_cpu_seconds()
+
+    def record(self, libraries: Sequence[str]) -> dict[str, Any]:
+        """Processor, memory, device, versions, load, and the number of cores that other processes kept busy meanwhile."""
+        others = all_cpu_seconds() - self._all - (own_cpu_seconds() - self._own)
+        return {
+            "platform": platform.platform(),
+            "processor": processor(),
+            "cores": os.cpu_count(),
+            "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+            "device": device_name(),
+            "python": platform.python_version(),
+            "versions": {name: installed(name) for name in libraries},
+            "threads": os.environ.get("OMP_NUM_THREADS", "not set"),
+            "load": [round(self._load, 2), round(os.getloadavg()[0], 2)],
+            "cores_busy_with_other_work": round(max(0.0, others / (time.perf_counter() - self._began)), 2),
+        }
+
+
+def all_cpu_seconds() -> float:
+    """Seconds that the processors of the machine have computed since it started; 0 where Linux does not tell."""
+    try:
+        fields = Path("/proc/stat").read_text().split(maxsplit=9)[1:9]
+    except OSError:
+        return 0.0
+    user, nice, system, _idle, _waiting, interrupts, soft, _stolen = map(int, fields)
+    return (user + nice + system + interrupts + soft) / os.sysconf("SC_CLK_TCK")
+
+
+def processor() -> str:
+    """As Linux names it, with the instructions that matter for matrix products."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.machine()
+    found = dict(line.split(":", 1) for line in reversed(lines) if ":" in line)
+    fields = {name.strip(): value.strip() for name, value in found.items()}
+    has = [flag for flag in ("amx_bf16", "avx512_bf16", "avx512f", "avx2") if flag in fields.get("flags", "").split()]
+    return f"{fields.get('model name', platform.machine())} ({', '.join(has)})"
+
+
+def device_name() -> str:
+    """The CUDA device, or that there is none."""
+    torch = sys.modules.get("torch")
+    return torch.cuda.get_device_name() if torch is not None and torch.cuda.is_available() else "no CUDA device"
+
+
+def installed(name: str) -> str:
+    """The version of a package."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def rate(
+    work: Callable[[], Any], amount: float, *, seconds: float = 0.5, wait: Callable[[], None] | None = None
+) -> float:
+    """How much of `amount` per second `work` does by the wall clock: the best of several runs that take `seconds` together."""
+    fastest, until = float("inf"), time.perf_counter() + seconds
+    work()
+    while True:
+        if wait:
+            wait()
+        began = time.perf_counter()
+        work()
+        if wait:
+            wait()
+        fastest = min(fastest, time.perf_counter() - began)
+        if time.perf_counter() > until:
+            return amount / fastest
+
+
+def matrix_rates(device: str = "cpu", shape: tuple[int, int, int] | None = None) -> Numbers:
+    """TFLOP/s of matrix products on random numbers, in bf16 and float32 by torch, and in float32 by oneDNN where that is there.
+
+    Args:
+        device: "cpu" or "cuda".
+        shape: rows, inputs, outputs; None: those of an MLP of ViT-B for 8 images, or 8192 each on a GPU.
+    """
+    import torch
+
+    rows, inputs, outputs = shape or ((8192, 8192, 8192) if device == "cuda" else (1576, 768, 3072))
+    flops = 2e-12 * rows * inputs * outputs
+    wait = torch.cuda.synchronize if device == "cuda" else None
+    found: Numbers = {}
+    with torch.inference_mode():
+        sizes = ((rows, inputs), (outputs, inputs), (outputs,))
+        wide = [torch.randn(size, device=device) for size in sizes]
+        narrow = [tensor.bfloat16() for tensor in wide]
+        linear, onednn = torch.nn.functional.linear, torch.ops.mkldnn._linear_pointwise
+        found["bf16_tflops"] = rate(partial(linear, *narrow), flops, wait=wait)
+        found["float32_tflops"] = rate(partial(linear, *wide), flops, wait=wait)
+        if device == "cpu" and torch.backends.mkldnn.is_available():
+            found["float32_onednn_tflops"] = rate(partial(onednn, *wide, "none", [], ""), flops)
+    return found
+
+
+def decode_rate(photographs: Sequence[bytes], seconds: float = 2.0) -> Numbers:
+    """JPEG files decoded whole to RGB by libjpeg-turbo on one core, the pixels thrown away: images/s and megapixels/s."""
+    import simplejpeg
+
+    pixels = 0
+
+    def decode() -> None:
+        nonlocal pixels
+        pixels = sum(simplejpeg.decode_jpeg(photograph).size // 3 for photograph in photographs)
+
+    images = rate(decode, len(photographs), seconds=seconds)
+    return {"jpeg_images_per_second": images, "jpeg_megapixels_per_second": images * pixels / len(photographs) / 1e6}
+
+
+def disk_rates(folder: Path, size: int = 256 * MIB) -> Numbers:
+    """MB/s of one file of random bytes in `folder`: written until it is on disk, and read back without the page cache."""
+    path, block = folder / f"measure-{os.getpid()}", os.urandom(MIB)
+    try:
+        with path.open("wb", buffering=0) as file:
+            began = time.perf_counter()
+            for _ in range(size // MIB):
+                file.write(block)
+            os.fsync(file.fileno())
+            written = time.perf_counter() - began
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        with path.open("rb", buffering=0) as file:
+            began = time.perf_counter()
+            while file.read(MIB):
+                pass
+            read = time.perf_counter() - began
+    finally:
+        path.unlink(missing_ok=True)
+    return {"write_mb_per_second": size / 1e6 / written, "read_mb_per_second": size / 1e6 / read}
+
+
+def report(
+    name: str, rows: Sequence[Row], machine: Machine, limits: Numbers, libraries: Sequence[str], results: Path = RESULTS
+) -> Path:
+    """Print a table of the rows, and write them to RESULTS/NAME.json with machine, limits and command; returns the file."""
+    found = {
+        "command": " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "machine": machine.record(libraries),
+        "limits": {key: round(value, 4) for key, value in limits.items()},
+        "rows": [row.record() for row in rows],
+    }
+    print(in_words(found))
+    results.mkdir(parents=True, exist_ok=True)
+    path = results / f"{name}.json"
+    path.write_text(json.dumps(found, indent=1) + "\n")
+    print(f"\n{path}")
+    return path
+
+
+def in_words(found: Mapping[str, Any]) -> str:
+    """A result as Markdown."""
+    machine = found["machine"]
+    load = " to ".join(f"{value:.1f}" for value in machine["load"])
+    lines = [
+        f"{machine['platform']}, {machine['processor']}, {machine['cores']} cores, {machine['device']}",
+        ", ".join(f"{name} {number}" for name, number in machine["versions"].items())
+        + f"; OMP_NUM_THREADS {machine['threads']}; load {load}, "
+        f"{machine['cores_busy_with_other_work']} cores busy with other work",
+        "limits: " + ", ".join(f"{name} {value:.4g}" for name, value in found["limits"].items()),
+        "",
+        "| figure | ours | theirs | times as good (lowest to highest) | goal |",
+        "|---|---|---|---|---|",
+    ]
+    for row in found["rows"]:
+        sides = (f"{row[side]['median'][row['number']]:.4g} ({row[side]['settings']})" for side in ("ours", "theirs"))
+        ratio, goal = (
+            row["ratio"],
+            "" if row["goal"] is None else f"{row['goal']:.2f} {'' if row['reached'] else 'not '}reached",
+        )
+        lines.append(
+            f"| {row['figure']}, {row['number']} | {' | '.join(sides)} "
+            f"| {ratio['median']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f}) | {goal} |"
+        )
+    return "\n".join(lines)

@@ -1,0 +1,136 @@
+"""How much of a run is not the step: `python benchmarks/waiting.py`.
+
+A run of ViT-S/16 at 224 pixels on photographs by `vitctl pretrain`, with its log, record of steps, worker and checkpoints. Then
+the same step alone: `Trainer.update` on one batch that is in memory, at the end of that same run, so with the same network,
+optimizer, precision and micro-batch. The share is what the run's step took longer, by wall clock, from the log of every step;
+the wait for images is the log's own figure. Steps with a checkpoint count with the rest; the start and the first three do not.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from loader import PHOTOS, unpack
+from measure import Machine, Numbers, Row, Side, matrix_rates, question, report
+
+LIBRARIES = ("vitctl", "torch", "pillow", "simplejpeg")
+SKIPPED = 3  # steps, while memory is taken
+
+
+def main() -> None:
+    """Measure, print, and write results/waiting.json."""
+    asked = question()
+    if asked:
+        print(json.dumps(run(Path(asked["folder"]), asked["words"])))
+        return
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--photos", type=Path, default=PHOTOS, help="a tar of JPEG files")
+    parser.add_argument("--model", default="S/16")
+    parser.add_argument("--image-size", type=int, default=224)
+    parser.add_argument("--batch-size", type=int, default=16)
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--results", type=Path, default=Path(__file__).resolve().parent / "results")
+    given = parser.parse_args()
+    if not given.photos.is_file():
+        sys.exit(f"{given.photos}: not there; give a tar of JPEG files with --photos")
+    machine = Machine()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        unpack(given.photos, folder, 1)
+        (folder / "data").mkdir()
+        (folder / "shards").rename(folder / "data" / "train")
+        found = [answer(folder, words(folder / "data", given)) for _ in range(given.rounds)]
+        limits = matrix_rates()
+    report("waiting", [row(found, given)], machine, limits, LIBRARIES, given.results)
+
+
+def row(found: list[Numbers], given: argparse.Namespace) -> Row:
+    """The run's step against the step alone; goal: at most 2 % of a run is something else."""
+    what = f"{given.model} at {given.image_size}, batch {given.batch_size}, {given.steps} steps: what is not the step"
+    own = [{"seconds per step": numbers["run"], **numbers} for numbers in found]
+    alone = [{"seconds per step": numbers["alone"]} for numbers in found]
+    notes = {
+        "share that is not the step": statistics.median(share(numbers) for numbers in found),
+        "share outside of the update, in the run": statistics.median(1 - n["inside"] / n["run"] for n in found),
+        "data-wait": statistics.median(numbers["waited"] for numbers in found),
+    }
+    sides = Side("`vitctl pretrain`, all it does", own), Side("`Trainer.update` on a batch in memory", alone)
+    return Row(what, "seconds per step", "less", *sides, 0.98, notes)
+
+
+def share(numbers: Numbers) -> float:
+    """Of a run's time, what is not the step alone."""
+    return 1 - numbers["alone"] / numbers["run"]
+
+
+def words(data: Path, given: argparse.Namespace) -> list[str]:
+    """The recipe of the run."""
+    sets = [
+        f"model.name={given.model}",
+        "checkpoint.every_steps=20",
+        "log.every_steps=1",
+        "machine.workers=1",
+        "data.eval_split=",
+        "schedule.warmup_steps=2",
+    ]
+    return [
+        *("--recipe", "in1k_b16", "--data", str(data), "--res", str(given.image_size)),
+        *("--batch-size", str(given.batch_size), "--steps", str(given.steps)),
+        *(word for each in sets for word in ("--set", each)),
+    ]
+
+
+def answer(folder: Path, given: list[str]) -> Numbers:
+    """One run in a process of its own."""
+    command = [sys.executable, __file__, "--answer", json.dumps({"folder": str(folder), "words": given})]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment)
+    numbers: Numbers = json.loads(done.stdout.splitlines()[-1])
+    return numbers
+
+
+def run(folder: Path, given: list[str]) -> Numbers:
+    """`vitctl pretrain`, then its last step again and again."""
+    from vitctl.cli.app import main as vitctl
+    from vitctl.engine.loop import Trainer
+
+    out, kept, inside, alone = folder / str(time.monotonic_ns()), [], [], []
+    update = Trainer.update
+
+    def keeping(self: Trainer, step: int, micro_batches: Any) -> Any:
+        kept[:] = [self, step, micro_batches]
+        began = time.perf_counter()
+        result = update(self, step, micro_batches)
+        inside.append(time.perf_counter() - began)
+        return result
+
+    Trainer.update = keeping  # type: ignore[method-assign]
+    sys.argv = ["vitctl", "pretrain", *given, "--out", str(out)]
+    with suppress(SystemExit):
+        vitctl()
+    records = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+    steps = [record for record in records if record["kind"] == "train"][SKIPPED - 1 :]
+    trainer, step, micro_batches = kept
+    for _ in range(SKIPPED + 10):
+        began = time.perf_counter()
+        update(trainer, step, micro_batches)
+        alone.append(time.perf_counter() - began)
+    return {
+        "run": (steps[-1]["time"] - steps[0]["time"]) / (len(steps) - 1),
+        "waited": statistics.mean(record["data_wait"] for record in steps[1:]),
+        "inside": statistics.mean(inside[SKIPPED:]),
+        "alone": statistics.median(alone[SKIPPED:]),
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,164 @@
+"""The scripts about what surrounds the step: ratios and goals of planted numbers, and each of them run with tiny settings."""
+
+import importlib
+import io
+import json
+import subprocess
+import sys
+import tarfile
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+SCRIPTS = Path(__file__).resolve().parents[2] / "benchmarks"
+
+
+@pytest.fixture(autouse=True)
+def _on_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(SCRIPTS)
+
+
+def run(name: str, results: Path, *words: object) -> dict[str, Any]:
+    """Run a script; returns what it wrote."""
+    command = [sys.executable, SCRIPTS / f"{name}.py", "--results", results, *words]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found: dict[str, Any] = json.loads((results / f"{name}.json").read_text())
+    assert found["machine"]["versions"]["vitctl"] and found["limits"]
+    return found
+
+
+def check_rows(found: dict[str, Any], num_rounds: int, goals: list[float | None]) -> None:
+    """Both sides have numbers in every round, and the ratio is theirs to ours or the other way round."""
+    assert [row["goal"] for row in found["rows"]] == pytest.approx(goals)
+    for row in found["rows"]:
+        own, other = ([numbers[row["number"]] for numbers in row[side]["rounds"]] for side in ("ours", "theirs"))
+        assert len(own) == len(other) == num_rounds and min(own + other) > 0
+        pairs = [(b / a if row["better"] == "less" else a / b) for a, b in zip(own, other, strict=True)]
+        assert row["ratio"]["median"] == pytest.approx(float(np.median(pairs)))
+        assert row["ours"]["settings"] and row["theirs"]["settings"]
+
+
+def photographs(path: Path, names: list[str]) -> Path:
+    """A tar of small JPEG files."""
+    rng = np.random.default_rng(0)
+    with tarfile.open(path, "w") as tar:
+        for name in names:
+            file = io.BytesIO()
+            Image.fromarray(rng.integers(0, 256, (48, 64, 3), np.uint8)).save(file, "JPEG")
+            info = tarfile.TarInfo(name)
+            info.size = len(file.getvalue())
+            tar.addfile(info, io.BytesIO(file.getvalue()))
+    return path
+
+
+def test_ridge__beside_scikit_learn_with_equal_answers(tmp_path: Path) -> None:
+    small = ("--images", 300, "--features", 32, "--classes", 5, "--sklearn", 3, "--rounds", 2)
+    found = run("ridge", tmp_path, *small)
+    check_rows(found, 2, [10.0])
+    assert found["rows"][0]["notes"]["largest difference of a score"] < 1e-9
+    assert found["rows"][0]["notes"]["share of equal answers"] == 1
+
+
+def test_saving__beside_torch_save_and_dcp(tmp_path: Path) -> None:
+    found = run("saving", tmp_path, "--model", "Ti/16", "--rounds", 2, "--device", "cpu")
+    check_rows(found, 2, [10.0, 10.0])
+    assert found["limits"]["copy_seconds"] > 0
+    for row in found["rows"]:
+        for side in ("ours", "theirs"):
+            assert all(numbers["finished"] >= numbers["stall"] for numbers in row[side]["rounds"])
+
+
+@pytest.mark.slow
+def test_loader__all_sides_hand_over_batches(tmp_path: Path) -> None:
+    photos = photographs(tmp_path / "photos.tar", [f"{number}.jpg" for number in range(150)])
+    sides = ("vitctl", "vitctl-scaled", "timm", "torchvision", "webdataset")
+    found = run(
+        "loader", tmp_path, "--photos", photos, "--images", 100, "--rounds", 1, "--workers", 1, "--sides", *sides
+    )
+    check_rows(found, 1, [2.0, None, None, None, None, None])
+
+
+@pytest.mark.slow
+def test_end_to_end__both_sides_train(tmp_path: Path) -> None:
+    names = [f"{split}/class{c}/{n}.jpg" for split in ("train", "test") for c in range(10) for n in range(4)]
+    photos = photographs(tmp_path / "photos.tar", names)
+    small = ("--train", 40, "--test", 20, "--steps", 4, "--every", 2, "--batch-size", 8, "--rounds", 1)
+    found = run("end_to_end", tmp_path, "--photos", photos, "--accuracy", 0, *small)
+    check_rows(found, 1, [1.5, 1.5])
+
+
+@pytest.mark.slow
+def test_waiting__run_and_step_alone(tmp_path: Path) -> None:
+    photos = photographs(tmp_path / "photos.tar", [f"{number}.jpg" for number in range(20)])
+    small = ("--model", "Ti/16", "--image-size", 32, "--batch-size", 4, "--steps", 6, "--rounds", 1)
+    found = run("waiting", tmp_path, "--photos", photos, *small)
+    check_rows(found, 1, [0.98])
+    assert 0 <= found["rows"][0]["notes"]["data-wait"] < 1
+
+
+@pytest.mark.slow
+def test_start__commands_of_both_sides(tmp_path: Path) -> None:
+    found = run("start", tmp_path, "--rounds", 1)
+    check_rows(found, 1, [1 / 0.7, None, None, 1 / 0.7, None, 10.0, 1.0])
+
+
+def test_growth__curves_and_a_picture(tmp_path: Path) -> None:
+    found = run("growth", tmp_path, "--rounds", 1, "--only", "images", "shards", "--largest", 3000)
+    assert found["curves"]["images"]["sizes"] == [1000, 3000]
+    assert found["curves"]["shards"]["sizes"] == [10, 100, 1000]
+    with Image.open(tmp_path / "growth.png") as picture:
+        assert picture.width > picture.height > 300
+
+
+def test_growth__slope_of_planted_seconds() -> None:
+    growth = importlib.import_module("growth")
+    sizes = [1, 10, 100, 1000]
+    assert growth.slope(sizes, [2.0 * size**1.5 for size in sizes]) == pytest.approx(1.5)
+    assert growth.slope(sizes, [3.0] * 4) == pytest.approx(0, abs=1e-12)
+    assert np.isnan(growth.slope([1], [1.0]))
+
+
+def test_waiting__share_of_planted_seconds() -> None:
+    waiting = importlib.import_module("waiting")
+    rounds = [
+        {"run": 1.0, "inside": 0.98, "alone": 0.97, "waited": 0.01},
+        {"run": 2.0, "inside": 2.0, "alone": 1.99, "waited": 0.0},
+    ]
+    row = waiting.row([*rounds, rounds[0]], Namespace(model="Ti/16", image_size=32, batch_size=4, steps=6)).record()
+    assert row["notes"]["share that is not the step"] == pytest.approx(0.03)
+    assert row["notes"]["share outside of the update, in the run"] == pytest.approx(0.02)
+    assert row["ratio"]["median"] == pytest.approx(0.97) and not row["reached"]
+
+
+def test_end_to_end__seconds_to_an_accuracy_of_a_planted_log() -> None:
+    end_to_end = importlib.import_module("end_to_end")
+    records = [
+        {"kind": "train", "time": 101.0, "images_per_second": 5.0},
+        {"kind": "evaluate", "time": 102.0, "accuracy": 0.2},
+        {"kind": "train", "time": 103.0, "images_per_second": 50.0},
+        {"kind": "evaluate", "time": 104.0, "accuracy": 0.4},
+        {"kind": "evaluate", "time": 106.0, "accuracy": 0.3},
+    ]
+    lines = ["a warning", *map(json.dumps, records)]
+    assert end_to_end.numbers(lines, 100.0, 0.3)["seconds to accuracy"] == 4.0
+    assert end_to_end.numbers(lines, 100.0, 0.5)["seconds to accuracy"] == float("inf")
+    assert end_to_end.numbers(lines, 100.0, 0.3)["images/s"] == 50.0  # the first is a warm-up
+
+
+def test_start__first_step_of_a_planted_log(tmp_path: Path) -> None:
+    start, log = importlib.import_module("start"), tmp_path / "log.jsonl"
+    assert start.first_step(log, 0) is None
+    lines = [
+        json.dumps({"kind": kind, "time": time}) + "\n"
+        for kind, time in (("train", 1.0), ("data", 2.0), ("train", 3.0))
+    ]
+    log.write_text("".join(lines))
+    assert start.first_step(log, 0) == 1.0
+    assert start.first_step(log, len(lines[0])) == 3.0
+    log.write_text(lines[0] + lines[2][:-4])  # still being written
+    assert start.first_step(log, len(lines[0])) is None
