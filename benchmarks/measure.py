@@ -1,6 +1,6 @@
 """What the scripts that compare sides share: rounds in which they take turns, ratios, the machine and its limits, JSON.
 
-A script measures each side once in every round, in this process (`take_turns`) or in a fresh one (`in_fresh_process`), and
+A script measures each side once in every round (`take_turns`), in this process or in one of its own (`FreshProcess`), and
 hands its rows to `report`, which prints a table and writes benchmarks/results/NAME.json. A ratio above 1 means that ours is
 the better one. It is taken within each round, where both sides met the same machine; printed are the median, the lowest and
 the highest.
@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -89,18 +89,89 @@ def take_turns(sides: Mapping[str, Callable[[], Numbers]], rounds: int) -> dict[
     return found
 
 
+class FreshProcess:
+    """A side in a process of its own, `python SCRIPT --answer QUESTION`; called, it takes its turn and waits for the next.
+
+    The script answers with `answer_turns`. Whatever it prints beside goes to the standard error output.
+
+    Args:
+        script: path of the script.
+        question: what it is to measure.
+        environment: variables of the process.
+
+    Raises:
+        SideError: the process ended.
+    """
+
+    def __init__(self, script: str, question: Mapping[str, Any], **environment: str) -> None:
+        command = [sys.executable, script, ANSWER, json.dumps(question)]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, **environment}
+        )
+        self._name = f"{Path(script).name} {question}"
+        self.prepared = self._read()
+
+    def __call__(self) -> Numbers:
+        """Take a turn, and return its numbers."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write("\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            pass  # the next line says so
+        return self._read()
+
+    def _read(self) -> Numbers:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            self.close()
+            raise SideError(f"{self._name} ended with code {self._process.returncode}")
+        numbers: Numbers = json.loads(line)
+        return numbers
+
+    def close(self) -> None:
+        """Let it end."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
+        self._process.wait()
+        self._process.stdout.close()
+
+
+class SideError(Exception):
+    """A side could not be measured."""
+
+
 def in_fresh_process(script: str, question: Mapping[str, Any], **environment: str) -> Numbers:
-    """What a script answers in a process of its own: `python SCRIPT --answer QUESTION` prints the numbers as its last line."""
-    command = [sys.executable, script, ANSWER, json.dumps(question)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env={**os.environ, **environment})
-    numbers: Numbers = json.loads(done.stdout.splitlines()[-1])
-    return numbers
+    """The numbers of one turn of a side in a process of its own, see `FreshProcess`."""
+    side = FreshProcess(script, question, **environment)
+    try:
+        return side()
+    finally:
+        side.close()
 
 
 def question() -> dict[str, Any] | None:
-    """In a script: what it was asked by `in_fresh_process`; None where a user started it."""
+    """In a script: what it was asked to measure as a fresh process; None where a user started it."""
     asked: dict[str, Any] | None = json.loads(sys.argv[2]) if sys.argv[1:2] == [ANSWER] else None
     return asked
+
+
+def answer_turns(prepare: Callable[[], Callable[[], Numbers]]) -> None:
+    """In a fresh process: prepare, say so, and take a turn for each line that is read.
+
+    Args:
+        prepare: imports, builds and warms up, and returns what measures one turn.
+    """
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # libraries that print must not be read as numbers
+    begun: Numbers = {}
+    with clock(begun):
+        turn = prepare()
+    print(json.dumps(begun), file=answers, flush=True)
+    for _ in sys.stdin:
+        print(json.dumps(turn()), file=answers, flush=True)
 
 
 @contextmanager
@@ -144,6 +215,14 @@ class Machine:
             "load": [round(self._load, 2), round(os.getloadavg()[0], 2)],
             "cores_busy_with_other_work": round(max(0.0, others / (time.perf_counter() - self._began)), 2),
         }
+
+
+def peak_mib(*, reset: bool = False) -> float:
+    """The most memory that this process has held since the last `reset`, in MiB; a reset begins with what it holds now."""
+    if reset:
+        Path("/proc/self/clear_refs").write_text("5")
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) / 1024
 
 
 def all_cpu_seconds() -> float:

@@ -1,0 +1,97 @@
+"""The training step of ViT-S/16 and B/16 at 224 beside timm's, in bf16 and float32: `python benchmarks/step.py`.
+
+Every setting of a side is a process of its own; the best one of each side, by a first step, and those that both come with take
+turns. Of the larger model only the settings are tried that were best for the smaller one, unless `--thorough`. On a CPU the
+number that is compared is seconds of the processor, on one thread, which other work disturbs least; on a CUDA device, seconds
+by the wall clock. Memory is what a process holds at most during a step, beyond its imported libraries.
+"""
+
+import argparse
+import os
+from pathlib import Path
+
+from measure import RESULTS, Machine, Numbers, Row, matrix_rates, report
+from sides import DEFAULT, OURS, THEIRS, Choices, Compared, Work, compare
+
+LIBRARIES = ("torch", "timm", "accelerate")
+GOAL, MEMORY_GOAL = 1.4, 1 / 0.9
+
+
+def main() -> None:
+    """Measure, print a table, and write results/step.json."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", default=["S/16", "B/16"])
+    parser.add_argument("--precisions", nargs="+", default=["bf16", "float32"], choices=["bf16", "float32"])
+    parser.add_argument("--image-size", type=int, default=224)
+    parser.add_argument("--batch", type=int, default=0, help="images of a step; 0: 8, or 128 on a GPU")
+    parser.add_argument("--steps", type=int, default=0, help="of a turn; 0: 1, or 10 on a GPU")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--device", default="", choices=["", "cpu", "cuda"], help="else CUDA where there is one")
+    parser.add_argument("--number", default="", choices=["", "cpu", "wall"])
+    parser.add_argument("--thorough", action="store_true", help="try all settings for every model")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    given = parser.parse_args()
+    os.environ["OMP_NUM_THREADS"] = str(given.threads)  # of all processes
+
+    import torch
+
+    device = given.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    batch, steps, number = (128, 10, "wall") if device == "cuda" else (8, 1, "cpu")
+    batch, steps, number = given.batch or batch, given.steps or steps, given.number or number
+    machine, limits = Machine(), matrix_rates(device)
+    rows: list[Row] = []
+    for precision in given.precisions:
+        ours, theirs = OURS, THEIRS
+        for model in given.models:
+            work = Work(model, given.image_size, batch, precision, device, steps)
+            found = compare(work, number, given.rounds, {"ours": ours, "timm": theirs})
+            rows += rows_of(found, number, limits)
+            if not given.thorough:
+                ours, theirs = (
+                    best_and_default(each, found, side) for each, side in ((OURS, "ours"), (THEIRS, "timm"))
+                )
+    report("step", rows, machine, limits, LIBRARIES, given.results)
+
+
+def best_and_default(choices: Choices, found: Compared, side: str) -> Choices:
+    """What is tried of the next model."""
+    return {name: settings for name, settings in choices.items() if name in (DEFAULT, found.best[side])}
+
+
+def rows_of(found: Compared, number: str, limits: Numbers) -> list[Row]:
+    """Time and memory of the best settings and of those that both sides come with."""
+    rows = [
+        found.row("training step", number, GOAL),
+        found.row("training step, as it comes", number, None, best=False),
+        found.row("memory of a training step", "peak_mib", MEMORY_GOAL),
+        found.row("memory of a training step, as it comes", "peak_mib", None, best=False),
+    ]
+    rows[0].notes["tflops"] = tflops(found, number)
+    rows[0].notes["of_the_matrix_rate"] = of_the_matrix_rate(found, number, limits)
+    return rows
+
+
+def tflops(found: Compared, number: str) -> Numbers:
+    """What the best settings of each side compute per second, forward and backward."""
+    from statistics import median
+
+    from vitctl.models.flops import training_flops
+    from vitctl.models.variants import variant
+
+    config = variant(found.work.model, image_size=found.work.image_size, num_classes=1000)
+    flops = training_flops(config, found.work.batch)
+    return {
+        side: flops / 1e12 / median(numbers[number] for numbers in found.rounds[side, name])
+        for side, name in found.best.items()
+    }
+
+
+def of_the_matrix_rate(found: Compared, number: str, limits: Numbers) -> Numbers:
+    """The same as a share of the fastest matrix product of this precision on this machine."""
+    fastest = max(rate for name, rate in limits.items() if name.startswith(found.work.precision))
+    return {side: rate / fastest for side, rate in tflops(found, number).items()}
+
+
+if __name__ == "__main__":
+    main()
