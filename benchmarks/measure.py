@@ -67,15 +67,19 @@ class Row:
         ]
         return [other / own if self.better == "less" else own / other for own, other in pairs]
 
+    @property
+    def ratio(self) -> float:
+        """Their median."""
+        return statistics.median(self.ratios)
+
     def record(self) -> dict[str, Any]:
         """As it is written: the sides with medians of all their numbers, the ratio, and whether the goal is reached."""
-        ratio = statistics.median(self.ratios)
         return {
             **asdict(self),
             "ours": {**asdict(self.ours), "median": medians(self.ours.rounds)},
             "theirs": {**asdict(self.theirs), "median": medians(self.theirs.rounds)},
-            "ratio": {"median": ratio, "low": min(self.ratios), "high": max(self.ratios)},
-            "reached": None if self.goal is None else ratio >= self.goal,
+            "ratio": {"median": self.ratio, "low": min(self.ratios), "high": max(self.ratios)},
+            "reached": None if self.goal is None else self.ratio >= self.goal,
         }
 
 
@@ -126,7 +130,7 @@ class FreshProcess:
         line = self._process.stdout.readline()
         if not line:
             self.close()
-            raise SideError(f"{self._name} ended with code {self._process.returncode}")
+            raise SideError(self._name, self._process.returncode)
         numbers: Numbers = json.loads(line)
         return numbers
 
@@ -140,7 +144,11 @@ class FreshProcess:
 
 
 class SideError(Exception):
-    """A side could not be measured."""
+    """A side ended before it was measured, with this exit code."""
+
+    def __init__(self, name: str, code: int) -> None:
+        super().__init__(f"{name} ended with code {code}")
+        self.code = code
 
 
 def in_fresh_process(script: str, question: Mapping[str, Any], **environment: str) -> Numbers:

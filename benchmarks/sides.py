@@ -6,6 +6,7 @@ of [machine]. timm's is that of its train.py.
 """
 
 import math
+import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
@@ -14,7 +15,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from measure import FreshProcess, Numbers, Row, Side, SideError, answer_turns, clock, peak_mib, question, take_turns
+from measure import (
+    FreshProcess,
+    Numbers,
+    Row,
+    Side,
+    SideError,
+    answer_turns,
+    clock,
+    medians,
+    peak_mib,
+    question,
+    take_turns,
+)
 
 LR, WEIGHT_DECAY, BETAS, CLIP_NORM, CLASSES = 1e-4, 0.1, (0.9, 0.999), 1.0, 1000
 TIMM_NAMES = {
@@ -40,7 +53,8 @@ THEIRS: Choices = {
     "fused AdamW, compiled": {"fused": True, "compile": True},
     "fused AdamW, plain attention, compiled": {"fused": True, "plain": True, "compile": True},
 }
-Step = Callable[[], float]  # its loss
+OUT_OF_MEMORY = 4  # exit code of a side
+Step = Callable[[], Any]  # its loss
 
 
 @dataclass(frozen=True)
@@ -164,27 +178,31 @@ def examples(work: Work) -> tuple[Any, Any]:
 def prepare(side: str, settings: Mapping[str, Any], work: Work) -> Callable[[], Numbers]:
     """Build a side and warm it up; returns what measures a turn: seconds and memory of a step, and the loss after it.
 
-    Memory is the most that the process holds in a turn, without what it held when its libraries were imported; on a GPU,
-    what torch allocates there.
+    Memory is the most that the process holds in a turn, without what it held when its libraries were imported, torch's compiler
+    among them on both sides; on a GPU, what torch allocates there.
     """
+    import torch
+    import torch._inductor.compile_fx
+
     if side == "ours":
         import vitctl.jobs.pretrain  # noqa: F401
     else:
         import timm  # noqa: F401
-    import torch
-
-    on_gpu = work.device == "cuda"
     before = peak_mib(reset=True)
     step = {"ours": our_step, "timm": timm_step}[side](work, settings)
     first = float(step())
     for _ in range(2):  # the first compiles; the second finds the state of the optimizer there
         last = float(step())
+    on_gpu = work.device == "cuda"
+    if on_gpu:
+        torch.cuda.empty_cache()  # the other side needs it
 
     def turn() -> Numbers:
         nonlocal last
         if on_gpu:
             torch.cuda.reset_peak_memory_stats()
-            float(step())  # after the other side's turn
+            for _ in range(2):  # take the memory again
+                float(step())
             torch.cuda.synchronize()
         else:
             peak_mib(reset=True)
@@ -196,6 +214,8 @@ def prepare(side: str, settings: Mapping[str, Any], work: Work) -> Callable[[], 
         if not (math.isfinite(last) and last < first):
             raise SystemExit(f"{side}, {settings}: the loss was {first} and is {last} after more steps")
         memory = torch.cuda.max_memory_allocated() / 2**20 if on_gpu else peak_mib() - before
+        if on_gpu:
+            torch.cuda.empty_cache()
         return {**{name: value / work.steps for name, value in numbers.items()}, "peak_mib": memory, "loss": last}
 
     return turn
@@ -265,6 +285,32 @@ def fastest(tried: Mapping[str, Numbers | str], number: str) -> str:
     return min(ran, key=lambda name: ran[name])
 
 
-if __name__ == "__main__":
+def tflops(found: Compared, number: str) -> Numbers:
+    """What the best settings of each side compute per second, forward and backward."""
+    from vitctl.models.flops import training_flops
+    from vitctl.models.variants import variant
+
+    config = variant(found.work.model, image_size=found.work.image_size, num_classes=CLASSES)
+    flops = training_flops(config, found.work.batch) / 1e12
+    return {side: flops / medians(found.rounds[side, name])[number] for side, name in found.best.items()}
+
+
+def of_the_matrix_rate(found: Compared, number: str, limits: Numbers) -> Numbers:
+    """The same as a share of the fastest matrix product of this precision on this machine, 0 to 1."""
+    fastest_product = max(value for name, value in limits.items() if name.startswith(found.work.precision))
+    return {side: value / fastest_product for side, value in tflops(found, number).items()}
+
+
+def answer() -> None:
+    """As a fresh process: take turns of the side that was asked for."""
     asked = question() or {}
-    answer_turns(partial(prepare, asked["side"], asked["settings"], Work(**asked["work"])))
+    try:
+        answer_turns(partial(prepare, asked["side"], asked["settings"], Work(**asked["work"])))
+    except Exception as error:
+        if type(error).__name__ != "OutOfMemoryError":
+            raise
+        sys.exit(OUT_OF_MEMORY)
+
+
+if __name__ == "__main__":
+    answer()

@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 
 from measure import RESULTS, Machine, Numbers, Row, matrix_rates, report
-from sides import DEFAULT, OURS, THEIRS, Choices, Compared, Work, compare
+from sides import DEFAULT, OURS, THEIRS, Choices, Compared, Work, compare, of_the_matrix_rate, tflops
 
 LIBRARIES = ("torch", "timm", "accelerate")
 GOAL, MEMORY_GOAL = 1.4, 1 / 0.9
@@ -70,27 +70,6 @@ def rows_of(found: Compared, number: str, limits: Numbers) -> list[Row]:
     rows[0].notes["tflops"] = tflops(found, number)
     rows[0].notes["of_the_matrix_rate"] = of_the_matrix_rate(found, number, limits)
     return rows
-
-
-def tflops(found: Compared, number: str) -> Numbers:
-    """What the best settings of each side compute per second, forward and backward."""
-    from statistics import median
-
-    from vitctl.models.flops import training_flops
-    from vitctl.models.variants import variant
-
-    config = variant(found.work.model, image_size=found.work.image_size, num_classes=1000)
-    flops = training_flops(config, found.work.batch)
-    return {
-        side: flops / 1e12 / median(numbers[number] for numbers in found.rounds[side, name])
-        for side, name in found.best.items()
-    }
-
-
-def of_the_matrix_rate(found: Compared, number: str, limits: Numbers) -> Numbers:
-    """The same as a share of the fastest matrix product of this precision on this machine."""
-    fastest = max(rate for name, rate in limits.items() if name.startswith(found.work.precision))
-    return {side: rate / fastest for side, rate in tflops(found, number).items()}
 
 
 if __name__ == "__main__":
