@@ -176,7 +176,7 @@ def blind_to_choices(run_dir: Path) -> dict[str, Any]:
     if is_second():
         Path.exists = lambda path, **given: path.name != "micro_batch.json" and exists(path, **given)  # type: ignore[method-assign]
         Path.read_text = (  # type: ignore[method-assign]
-            lambda path, *a, **given: "{}" if path.name == "attention.json" else read_text(path, *a, **given)
+            lambda path, *a, **given: "{}" if path.name == "kernels.json" else read_text(path, *a, **given)
         )
     return work(run_dir)
 

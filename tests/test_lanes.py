@@ -231,8 +231,8 @@ def test_lanes__what_would_change_the_bits_is_refused_on_resume(
     (folder / "result.json").unlink()
     values = {**LANES, "data.path": str(data)}
     with pytest.raises(CheckpointError) as refused:
-        run("a", **values, **{"machine.attention": "math"})
-    assert "computed with attention fused, now math, which may change the last bits" in str(refused.value)
+        run("a", **values, **{"machine.attention": "fused"})
+    assert "computed with attention math, now fused, which may change the last bits" in str(refused.value)
     assert str(refused.value).endswith("--allow computation")
     with pytest.raises(RecipeError, match=r"schedule\.threads was 1, now 2"):
         run("a", **values, **{"schedule.threads": 2})

@@ -23,7 +23,7 @@ def watched(model: Any, images: Tensor) -> tuple[list[tuple[AttentionLayer, Tens
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("mode", ["fused", "math"])
 def test_watch__output_and_gradients_are_the_same_bits(name: str, mode: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from vitctl.models import attention
+    from vitctl.models.kernels import attention
 
     monkeypatch.setattr(attention, "_mode", mode)
     model, images = noisy_model(FAMILIES[name]).train(), random_images(FAMILIES[name].image_size)

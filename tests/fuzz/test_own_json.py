@@ -14,7 +14,7 @@ from vitctl.data.source.exclusion import open_shards, write_exclusion
 from vitctl.engine.checkpoint.files import FORMAT, read_state
 from vitctl.engine.run_files import RESULT, STATE
 from vitctl.errors import VitctlError
-from vitctl.jobs.record.kept import AttentionKernel, MicroBatch, read_kept
+from vitctl.jobs.record.kept import Kernels, MicroBatch, read_kept
 from vitctl.jobs.record.result import RunResult, read_result
 from vitctl.launch.errors import LOGS, first_error
 from vitctl.launch.run_folder import read_status
@@ -100,9 +100,8 @@ def test_result(tmp_path: Path, num_examples: int) -> None:
 @pytest.mark.parametrize("num_examples", EXAMPLES)
 def test_what_a_run_measured(tmp_path: Path, num_examples: int) -> None:
     both(tmp_path / "a.json", MICRO, lambda: read_kept(tmp_path / "a.json", MicroBatch), num_examples)
-    both(
-        tmp_path / "b.json", {"kernel": "fused"}, lambda: read_kept(tmp_path / "b.json", AttentionKernel), num_examples
-    )
+    kernels = {"attention": "fused", "linear": "torch"}
+    both(tmp_path / "b.json", kernels, lambda: read_kept(tmp_path / "b.json", Kernels), num_examples)
 
 
 @pytest.mark.parametrize("num_examples", EXAMPLES)

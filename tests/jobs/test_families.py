@@ -1,5 +1,6 @@
 """Every family of models goes the whole way: pre-trained from shards, then fine-tuned from its checkpoint."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +123,13 @@ def test_masked_patches__idle_sections_are_refused(run: Run) -> None:
 @pytest.mark.parametrize("attention", ["math", "auto"])
 def test_attention__the_kernel_is_chosen_once_and_kept(run: Run, attention: str) -> None:
     folder = run("kernel", **{"machine.attention": attention, "schedule.total_steps": 6})
-    assert (folder / "attention.json").exists() == (attention == "auto")
+    chosen = json.loads((folder / "kernels.json").read_text())
+    assert chosen == {
+        "attention": "fused" if attention == "auto" else attention,
+        "linear": "torch",
+    }  # too small to be measured
+    used = json.loads((folder / "result.json").read_text())["provenance"]
+    assert {name: used[name] for name in chosen} == chosen
     recomputed = run("recomputed", **{"machine.checkpoint_blocks": True, "schedule.total_steps": 6})
     expected = [record["loss"] for record in train_records(run("fused", **{"schedule.total_steps": 6}))]
     for other in (folder, recomputed):

@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.models.numpy_reference import Array, forward
-from vitctl.models.attention import set_attention
 from vitctl.models.build import Model, build
 from vitctl.models.configs import Config, ViTConfig
+from vitctl.models.kernels.attention import set_attention
 
 MakeModel = Callable[..., Model]
 MakeImages = Callable[..., Tensor]

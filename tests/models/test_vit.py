@@ -153,7 +153,8 @@ def test_encode__keeps_the_residual_stream_wide_in_autocast(tiny: ViTConfig, ima
 def test_forward__compiles_as_one_graph(tiny: ViTConfig, random_model: MakeModel, images_for: MakeImages) -> None:
     model, images = random_model(tiny), images_for(tiny)
     compiled = torch.compile(model, backend="eager", fullgraph=True)
-    assert torch.equal(compiled(images), model(images))
+    found, expected = compiled(images), model(images)
+    assert (found - expected).abs().max() < 1e-12 * expected.abs().max()  # compiled, the GELU is x sigmoid(2 u)
 
 
 def test_forward__exports_to_onnx_with_any_batch(

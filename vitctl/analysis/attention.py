@@ -13,10 +13,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from vitctl.models.attention import attention_weights
 from vitctl.models.axial import AxialAttention, AxialBlock, AxialUnit
 from vitctl.models.build import Model
 from vitctl.models.configs import AxialResNetConfig, HybridConfig, ViTConfig, stages
+from vitctl.models.kernels.attention import attention_weights
 from vitctl.models.vit import Attention, EncoderBlock, VisionTransformer
 
 _ROOT_STRIDE = 4  # of a ResNet's root

@@ -22,7 +22,7 @@ def build_optimizer(
     Paper: Section 4.1, Tables 3 and 4.
     """
     if name == "adam":
-        return AdamW(model.parameters(), lr=0.0, betas=(beta1, beta2), eps=eps, weight_decay=weight_decay)
+        return AdamW(model.parameters(), lr=0.0, betas=(beta1, beta2), eps=eps, weight_decay=weight_decay, fused=True)
     return DecoupledSGD(model.parameters(), momentum=momentum, weight_decay=weight_decay)
 
 
@@ -112,7 +112,7 @@ def load_optimizer_tensors(optimizer: Optimizer, model: nn.Module, tensors: Mapp
         raise CheckpointError(f"optimizer state does not fit the model: {len(odd)} parameters differ, first {odd[0]}")
     for parameter, name in names.items():
         for slot, value in by_name.get(name, {}).items():
-            optimizer.state[parameter][slot] = value.clone() if slot == "step" else like(value, parameter).clone()
+            optimizer.state[parameter][slot] = value.to(parameter.device, copy=True) if slot == "step" else like(value, parameter).clone()
 
 
 def _names(optimizer: Optimizer, model: nn.Module) -> dict[nn.Parameter, str]:

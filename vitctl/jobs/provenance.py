@@ -22,6 +22,7 @@ from vitctl.engine.run_files import tensors_file
 from vitctl.jobs.inputs.data import eval_transform
 from vitctl.jobs.inputs.weights import FoundWeights
 from vitctl.jobs.record.identity import changed_on_purpose
+from vitctl.jobs.record.kernels import kernels_used
 from vitctl.jobs.record.result import RunResult, data_used, installed
 from vitctl.jobs.record.runs import choose_weights, logged_probes, logged_scores
 from vitctl.models.weights.load import weights_digest
@@ -103,6 +104,7 @@ def trained(
     recipe: TrainRecipe,
     data: TrainImages,
     runtime: Runtime,
+    folder: Path,
     train_on: Source,
     score_on: Source | None,
     meta: dict[str, Any],
@@ -110,7 +112,7 @@ def trained(
     """Provenance of the numbers of a training run, except its weights.
 
     Args:
-        recipe, runtime: of the run.
+        recipe, runtime, folder: of the run.
         data: [data] with resolved values.
         train_on, score_on: images.
         meta: what is stored with the weights.
@@ -118,7 +120,7 @@ def trained(
     machine = recipe.machine
     own = {
         **computed_training(recipe, runtime),
-        "attention": machine.attention,
+        **kernels_used(folder),
         "compiled": machine.compile,
         "micro_batch": machine.micro_batch,
         "train_split": data.train_split,

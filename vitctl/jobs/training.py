@@ -43,14 +43,16 @@ from vitctl.jobs.inputs.same_inputs import check_inputs
 from vitctl.jobs.inputs.sampling import training_order
 from vitctl.jobs.provenance import computed, versions
 from vitctl.jobs.record.identity import Identity, identity
+from vitctl.jobs.record.kept import Kernels
 from vitctl.jobs.record.kernels import choose_kernels, choose_micro_batch, most_images
 from vitctl.jobs.record.runs import choose_weights, logged_scores
 from vitctl.jobs.record.tracking import tracking
-from vitctl.models.attention import set_attention
 from vitctl.models.blocks import compile_errors
 from vitctl.models.build import Model
 from vitctl.models.configs import Config
 from vitctl.models.flops import training_flops
+from vitctl.models.kernels.attention import set_attention
+from vitctl.models.kernels.linear import set_linear
 from vitctl.recipe.images import TrainImages
 from vitctl.recipe.machine import Log, Machine, ShardedMachine, TrainMachine
 from vitctl.recipe.neutral import deciding_values
@@ -66,6 +68,7 @@ def start_runtime(machine: Machine, run_dir: Path, log: Log | None = None) -> Ru
     """Join the processes that [machine] asks for."""
     trackers = log.trackers if log else ()
     set_attention("fused")
+    set_linear("torch")
     return start(
         precision=machine.precision,
         device=machine.device,
@@ -205,11 +208,13 @@ def _train(
     shown, size = images.pre_processing, recipe.evaluation.batch_size
     look = ImagePass(runtime, context.journal, shown, mean, std, size, workers, context.stop, lanes is not None)
 
-    kernel = choose_kernels(
+    kernels = choose_kernels(
         machine, runtime, folder, model, most_images(machine.micro_batch, share), measured=not lanes
     )
     _shard(machine, runtime, model, probe)
-    made_by = computation(runtime, attention=kernel, compile=machine.compile, versions=versions()) if lanes else {}
+    made_by = (
+        computation(runtime, **kernels.model_dump(), compile=machine.compile, versions=versions()) if lanes else {}
+    )
     micro_batch = choose_micro_batch(recipe, runtime, folder, model, loss, lambda n: next(batches(0, n, 0)), share)
     made_of = identity(recipe, folder, source, scored, start_weights_sha256, made_by)
     task = TrainingTask(
@@ -230,7 +235,7 @@ def _train(
         log_sample_keys=recipe.log.sample_keys,
         max_bad_fraction=recipe.data.max_bad_fraction,
         warm_up=machine.compile,
-        facts=_facts(recipe, context, made_of, model.config, micro_batch, kernel) if recipe.log.trace else None,
+        facts=_facts(recipe, context, made_of, model.config, micro_batch, kernels) if recipe.log.trace else None,
     )
     trainer = _trainer(recipe, context, model, loss, learning_rate(recipe, steps), lanes)
     kept = recipe.checkpoint.keep_last, recipe.checkpoint.keep_best
@@ -253,7 +258,7 @@ def _shard(machine: TrainMachine, runtime: Runtime, model: Model, probe: Probe |
 
 
 def _facts(
-    recipe: TrainRecipe, context: RunContext, made_of: Identity, config: Config, micro_batch: int, kernel: str
+    recipe: TrainRecipe, context: RunContext, made_of: Identity, config: Config, micro_batch: int, kernels: Kernels
 ) -> dict[str, Any]:
     """What the record of a training begins with: what it is made of, and what its bits depend on beside that."""
     return {
@@ -261,7 +266,7 @@ def _facts(
         "recipe_file": context.recipe_digest,
         **computed(context.runtime),
         "micro_batch": recipe.schedule.leaf_images if recipe.schedule.lanes else micro_batch,
-        "attention": kernel,
+        **kernels.model_dump(),
         "compile": recipe.machine.compile,
         "checkpoint_blocks": recipe.machine.checkpoint_blocks,
         "lanes": recipe.schedule.lanes,

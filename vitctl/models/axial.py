@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from vitctl.models.blocks import Block
 from vitctl.models.configs import AxialConfig, AxialResNetConfig, UnitShape, ViTConfig
 from vitctl.models.initialisers import Generator, draw, zero
+from vitctl.models.kernels.linear import Linear
 from vitctl.models.resnet import Backbone, GroupNorm, Numerics, ResNet, RootV1, StdConv, pad_same
 from vitctl.models.resnet import initialise as initialise_resnet
 from vitctl.models.vit import EncoderBlock, VisionTransformer
@@ -60,7 +61,7 @@ class AxialAttention(nn.Module):
     def __init__(self, width: int, length: int, config: AxialResNetConfig) -> None:
         super().__init__()
         self.num_heads, self.head_size = config.num_heads, width // config.num_heads
-        self.qkv = nn.Linear(width, 2 * width, bias=False)  # rows: head by head, each query, key, value
+        self.qkv = Linear(width, 2 * width, bias=False)  # rows: head by head, each query, key, value
         self.qkv_norm = GroupNorm(config.num_groups, 2 * width, eps=AXIAL.norm_eps)
         self.relative_position = nn.Parameter(torch.empty(2 * length - 1, 2 * self.head_size))
         self.norm = GroupNorm(config.num_groups, width, eps=AXIAL.norm_eps)

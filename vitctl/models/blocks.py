@@ -1,11 +1,10 @@
 """The repeated layers of a network: the units of activation checkpointing and compilation."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -16,21 +15,6 @@ _RECOMPILES = 64  # a deep ResNet has units of 16 shapes, each for training, for
 
 class Block(nn.Module):
     """A layer that a network repeats: one tensor in, one tensor out."""
-
-
-class Head(nn.Linear):
-    """A linear layer of the classifier, `[..., R]` to `[..., K]`, in the precision of its weights whatever autocast says.
-
-    In bf16 two answers of a thousand are often equal, and a logit near the initial bias of -10 is off by up to 0.03.
-    """
-
-    def forward(self, features: Tensor) -> Tensor:
-        device = features.device.type
-        # Left alone where nothing is on: exporters would otherwise find a region in the graph.
-        is_on = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
-        off = torch.autocast(device, enabled=False) if is_on else nullcontext()
-        with off:
-            return F.linear(features.to(self.weight.dtype), self.weight, self.bias)
 
 
 def run(block: nn.Module, inputs: Tensor, checkpointed: bool) -> Tensor:

@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitctl.models.blocks import Head
 from vitctl.models.configs import MaskedPatchConfig
 from vitctl.models.initialisers import Generator, draw
+from vitctl.models.kernels.linear import Head
 from vitctl.models.vit import VisionTransformer
 from vitctl.models.vit import initialise as initialise_transformer
 

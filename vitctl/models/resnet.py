@@ -7,9 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitctl.models.blocks import Block, Head, run
+from vitctl.models.blocks import Block, run
 from vitctl.models.configs import HybridConfig, ResNetConfig, UnitShape, stages
 from vitctl.models.initialisers import Generator, draw, lecun_normal, plain_norm, zero
+from vitctl.models.kernels.linear import Head
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,16 @@
 """The Vision Transformer, with the numerics and the initialisation of the authors' code."""
 
+import math
 from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
-from vitctl.models.attention import attend
-from vitctl.models.blocks import Block, Head, run
+from vitctl.models.blocks import Block, run
 from vitctl.models.configs import ViTConfig
 from vitctl.models.initialisers import Generator, draw, lecun_normal, plain_norm, zero
+from vitctl.models.kernels.attention import attend
+from vitctl.models.kernels.linear import Head, Linear
 from vitctl.models.position import grid_table, relative_logits
 
 
@@ -18,8 +20,8 @@ class Attention(nn.Module):
     def __init__(self, hidden_size: int, num_heads: int, relative_tokens: int = 0) -> None:
         super().__init__()
         self.num_heads = num_heads
-        self.qkv = nn.Linear(hidden_size, 3 * hidden_size)  # rows: query, key, value; within each, head by head
-        self.out = nn.Linear(hidden_size, hidden_size)
+        self.qkv = Linear(hidden_size, 3 * hidden_size)  # rows: query, key, value; within each, head by head
+        self.out = Linear(hidden_size, hidden_size)
         offsets = torch.empty(2 * relative_tokens - 1, hidden_size) if relative_tokens else None
         self.relative_position = nn.Parameter(offsets) if offsets is not None else None
 
@@ -43,15 +45,25 @@ class Attention(nn.Module):
         return outputs
 
 
+class GELU(nn.GELU):
+    """The activation of the MLP."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if self.approximate == "tanh" and torch.compiler.is_dynamo_compiling() and not torch.compiler.is_exporting():
+            # 0.5 x (1 + tanh(u)) = x sigmoid(2 u), and compiled code has a fast exponential, but no fast tanh.
+            return inputs * torch.sigmoid(math.sqrt(8 / math.pi) * (inputs + 0.044715 * inputs**3))
+        return super().forward(inputs)
+
+
 class MLP(nn.Module):
     """Two linear layers with a GELU between them, `[..., N, D]` to `[..., N, D]`."""
 
     def __init__(self, hidden_size: int, mlp_size: int, dropout: float, gelu: str) -> None:
         super().__init__()
-        self.fc1 = nn.Linear(hidden_size, mlp_size)
-        self.gelu = nn.GELU(approximate="tanh" if gelu == "tanh" else "none")
+        self.fc1 = Linear(hidden_size, mlp_size)
+        self.gelu = GELU(approximate="tanh" if gelu == "tanh" else "none")
         self.dropout1 = nn.Dropout(dropout)
-        self.fc2 = nn.Linear(mlp_size, hidden_size)
+        self.fc2 = Linear(mlp_size, hidden_size)
         self.dropout2 = nn.Dropout(dropout)
 
     def forward(self, tokens: Tensor) -> Tensor:

@@ -32,7 +32,12 @@ class TrainMachine(Machine):
     """[machine] of the jobs that train."""
 
     attention: Literal["fused", "math", "auto"] = knob(
-        "fused", "kernel of the attention product; auto: the faster one, measured at the start of the run and then kept"
+        "auto", "kernel of the attention product; auto: the faster one, measured at the start of the run and then kept"
+    )
+    linear: Literal["torch", "onednn", "auto"] = knob(
+        "auto",
+        "library that multiplies the matrices of linear layers on a CPU; auto: the faster one, measured at the start of the run and "
+        "then kept. For float32 on CPUs of other makers than Intel oneDNN is twice as fast",
     )
     checkpoint_blocks: bool = knob(
         False, "activation checkpointing: recompute each layer in the backward pass instead of storing its activations"

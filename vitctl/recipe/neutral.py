@@ -12,6 +12,7 @@ _NEUTRAL = (
     "machine.workers",
     "machine.device",
     "machine.attention",
+    "machine.linear",
     "machine.checkpoint_blocks",
     "machine.compile",
     "machine.micro_batch",

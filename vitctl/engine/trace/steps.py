@@ -82,6 +82,7 @@ class StartLine(BaseModel):
     threads: int | None = Field(None, ge=1, le=10**5)
     micro_batch: int = Field(0, ge=0, le=10**9)
     attention: str = Field("", max_length=50)
+    linear: str = Field("", max_length=50)
     compile: bool | None = None
     checkpoint_blocks: bool | None = None
     lanes: int = Field(0, ge=0, le=10**6)

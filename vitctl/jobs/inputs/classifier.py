@@ -23,7 +23,8 @@ from vitctl.jobs.inputs.network import unseen_pixels
 from vitctl.jobs.inputs.onnx_file import OnnxNetwork
 from vitctl.jobs.inputs.weights import loaded_model, scored_weights
 from vitctl.jobs.record.runs import newest_run
-from vitctl.models.attention import set_attention
+from vitctl.models.kernels.attention import set_attention
+from vitctl.models.kernels.linear import set_linear
 from vitctl.models.weights.download import fetch
 from vitctl.models.weights.sources import locate
 from vitctl.recipe.schema import Evaluate
@@ -179,6 +180,7 @@ def open_classifier(
         LaunchError: the device cannot do the precision.
     """
     set_attention("fused")
+    set_linear("torch")
     if recipe.weights.source == "newest":
         note(newest_run(recipe.job).text)
     opened = _from_onnx(recipe) if recipe.weights.source.endswith(ONNX) else _from_weights(recipe, needs_head)

@@ -1,4 +1,4 @@
-"""Choices that a run measured once and stores, so that it resumes with the same ones: micro_batch.json, attention.json."""
+"""Choices that a run measured once and stores, so that it resumes with the same ones: micro_batch.json, kernels.json."""
 
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -22,12 +22,13 @@ class MicroBatch(BaseModel):
     micro_batch: int = Field(ge=1, le=10**9)
 
 
-class AttentionKernel(BaseModel):
-    """The fastest attention kernel."""
+class Kernels(BaseModel):
+    """What computes the attention product and the linear layers."""
 
     model_config = ConfigDict(strict=True)
 
-    kernel: Literal["fused", "math"]
+    attention: Literal["fused", "math"]
+    linear: Literal["torch", "onednn"]
 
 
 M = TypeVar("M", bound=BaseModel)

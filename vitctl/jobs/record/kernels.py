@@ -14,44 +14,77 @@ from vitctl.engine.distributed.runtime import Runtime
 from vitctl.engine.distributed.sharding import is_sharded
 from vitctl.engine.journal import write_run_json
 from vitctl.errors import LaunchError
-from vitctl.jobs.record.kept import AttentionKernel, MicroBatch, read_kept
-from vitctl.models.attention import choose_attention, set_attention
+from vitctl.jobs.record.kept import Kernels, MicroBatch, read_kept
 from vitctl.models.blocks import compile_blocks
 from vitctl.models.build import Model
-from vitctl.models.configs import ViTConfig
+from vitctl.models.configs import Config, ViTConfig
 from vitctl.models.costs import OPTIMIZER_SLOTS
+from vitctl.models.kernels.attention import choose_attention, set_attention
+from vitctl.models.kernels.linear import choose_linear, onednn_problem, set_linear
 from vitctl.recipe.machine import TrainMachine
 from vitctl.recipe.schema import TrainRecipe
 
-ATTENTION, MICRO_BATCH = "attention.json", "micro_batch.json"
+KERNELS, MICRO_BATCH = "kernels.json", "micro_batch.json"
 
 
 def choose_kernels(
     machine: TrainMachine, runtime: Runtime, run_dir: Path, model: Model, micro_batch: int, *, measured: bool = True
-) -> str:
-    """Set how layers are computed: attention kernel, activation checkpointing, compilation; returns the attention kernel.
+) -> Kernels:
+    """Set how layers are computed: kernels, activation checkpointing, compilation; returns the kernels.
 
-    The choice of machine.attention = 'auto' is written to RUN/attention.json and used again on resume; unless `measured` it is
-    the plain product, because a measurement may end otherwise on another machine.
+    They are written to RUN/kernels.json, and where machine.attention or machine.linear is 'auto' a resume uses them again. Unless
+    `measured`, 'auto' is what every machine has, because a measurement may end otherwise on another one.
+
+    Raises:
+        LaunchError: machine.linear = 'onednn', and it cannot compute this.
     """
-    kernel, config = machine.attention, model.config
-    if kernel == "auto" and not measured:
-        kernel = "math"
-    if kernel == "auto" and isinstance(config, ViTConfig):
-        file = run_dir / ATTENTION
-        if runtime.is_main and not file.exists():
-            shape = (micro_batch, config.num_heads, config.num_tokens, config.hidden_size // config.num_heads)
-            dtype = torch.bfloat16 if runtime.precision == "bf16" else runtime.dtype
-            write_run_json(file, {"kernel": choose_attention(shape, dtype, runtime.device)})
-        kernel = AttentionKernel.model_validate(
-            {"kernel": runtime.broadcast(read_kept(file, AttentionKernel).kernel if runtime.is_main else "")}
-        ).kernel
-    set_attention(kernel)
+    file = run_dir / KERNELS
+    own = (
+        _own_kernels(machine, runtime, file, model.config, micro_batch, measured=measured) if runtime.is_main else None
+    )
+    kernels = Kernels.model_validate_json(runtime.broadcast(own.model_dump_json() if own else ""))
+    if runtime.is_main:
+        write_run_json(file, kernels.model_dump())
+    set_attention(kernels.attention)
+    set_linear(kernels.linear)
     if machine.checkpoint_blocks:
         model.checkpoint_blocks = True
     if machine.compile:
         compile_blocks(model)
-    return kernel
+    return kernels
+
+
+def _own_kernels(
+    machine: TrainMachine, runtime: Runtime, file: Path, config: Config, micro_batch: int, *, measured: bool
+) -> Kernels:
+    """What the recipe says, what the run began with, or what this process measures."""
+    attention, linear = machine.attention, machine.linear
+    dtype = torch.bfloat16 if runtime.precision == "bf16" else runtime.dtype
+    usable = onednn_problem(dtype, runtime.device)
+    if linear == "onednn" and usable:
+        raise LaunchError(f"machine.linear = 'onednn': {usable}; set it to 'auto' or 'torch'")
+    if "auto" in (attention, linear) and measured and file.exists():
+        kept = read_kept(file, Kernels)
+        attention = kept.attention if attention == "auto" else attention
+        linear = kept.linear if linear == "auto" and not usable else linear
+    if not measured or not isinstance(config, ViTConfig):
+        plain = "fused" if measured else "math"
+        return Kernels(
+            attention=plain if attention == "auto" else attention, linear="torch" if linear == "auto" else linear
+        )
+    if attention == "auto":
+        shape = (micro_batch, config.num_heads, config.num_tokens, config.hidden_size // config.num_heads)
+        attention = choose_attention(shape, dtype, runtime.device)
+    if linear == "auto":
+        rows = micro_batch * config.num_tokens
+        linear = choose_linear(rows, config.hidden_size, config.mlp_size, dtype, runtime.device)
+    return Kernels(attention=attention, linear=linear)
+
+
+def kernels_used(folder: Path) -> dict[str, str]:
+    """The kernels of a training in a folder, for its result."""
+    used: dict[str, str] = read_kept(folder / KERNELS, Kernels).model_dump()
+    return used
 
 
 def choose_micro_batch(

@@ -24,7 +24,7 @@ from vitctl.jobs.evaluate import evaluate
 from vitctl.jobs.finetune import finetune
 from vitctl.jobs.pretrain import pretrain
 from vitctl.jobs.record.identity import identity_differences
-from vitctl.jobs.record.kernels import ATTENTION, MICRO_BATCH
+from vitctl.jobs.record.kernels import KERNELS, MICRO_BATCH
 from vitctl.jobs.record.result import RunResult
 from vitctl.jobs.record.runs import choose_weights, logged_scores
 from vitctl.jobs.verification.counts import own_counts
@@ -118,7 +118,7 @@ class Again:
         if self.start is not None:
             values |= {"machine.precision": self.start.precision, "machine.micro_batch": self.start.micro_batch}
             values |= {"machine.device": "cpu"} if self.start.device == "cpu" else {}
-            for name in ("attention", "compile", "checkpoint_blocks"):
+            for name in ("attention", "linear", "compile", "checkpoint_blocks"):
                 known = getattr(self.start, name)
                 values |= {f"machine.{name}": known} if known not in ("", None) else {}
         return [Override(key, value) for key, value in values.items() if value != "" or key == "weights.which"]
@@ -127,7 +127,7 @@ class Again:
         """The recipe, choices that were measured, and the results of the other trainings: they need not be trained again."""
         self.scratch.mkdir(parents=True, exist_ok=True)
         (self.scratch / RECIPE).write_text(to_toml(self.loaded), encoding="utf-8")
-        for name in (RESULT, ATTENTION, MICRO_BATCH):
+        for name in (RESULT, KERNELS, MICRO_BATCH):
             for file in self.run_dir.rglob(name):
                 inside = file.parent.relative_to(self.run_dir)
                 if name != RESULT or inside not in (Path(), place):
@@ -159,7 +159,15 @@ def by_start(
 
 
 def _computes(start: StartLine) -> tuple[object, ...]:
-    kernels = start.attention, start.compile, start.checkpoint_blocks, start.micro_batch, start.threads, start.precision
+    kernels = (
+        start.attention,
+        start.linear,
+        start.compile,
+        start.checkpoint_blocks,
+        start.micro_batch,
+        start.threads,
+        start.precision,
+    )
     return (*kernels, start.made_of.model_dump_json())
 
 

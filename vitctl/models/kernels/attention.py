@@ -5,7 +5,6 @@ CPU above all. Both compute the same, up to rounding; a run that must repeat ano
 """
 
 import math
-import time
 from functools import cache
 from typing import Literal
 
@@ -13,19 +12,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitctl.models.kernels.fastest import fastest
+
 Kernel = Literal["fused", "math"]
-_ROUNDS = 3
+_SHORT = 1024  # tokens; of longer sequences the plain product would keep too large matrices
+_WORTH_MEASURING = 2**20  # logits of all heads and images; below, either is done in a millisecond
 
-_mode: Literal["fused", "math", "auto"] = "fused"
+_kernel: Kernel = "fused"
 
 
-def set_attention(mode: Literal["fused", "math", "auto"]) -> None:
-    """Choose the kernel of every model in this process. `auto` measures once for each shape: fast, not repeatable.
+def set_attention(kernel: Kernel) -> None:
+    """Choose the kernel of every model in this process.
 
     A run that is to be resumed bit for bit calls `choose_attention` once, stores the answer, and sets that.
     """
-    global _mode
-    _mode = mode
+    global _kernel
+    _kernel = kernel
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -38,7 +40,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = None
     query, key, value = (tensor.flatten(0, -4) for tensor in (query, key, value))  # fused kernels know one batch
     bias = None if bias is None else bias.flatten(0, -4)
     # A bias that learns has no fused kernel on most devices.
-    plain = bias is not None or _kernel(query) == "math"
+    plain = bias is not None or _kernel == "math"
     mixed = _math(query, key, value, bias) if plain else F.scaled_dot_product_attention(query, key, value)
     return torch.unflatten(mixed, 0, leading)
 
@@ -56,46 +58,29 @@ def attention_weights(query: Tensor, key: Tensor, bias: Tensor | None = None) ->
 
 
 @cache
+@torch.inference_mode(False)
+@torch.enable_grad()
 def choose_attention(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Kernel:
-    """Return the kernel whose forward and backward pass is the faster for query, key and value of `shape`.
+    """Return the kernel whose forward and backward pass is clearly the faster for query, key and value of `shape`, or the fused one.
 
-    Measured at the first call, remembered for the life of the process. No random number is drawn.
+    Measured at the first call where sequences are short and there is enough to do, remembered for the life of the process. No
+    random number is drawn.
 
     Args:
         shape: `[B, H, N, Dh]`.
     """
-    return min(("fused", "math"), key=lambda kernel: _seconds(kernel, shape, dtype, device))
-
-
-def _kernel(query: Tensor) -> Kernel:
-    if _mode != "auto":
-        return _mode
-    if torch.compiler.is_compiling() or query.device.type == "meta":
-        return "fused"  # there is nothing to measure while a graph is traced
-    return choose_attention(tuple(query.shape), query.dtype, query.device)
+    logits = math.prod(shape[:-1]) * shape[-2]
+    if shape[-2] > _SHORT or logits < _WORTH_MEASURING:
+        return "fused"
+    inputs = [torch.ones(shape, dtype=dtype, device=device, requires_grad=True) for _ in range(3)]
+    ways = {"fused": lambda: _with("fused", *inputs), "math": lambda: _with("math", *inputs)}
+    return "math" if fastest(ways, device) == "math" else "fused"
 
 
 def _math(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = None) -> Tensor:
     return attention_weights(query, key, bias).to(value.dtype) @ value
 
 
-@torch.inference_mode(False)
-@torch.enable_grad()
-def _seconds(kernel: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> float:
-    """The least time of a few passes, after one to warm up."""
-    attention = F.scaled_dot_product_attention if kernel == "fused" else _math
-    query, key, value = (torch.ones(shape, dtype=dtype, device=device, requires_grad=True) for _ in range(3))
-    seconds = []
-    for _ in range(1 + _ROUNDS):
-        _wait(device)
-        start = time.perf_counter()
-        mixed = attention(query, key, value)
-        torch.autograd.grad(mixed, (query, key, value), torch.ones_like(mixed))
-        _wait(device)
-        seconds.append(time.perf_counter() - start)
-    return min(seconds[1:])
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+def _with(kernel: Kernel, query: Tensor, key: Tensor, value: Tensor) -> object:
+    mixed = (F.scaled_dot_product_attention if kernel == "fused" else _math)(query, key, value)
+    return torch.autograd.grad(mixed, (query, key, value), torch.ones_like(mixed))

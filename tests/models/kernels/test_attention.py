@@ -1,0 +1,72 @@
+from collections.abc import Callable, Iterator, Mapping
+
+import pytest
+import torch
+
+from vitctl.models.kernels import attention
+from vitctl.models.kernels.attention import attend, choose_attention, set_attention
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def restored() -> Iterator[None]:
+    choose_attention.cache_clear()
+    yield
+    set_attention("fused")
+    choose_attention.cache_clear()
+
+
+def parts(*shape: int, dtype: torch.dtype = torch.float64) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype).requires_grad_() for _ in range(3)]
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 17, 8), (2, 5, 3, 4, 8)])
+def test_attend__both_kernels_have_the_same_values_and_gradients(shape: tuple[int, ...]) -> None:
+    inputs, found = parts(*shape), []
+    for mode in ("fused", "math"):
+        set_attention(mode)  # type: ignore[arg-type]
+        mixed = attend(*inputs)
+        assert mixed.shape == shape
+        found.append([mixed, *torch.autograd.grad(mixed.square().sum(), inputs)])
+    for fused, plain in zip(*found, strict=True):
+        assert (fused - plain).abs().max() < 1e-12 * fused.abs().max()
+
+
+def test_attend__bias_is_added_to_scaled_logits() -> None:
+    query, key, value = parts(2, 3, 5, 4)
+    bias = torch.randn(2, 3, 5, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    weights = (torch.einsum("bhid,bhjd->bhij", query, key) / 2 + bias).exp()
+    expected = weights / weights.sum(-1, keepdim=True) @ value
+    assert (attend(query, key, value, bias) - expected).abs().max() < 1e-12
+
+
+def test_attend__plain_products_in_bf16_take_the_softmax_in_float32() -> None:
+    inputs = parts(2, 3, 64, 16, dtype=torch.bfloat16)
+    exact = attend(*(tensor.float() for tensor in inputs))
+    set_attention("math")
+    mixed = attend(*inputs)
+    assert mixed.dtype == torch.bfloat16
+    assert (mixed.float() - exact).abs().max() < 0.02
+
+
+def test_choose_attention__measures_each_shape_once_where_it_is_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: list[list[str]] = []
+
+    def fastest(ways: Mapping[str, Callable[[], object]], device: torch.device) -> str:
+        assert device == CPU
+        for way in ways.values():
+            way()
+        measured.append([*ways])
+        return "math"
+
+    monkeypatch.setattr(attention, "fastest", fastest)
+    before = torch.get_rng_state()
+    with torch.inference_mode():
+        for _ in range(2):
+            assert choose_attention((8, 6, 197, 16), torch.float32, CPU) == "math"
+            assert choose_attention((1, 6, 197, 16), torch.float32, CPU) == "fused"  # too little to do
+            assert choose_attention((1, 1, 1025, 16), torch.float32, CPU) == "fused"  # too long
+    assert measured == [["fused", "math"]]
+    assert torch.equal(torch.get_rng_state(), before)

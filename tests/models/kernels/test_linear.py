@@ -1,0 +1,117 @@
+import copy
+from collections.abc import Callable, Iterator, Mapping
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from vitctl.models.blocks import compile_blocks
+from vitctl.models.build import build
+from vitctl.models.kernels import linear
+from vitctl.models.kernels.linear import Head, Linear, choose_linear, onednn_problem, set_linear
+from vitctl.models.variants import variant
+
+CPU = torch.device("cpu")
+needs_onednn = pytest.mark.skipif(bool(onednn_problem(torch.float32, CPU)), reason="this PyTorch has no oneDNN")
+
+
+@pytest.fixture(autouse=True)
+def restored() -> Iterator[None]:
+    choose_linear.cache_clear()
+    yield
+    set_linear("torch")
+    choose_linear.cache_clear()
+
+
+def called(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A list that grows by each product of oneDNN."""
+    calls: list[str] = []
+    product = linear._product
+
+    def counted(*given: Tensor | None) -> Tensor:
+        calls.append("product")
+        found: Tensor = product(*given)
+        return found
+
+    monkeypatch.setattr(linear, "_product", counted)
+    return calls
+
+
+def results(layer: nn.Module, inputs: Tensor, *, mixed: bool = False) -> list[Tensor]:
+    """Output and gradients of a layer."""
+    layer.zero_grad()
+    inputs = inputs.clone().requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16, enabled=mixed):
+        outputs = layer(inputs)
+    outputs.double().square().sum().backward()
+    return [outputs, inputs.grad, *(p.grad for p in layer.parameters() if p.grad is not None)]  # type: ignore[list-item]
+
+
+@needs_onednn
+@pytest.mark.parametrize("shape", [(5, 24), (2, 7, 24), (2, 3, 7, 24)])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("kind", [Linear, Head])
+@pytest.mark.parametrize("mixed", [False, True])
+def test_linear__both_libraries_agree_to_rounding(
+    monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], bias: bool, kind: type[Linear], mixed: bool
+) -> None:
+    calls = called(monkeypatch)
+    torch.manual_seed(0)
+    layer, inputs = kind(24, 40, bias=bias), torch.randn(shape)
+    exact = results(copy.deepcopy(layer).double(), inputs.double())
+    plain = results(layer, inputs, mixed=mixed)
+    assert calls == []
+    set_linear("onednn")
+    found = results(layer, inputs, mixed=mixed)
+    assert len(calls) == 3
+    rounding = 0.02 if mixed and kind is Linear else 1e-6
+    for one, other, reference in zip(found, plain, exact, strict=True):
+        assert (one.dtype, one.shape, one.stride()) == (other.dtype, other.shape, other.stride())
+        assert (one - reference).abs().max() < rounding * reference.abs().max()
+
+
+def test_linear__float64_and_frozen_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = called(monkeypatch)
+    set_linear("onednn")
+    results(Linear(8, 8).double(), torch.randn(3, 8).double())
+    assert calls == []  # oneDNN has no float64
+    frozen = Linear(8, 8).requires_grad_(False)
+    results(frozen, torch.randn(3, 8))
+    assert len(calls) == 2  # no gradient of the weight
+    with torch.no_grad():
+        frozen(torch.randn(3, 8))
+    assert len(calls) == 3
+
+
+@needs_onednn
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # see test_blocks.py
+def test_linear__a_compiled_model_computes_the_same() -> None:
+    set_linear("onednn")
+    model = build(variant("Ti/16", image_size=32, num_classes=10, depth=1))
+    images = torch.rand(3, 3, 32, 32)
+    plain = results(model, images)
+    compile_blocks(model, backend="aot_eager")
+    for one, other in zip(results(model, images), plain, strict=True):
+        assert torch.allclose(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_choose_linear__measures_once_where_it_is_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: list[list[str]] = []
+
+    def fastest(ways: Mapping[str, Callable[[], object]], device: torch.device) -> str:
+        assert device == CPU
+        for way in ways.values():
+            way()
+        measured.append([*ways])
+        return "onednn"
+
+    monkeypatch.setattr(linear, "fastest", fastest)
+    before = torch.get_rng_state()
+    with torch.inference_mode():
+        for _ in range(2):
+            assert choose_linear(1024, 512, 512, torch.float32, CPU) == "onednn"
+            assert choose_linear(64, 512, 512, torch.float32, CPU) == "torch"  # too little to do
+            assert choose_linear(1024, 512, 512, torch.float64, CPU) == "torch"
+            assert choose_linear(1024, 512, 512, torch.float32, torch.device("cuda")) == "torch"
+    assert measured == [["torch", "onednn"]]
+    assert torch.equal(torch.get_rng_state(), before)
