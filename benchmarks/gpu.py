@@ -11,8 +11,20 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from measure import RESULTS, Machine, Row, SideError, matrix_rates, medians, report
-from sides import DEFAULT, OURS, OUT_OF_MEMORY, Compared, Work, compare, of_the_matrix_rate, tflops
+from measure import (
+    DEFAULT,
+    RESULTS,
+    Choices,
+    Compared,
+    Machine,
+    Row,
+    SideError,
+    matrix_rates,
+    medians,
+    report,
+    uncompiled,
+)
+from sides import OURS, OUT_OF_MEMORY, Work, compare, of_the_matrix_rate, tflops
 
 LIBRARIES = ("torch", "timm", "accelerate", "triton")
 NO_DEVICE = 3
@@ -35,6 +47,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10, help="of a turn")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
+    parser.add_argument("--no-compile", action="store_true")
     parser.add_argument("--results", type=Path, default=RESULTS)
     given = parser.parse_args()
 
@@ -45,40 +58,43 @@ def main() -> None:
         sys.exit(NO_DEVICE)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     machine, limits = Machine(), matrix_rates(given.device)
+    choices = {"ours": OURS, "timm": THEIRS}
+    choices = uncompiled(choices) if given.no_compile else choices
     rows, lines = [], list(TABLE_HEAD)
     for model in given.models:
         batch = given.batch or BATCHES.get(model, 8)
         work = Work(model, given.image_size, batch, "bf16", given.device, given.steps)
-        found = compare_what_fits(work, given.rounds)
-        speed, memory = rows_of(found, mfu := of_the_matrix_rate(found, "wall", limits))
+        work, found = compare_what_fits(work, given.rounds, choices)
+        mfu = of_the_matrix_rate(work, found, "wall", limits)
+        speed, memory = rows_of(work, found, mfu)
         rows += [speed, memory]
-        lines.append(line(found.work, speed, memory, mfu))
+        lines.append(line(work, speed, memory, mfu))
     table = "\n".join(lines)
     report("gpu", rows, machine, limits, LIBRARIES, given.results)
     (given.results / "gpu.md").write_text(table + "\n")
     print(f"\n{table}")
 
 
-def compare_what_fits(work: Work, rounds: int) -> Compared:
-    """Compare both sides with the largest batch, halved again and again, that fits for both as they come."""
+def compare_what_fits(work: Work, rounds: int, choices: dict[str, Choices]) -> tuple[Work, Compared]:
+    """Compare both sides, with the batch halved until it fits for both as they come; returns that batch, too."""
     while True:
         try:
-            return compare(work, "wall", rounds, {"ours": OURS, "timm": THEIRS})
+            return work, compare(work, "wall", rounds, choices)
         except SideError as error:
             if error.code != OUT_OF_MEMORY or work.batch == 1:
                 raise
             work = replace(work, batch=work.batch // 2)
 
 
-def rows_of(found: Compared, mfu: dict[str, float]) -> tuple[Row, Row]:
+def rows_of(work: Work, found: Compared, mfu: dict[str, float]) -> tuple[Row, Row]:
     """Time and memory, with MFU and its goal."""
     speed, memory = (
         found.row("training step", "wall", GOAL),
         found.row("memory of a training step", "peak_mib", 1 / 0.9),
     )
-    goal = MFU_GOALS.get(found.work.model)
+    goal = MFU_GOALS.get(work.model)
     speed.notes |= {
-        "tflops": tflops(found, "wall"),
+        "tflops": tflops(work, found, "wall"),
         "mfu": mfu,
         "mfu_goal": goal,
         "mfu_reached": None if goal is None else mfu["ours"] >= goal,

@@ -20,13 +20,17 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 RESULTS = Path(__file__).resolve().parent / "results"
 ANSWER = "--answer"  # the option of a script in a fresh process, see `in_fresh_process`
 MIB = 2**20
 
+K = TypeVar("K")
+DEFAULT = "as it comes"
+
 Numbers = dict[str, float]
+Choices = dict[str, dict[str, Any]]  # settings of a side, by name
 
 
 @dataclass
@@ -83,9 +87,10 @@ class Row:
         }
 
 
-def take_turns(sides: Mapping[str, Callable[[], Numbers]], rounds: int) -> dict[str, list[Numbers]]:
+def take_turns(sides: Mapping[K, Callable[[], Numbers]], rounds: int) -> dict[K, list[Numbers]]:
     """The numbers of every side in every round; each round begins with another side."""
-    names, found = list(sides), {name: [] for name in sides}
+    names = list(sides)
+    found: dict[K, list[Numbers]] = {name: [] for name in sides}
     for number in range(rounds):
         first = number % len(names)
         for name in names[first:] + names[:first]:
@@ -152,12 +157,11 @@ class SideError(Exception):
 
 
 def in_fresh_process(script: str, question: Mapping[str, Any], **environment: str) -> Numbers:
-    """The numbers of one turn of a side in a process of its own, see `FreshProcess`."""
-    side = FreshProcess(script, question, **environment)
-    try:
-        return side()
-    finally:
-        side.close()
+    """What a script answers once: `python SCRIPT --answer QUESTION` prints the numbers as its last line."""
+    command = [sys.executable, script, ANSWER, json.dumps(question)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env={**os.environ, **environment})
+    numbers: Numbers = json.loads(done.stdout.splitlines()[-1])
+    return numbers
 
 
 def question() -> dict[str, Any] | None:
@@ -345,6 +349,93 @@ def disk_rates(folder: Path, size: int = 256 * MIB) -> Numbers:
     finally:
         path.unlink(missing_ok=True)
     return {"write_mb_per_second": size / 1e6 / written, "read_mb_per_second": size / 1e6 / read}
+
+
+@dataclass
+class Compared:
+    """Sides with the settings that they come with and with their best ones, measured in the same rounds.
+
+    `tried` are the numbers of the first turn of every setting, or why there are none.
+    """
+
+    rounds: dict[tuple[str, str], list[Numbers]]
+    best: dict[str, str]
+    tried: dict[str, dict[str, Numbers | str]]
+
+    def row(
+        self,
+        figure: str,
+        number: str,
+        goal: float | None,
+        *,
+        sides: tuple[str, str] = ("ours", "timm"),
+        best: bool = True,
+    ) -> Row:
+        """Two of the sides, the first as ours: the best settings of both, or those that they come with."""
+        names = [self.best[side] if best else DEFAULT for side in sides]
+        ours, theirs = (
+            Side(f"{side}, {name}", self.rounds[side, name]) for side, name in zip(sides, names, strict=True)
+        )
+        notes = {"tried": {side: self.tried[side] for side in sides}} if best else {}
+        return Row(figure, number, "less", ours, theirs, goal, notes)
+
+    def narrowed(self, side: str, choices: Choices) -> Choices:
+        """What is left to try of the next work: the best settings of this one, and those that the side comes with."""
+        return {name: settings for name, settings in choices.items() if name in (DEFAULT, self.best[side])}
+
+
+def compare(
+    script: str, asked: Mapping[str, Any], choices: Mapping[str, Choices], number: str, rounds: int
+) -> Compared:
+    """Try settings of both sides for a turn, and let the best and the default ones of each take turns.
+
+    Args:
+        script: of the fresh processes.
+        asked: the same for all; "side" and "settings" are added.
+        choices: settings of each side, by name; one is called `DEFAULT`.
+        number: "cpu" or "wall", by which the best is chosen.
+        rounds: turns of each.
+
+    Raises:
+        SideError: a side does not run with the settings that it comes with.
+    """
+    running: dict[tuple[str, str], FreshProcess] = {}
+    tried: dict[str, dict[str, Numbers | str]] = {}
+    best: dict[str, str] = {}
+    try:
+        for side, named in choices.items():
+            tried[side] = {}
+            for name, settings in named.items():
+                try:
+                    process = running[side, name] = FreshProcess(script, {**asked, "side": side, "settings": settings})
+                    tried[side][name] = process() | {"seconds_to_prepare": process.prepared["wall"]}
+                except SideError as error:
+                    if name == DEFAULT:
+                        raise
+                    running.pop((side, name), None)
+                    tried[side][name] = str(error)
+                best[side] = fastest(tried[side], number)
+                for other in named.keys() - {DEFAULT, best[side]}:
+                    if (side, other) in running:
+                        running.pop((side, other)).close()
+        return Compared(take_turns(running, rounds), best, tried)
+    finally:
+        for process in running.values():
+            process.close()
+
+
+def uncompiled(choices: Mapping[str, Choices]) -> dict[str, Choices]:
+    """The settings that use no compiler."""
+    return {
+        side: {name: settings for name, settings in own.items() if "compile" not in name}
+        for side, own in choices.items()
+    }
+
+
+def fastest(tried: Mapping[str, Numbers | str], number: str) -> str:
+    """The settings with the least of a number, of those that ran."""
+    ran = {name: numbers[number] for name, numbers in tried.items() if not isinstance(numbers, str)}
+    return min(ran, key=lambda name: ran[name])
 
 
 def report(

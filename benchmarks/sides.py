@@ -15,19 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from measure import (
-    FreshProcess,
-    Numbers,
-    Row,
-    Side,
-    SideError,
-    answer_turns,
-    clock,
-    medians,
-    peak_mib,
-    question,
-    take_turns,
-)
+import measure
+from measure import DEFAULT, Choices, Compared, Numbers, answer_turns, clock, medians, peak_mib, question
 
 LR, WEIGHT_DECAY, BETAS, CLIP_NORM, CLASSES = 1e-4, 0.1, (0.9, 0.999), 1.0, 1000
 TIMM_NAMES = {
@@ -38,8 +27,6 @@ TIMM_NAMES = {
     "H/14": "vit_huge_patch14_224",
     "R50+B/16": "vit_base_r50_s16_224",
 }
-Choices = dict[str, dict[str, Any]]  # settings by name
-DEFAULT = "as it comes"
 # Keys of a recipe.
 OURS: Choices = {
     DEFAULT: {},
@@ -221,84 +208,25 @@ def prepare(side: str, settings: Mapping[str, Any], work: Work) -> Callable[[], 
     return turn
 
 
-@dataclass
-class Compared:
-    """Both sides with the settings that they come with and with their best ones, measured in the same rounds.
-
-    `tried` are the numbers of the first turn of every setting, or why there are none.
-    """
-
-    work: Work
-    rounds: dict[tuple[str, str], list[Numbers]]
-    best: dict[str, str]
-    tried: dict[str, dict[str, Numbers | str]]
-
-    def row(self, figure: str, number: str, goal: float | None, *, best: bool = True) -> Row:
-        """Ours beside timm's: the best settings of both, or those that they come with."""
-        chosen = self.best if best else dict.fromkeys(self.best, DEFAULT)
-        ours, theirs = (Side(f"{side}, {name}", self.rounds[side, name]) for side, name in chosen.items())
-        notes = {"tried": self.tried} if best else {}
-        return Row(f"{figure}, {self.work}", number, "less", ours, theirs, goal, notes)
-
-
 def compare(work: Work, number: str, rounds: int, choices: Mapping[str, Choices]) -> Compared:
-    """Try settings of both sides for a turn, and let the best and the default ones of each take turns.
-
-    Args:
-        work: what is computed.
-        number: "cpu" or "wall", by which the best is chosen.
-        rounds: turns of each.
-        choices: settings of "ours" and "timm".
-
-    Raises:
-        SideError: a side does not run with the settings that it comes with.
-    """
-    running: dict[tuple[str, str], FreshProcess] = {}
-    tried: dict[str, dict[str, Numbers | str]] = {}
-    best: dict[str, str] = {}
-    try:
-        for side, named in choices.items():
-            tried[side] = {}
-            for name, settings in named.items():
-                asked = {"side": side, "settings": settings, "work": asdict(work)}
-                try:
-                    process = running[side, name] = FreshProcess(__file__, asked)
-                    tried[side][name] = process() | {"seconds_to_prepare": process.prepared["wall"]}
-                except SideError as error:
-                    if name == DEFAULT:
-                        raise
-                    running.pop((side, name), None)
-                    tried[side][name] = str(error)
-                best[side] = fastest(tried[side], number)
-                for other in named.keys() - {DEFAULT, best[side]}:
-                    if (side, other) in running:
-                        running.pop((side, other)).close()
-        return Compared(work, take_turns(running, rounds), best, tried)
-    finally:
-        for process in running.values():
-            process.close()
+    """`measure.compare` of training steps; `choices` are settings of "ours" and "timm"."""
+    return measure.compare(__file__, {"work": asdict(work)}, choices, number, rounds)
 
 
-def fastest(tried: Mapping[str, Numbers | str], number: str) -> str:
-    """The settings with the least of a number, of those that ran."""
-    ran = {name: numbers[number] for name, numbers in tried.items() if not isinstance(numbers, str)}
-    return min(ran, key=lambda name: ran[name])
-
-
-def tflops(found: Compared, number: str) -> Numbers:
+def tflops(work: Work, found: Compared, number: str) -> Numbers:
     """What the best settings of each side compute per second, forward and backward."""
     from vitctl.models.flops import training_flops
     from vitctl.models.variants import variant
 
-    config = variant(found.work.model, image_size=found.work.image_size, num_classes=CLASSES)
-    flops = training_flops(config, found.work.batch) / 1e12
+    config = variant(work.model, image_size=work.image_size, num_classes=CLASSES)
+    flops = training_flops(config, work.batch) / 1e12
     return {side: flops / medians(found.rounds[side, name])[number] for side, name in found.best.items()}
 
 
-def of_the_matrix_rate(found: Compared, number: str, limits: Numbers) -> Numbers:
+def of_the_matrix_rate(work: Work, found: Compared, number: str, limits: Numbers) -> Numbers:
     """The same as a share of the fastest matrix product of this precision on this machine, 0 to 1."""
-    fastest_product = max(value for name, value in limits.items() if name.startswith(found.work.precision))
-    return {side: value / fastest_product for side, value in tflops(found, number).items()}
+    fastest_product = max(value for name, value in limits.items() if name.startswith(work.precision))
+    return {side: value / fastest_product for side, value in tflops(work, found, number).items()}
 
 
 def answer() -> None:

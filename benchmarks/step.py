@@ -10,8 +10,8 @@ import argparse
 import os
 from pathlib import Path
 
-from measure import RESULTS, Machine, Numbers, Row, matrix_rates, report
-from sides import DEFAULT, OURS, THEIRS, Choices, Compared, Work, compare, of_the_matrix_rate, tflops
+from measure import RESULTS, Compared, Machine, Numbers, Row, matrix_rates, report, uncompiled
+from sides import OURS, THEIRS, Work, compare, of_the_matrix_rate, tflops
 
 LIBRARIES = ("torch", "timm", "accelerate")
 GOAL, MEMORY_GOAL = 1.4, 1 / 0.9
@@ -30,6 +30,7 @@ def main() -> None:
     parser.add_argument("--device", default="", choices=["", "cpu", "cuda"], help="else CUDA where there is one")
     parser.add_argument("--number", default="", choices=["", "cpu", "wall"])
     parser.add_argument("--thorough", action="store_true", help="try all settings for every model")
+    parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out, which takes a minute each")
     parser.add_argument("--results", type=Path, default=RESULTS)
     given = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = str(given.threads)  # of all processes
@@ -42,33 +43,27 @@ def main() -> None:
     machine, limits = Machine(), matrix_rates(device)
     rows: list[Row] = []
     for precision in given.precisions:
-        ours, theirs = OURS, THEIRS
+        choices = {"ours": OURS, "timm": THEIRS}
+        choices = uncompiled(choices) if given.no_compile else choices
         for model in given.models:
             work = Work(model, given.image_size, batch, precision, device, steps)
-            found = compare(work, number, given.rounds, {"ours": ours, "timm": theirs})
-            rows += rows_of(found, number, limits)
+            found = compare(work, number, given.rounds, choices)
+            rows += rows_of(work, found, number, limits)
             if not given.thorough:
-                ours, theirs = (
-                    best_and_default(each, found, side) for each, side in ((OURS, "ours"), (THEIRS, "timm"))
-                )
+                choices = {side: found.narrowed(side, own) for side, own in choices.items()}
     report("step", rows, machine, limits, LIBRARIES, given.results)
 
 
-def best_and_default(choices: Choices, found: Compared, side: str) -> Choices:
-    """What is tried of the next model."""
-    return {name: settings for name, settings in choices.items() if name in (DEFAULT, found.best[side])}
-
-
-def rows_of(found: Compared, number: str, limits: Numbers) -> list[Row]:
+def rows_of(work: Work, found: Compared, number: str, limits: Numbers) -> list[Row]:
     """Time and memory of the best settings and of those that both sides come with."""
     rows = [
-        found.row("training step", number, GOAL),
-        found.row("training step, as it comes", number, None, best=False),
-        found.row("memory of a training step", "peak_mib", MEMORY_GOAL),
-        found.row("memory of a training step, as it comes", "peak_mib", None, best=False),
+        found.row(f"training step, {work}", number, GOAL),
+        found.row(f"training step, as it comes, {work}", number, None, best=False),
+        found.row(f"memory of a training step, {work}", "peak_mib", MEMORY_GOAL),
+        found.row(f"memory of a training step, as it comes, {work}", "peak_mib", None, best=False),
     ]
-    rows[0].notes["tflops"] = tflops(found, number)
-    rows[0].notes["of_the_matrix_rate"] = of_the_matrix_rate(found, number, limits)
+    rows[0].notes["tflops"] = tflops(work, found, number)
+    rows[0].notes["of_the_matrix_rate"] = of_the_matrix_rate(work, found, number, limits)
     return rows
 
 
