@@ -34,7 +34,11 @@ class FoldedAttention(nn.Module):
         self.out = _linear(out, attention.out.bias.detach().double() + out.double() @ biases[2])
 
     def forward(self, queries: Tensor, tokens: Tensor) -> Tensor:
-        query, key, value = self._heads(self.query(queries)), self._heads(self.key(tokens)), self._heads(self.value(tokens))
+        query, key, value = (
+            self._heads(self.query(queries)),
+            self._heads(self.key(tokens)),
+            self._heads(self.value(tokens)),
+        )
         mixed = (query @ key.transpose(-2, -1)).softmax(dim=-1) @ value  # [B, H, Q, Dh]
         outputs: Tensor = self.out(mixed.transpose(-3, -2).flatten(-2))
         return outputs
