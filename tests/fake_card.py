@@ -188,6 +188,11 @@ class FakeCard(FakeTensorMode):
         kwargs = dict(kwargs or {})
         if _asks_for_device(func, args):
             return META
+        if (
+            torch.is_inference_mode_enabled() and func._can_decompose()
+        ):  # there operations arrive before they are taken apart
+            with self:
+                return func.decompose(*args, **kwargs)
         if isinstance(target := kwargs.get("device"), torch.device) and target.type in ("meta", "cuda"):
             kwargs["device"] = target = CARD
         tensors = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
@@ -204,6 +209,8 @@ class FakeCard(FakeTensorMode):
         if len(of_host) < len(tensors) and any(one.dim() for one in of_host):
             shapes = ", ".join(f"{list(one.shape)} on {one.device}" for one in tensors)
             raise WrongDeviceError(f"{func}: {shapes}")
+        if packet is aten._fused_sgd_:  # torch has no shapes for it, and it changes none
+            return None
         args, kwargs = tree_map(self._as_fake, (args, kwargs))
         return super().__torch_dispatch__(func, types, args, kwargs)
 

@@ -82,6 +82,16 @@ def test_watched__lets_through_what_does_not_wait(name: str) -> None:
         assert card.waits == []
 
 
+@pytest.mark.parametrize("name", ["item", "mask", "cpu", "to cpu", "pageable to", "blocking to", "copy to pageable"])
+def test_watched__refuses_what_waits_in_inference_mode(name: str) -> None:
+    with FakeCard() as card, torch.inference_mode():
+        x = torch.randn(6, device="cuda")
+        with card.watched(), pytest.raises(HostWaitsError):
+            WAITS[name](x)
+        with card.watched():
+            PASSES["pinned to"](x)
+
+
 def test_watched__a_whole_step_of_a_network() -> None:
     with FakeCard() as card:
         model = card.put(network())

@@ -7,6 +7,8 @@ from torch import nn
 
 from vitctl.engine.averaging import Average, averaged
 
+YES, NO = torch.tensor(True), torch.tensor(False)
+
 
 def test_average__is_the_recurrence() -> None:
     model = nn.Linear(3, 2, dtype=torch.float64)
@@ -15,7 +17,7 @@ def test_average__is_the_recurrence() -> None:
     for step in range(5):
         with torch.no_grad():
             model.weight.add_(0.1 * (step + 1))
-        average.update(model)
+        average.update(model, YES)
         expected = 0.9 * expected + 0.1 * model.weight.detach().numpy()
     np.testing.assert_allclose(average.tensors["weight"].numpy(), expected, rtol=1e-14)
     assert set(average.tensors) == {"weight", "bias"}
@@ -28,7 +30,7 @@ def test_average__debiased_is_the_weighted_mean_of_all_steps_but_the_start() -> 
     for step in range(7):
         with torch.no_grad():
             model.weight.add_(0.1 * (step + 1) ** 2)
-        average.update(model)
+        average.update(model, YES)
         seen.append(model.weight.detach().numpy().copy())
         shares = 0.9 ** np.arange(step, -1, -1)
         expected = np.tensordot(shares / shares.sum(), np.array(seen), axes=1)
@@ -44,7 +46,7 @@ def test_average__from_the_start_weights_is_13_5_percent_start_after_20_000_step
         average = Average(model, 0.9999, debias=debias)
         nn.init.zeros_(model.weight)
         for _ in range(20_000):
-            average.update(model)
+            average.update(model, YES)
         kept.append(average.tensors["weight"].item())
     assert kept == [pytest.approx(0.1353, abs=5e-5), 0.0]
 
@@ -66,7 +68,7 @@ def test_averaged__swaps_and_swaps_back_even_after_an_error() -> None:
     assert torch.equal(inside, start)
     assert torch.equal(model.weight, start + 1.0)
     assert torch.equal(average.tensors["weight"], start)
-    average.update(model)
+    average.update(model, YES)
     assert torch.equal(average.tensors["weight"], torch.lerp(start, start + 1.0, 0.5))
 
 
@@ -82,7 +84,23 @@ def test_average__load_copies() -> None:
     average = Average(model, 0.5)
     saved = {"weight": torch.tensor([[3.0]]), "bias": torch.tensor([4.0])}
     average.load(saved, updates=3)
-    average.update(model)
+    average.update(model, YES)
     assert average.updates == 4
     assert float(saved["weight"]) == 3.0
     assert torch.equal(average.tensors["weight"], torch.lerp(torch.tensor([[3.0]]), model.weight.detach(), 0.5))
+
+
+@pytest.mark.parametrize("debias", [False, True])
+def test_average__a_skipped_update_is_none(debias: bool) -> None:
+    model, other = nn.Linear(3, 2), nn.Linear(3, 2)
+    other.load_state_dict(model.state_dict())
+    one, two = Average(model, 0.9, debias=debias), Average(other, 0.9, debias=debias)
+    for step in range(4):
+        one.update(model, NO)
+        for net, average in ((model, one), (other, two)):
+            with torch.no_grad():
+                net.weight.add_(0.1 * (step + 1))
+            average.update(net, YES)
+        one.update(model, NO)
+    assert all(torch.equal(one.tensors[name], two.tensors[name]) for name in one.tensors)
+    assert one.updates == two.updates == 4

@@ -6,7 +6,8 @@ from functools import partial
 import pytest
 import torch
 
-from tests.engine.conftest import Tiny, batch, rows
+from tests.engine.conftest import NUM_CLASSES, Tiny, batch, rows
+from tests.fake_card import FakeCard, card_runtime
 from vitctl.data.loader.batches import Batch
 from vitctl.engine.distributed.runtime import Runtime
 from vitctl.engine.evaluation import Score, evaluate_model, representations, top_predictions
@@ -127,3 +128,34 @@ def test_best_answers__equals_go_by_number_and_answers_may_be_fewer(runtime: Run
     assert run([batch(3)], to_scores=lambda logits: logits[:, :1]).tolist() == [[0]] * 3
     with pytest.raises(DataError, match="2 different images were read, the split has 3"):
         run([batch(2)])
+
+
+def on_a_gpu(function, num_batches: int, normalise=None, **more) -> list[str]:  # type: ignore[no-untyped-def]
+    """What the host waited for in a pass over batches."""
+    model, batches = Tiny(torch.float32), [batch(4, seed=n, first=4 * n) for n in range(num_batches)]
+    with FakeCard() as card:
+        card.put(model)
+        runtime = card_runtime()
+        shown = normalise or runtime.normaliser((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+        card.waits.clear()
+        more["num_images"] = 4 * num_batches
+        found = function(runtime, model, iter(batches), normalise=shown, stop=StopFlag(), **more)
+        if isinstance(found, Score):  # the card answers 0 whatever it is asked
+            assert found.correct == sum(int((one.labels == 0).sum()) for one in batches)
+        return card.waits
+
+
+@pytest.mark.parametrize("num_batches", [1, 7])
+def test_evaluation__waits_for_a_gpu_at_the_end_alone(num_batches: int) -> None:
+    assert len(on_a_gpu(evaluate_model, num_batches)) == 1
+    assert len(on_a_gpu(representations, num_batches)) == 1
+    (shape,) = [wait for wait in on_a_gpu(top_predictions, num_batches) if "copy" in wait]
+    assert f"[{4 * num_batches}, {NUM_CLASSES}]" in shape
+
+
+def test_evaluation__a_planted_wait_is_found_in_every_batch() -> None:
+    def planted(images: torch.Tensor) -> torch.Tensor:
+        shown = images.float()
+        return shown / shown.max().item()
+
+    assert len(on_a_gpu(evaluate_model, 7, planted)) == 1 + 7

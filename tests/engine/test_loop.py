@@ -1,8 +1,7 @@
 """One update is one update of the global batch, however it is cut and whatever could not be read."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
-from types import SimpleNamespace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -12,8 +11,9 @@ from torch import Tensor
 from tests.engine.conftest import LOSS, batch, rows
 from vitctl.data.loader.batches import Batch
 from vitctl.engine.averaging import Average
-from vitctl.engine.loop import Result, Trainer, run_steps, take
+from vitctl.engine.loop import Result, Trainer, Update, run_steps, take
 from vitctl.engine.preemption import Stopped
+from vitctl.engine.task import TrainingTask
 
 Make = Callable[..., Trainer]
 
@@ -29,9 +29,9 @@ def close(one: list[Tensor], two: list[Tensor]) -> bool:
 @pytest.mark.parametrize("cuts", [[8], [4, 4], [5, 3], [1, 6, 1], [1] * 8])
 def test_update__does_not_depend_on_micro_batches(trainer: Make, cuts: list[int]) -> None:
     whole, reference, cut = batch(8), trainer(LOSS, clip_norm=0.5), trainer(LOSS, clip_norm=0.5)
-    expected = reference.update(0, [whole])
+    expected = reference.update(0, [whole]).result()
     ends = [sum(cuts[: i + 1]) for i in range(len(cuts))]
-    got = cut.update(0, [rows(whole, slice(end - size, end)) for end, size in zip(ends, cuts, strict=True)])
+    got = cut.update(0, [rows(whole, slice(end - size, end)) for end, size in zip(ends, cuts, strict=True)]).result()
     assert got.loss == pytest.approx(expected.loss, rel=1e-14)
     assert got.grad_norm == pytest.approx(expected.grad_norm, rel=1e-13)
     assert close(weights(reference), weights(cut))
@@ -44,7 +44,7 @@ def test_update__its_gradient_is_that_of_the_mean_loss(trainer: Make) -> None:
     mean = torch.nn.functional.cross_entropy(logits, whole.labels)
     grads = torch.autograd.grad(mean, list(t.unwrapped.parameters()))
     before = weights(t)
-    result = t.update(0, [whole])
+    result = t.update(0, [whole]).result()
     assert result.loss == pytest.approx(float(mean.detach()), rel=1e-14)
     assert result.grad_norm == pytest.approx(float(torch.sqrt(sum((g**2).sum() for g in grads))), rel=1e-13)  # type: ignore[arg-type]
     assert close(weights(t), [w - g for w, g in zip(before, grads, strict=True)])
@@ -63,12 +63,12 @@ def test_update__a_bad_sample_is_as_if_it_had_not_been_drawn(trainer: Make) -> N
     kept = torch.tensor([i != 2 for i in range(8)])
     without = Batch(whole.images[kept], whole.labels[kept], whole.weights[kept], whole.samples[kept])
     reference = trainer(LOSS, batch_size=7, clip_norm=0.1)
-    expected = reference.update(0, [without])
+    expected = reference.update(0, [without]).result()
     bad = spoil(whole, 2)
     alone = [rows(whole, slice(0, 2)), replace(rows(bad, slice(2, 3)), bad=bad.bad), rows(whole, slice(3, 8))]
     for parts in ([bad], alone):
         t = trainer(LOSS, batch_size=8, clip_norm=0.1)
-        got = t.update(0, parts)
+        got = t.update(0, parts).result()
         assert got.loss == pytest.approx(expected.loss, rel=1e-14)
         assert got.grad_norm == pytest.approx(expected.grad_norm, rel=1e-13)
         assert got.num_bad == 1
@@ -78,7 +78,7 @@ def test_update__a_bad_sample_is_as_if_it_had_not_been_drawn(trainer: Make) -> N
 def test_update__a_batch_of_nothing_but_bad_samples_moves_nothing(trainer: Make) -> None:
     whole = batch(2)
     t = trainer(LOSS, batch_size=2, clip_norm=1.0)
-    result = t.update(0, [replace(whole, weights=torch.zeros(2), bad=((0, "a", "x"), (1, "b", "x")))])
+    result = t.update(0, [replace(whole, weights=torch.zeros(2), bad=((0, "a", "x"), (1, "b", "x")))]).result()
     assert (result.loss, result.grad_norm, result.num_bad) == (0.0, 0.0, 2)
     assert close(weights(t), weights(trainer(LOSS)))
 
@@ -91,7 +91,7 @@ def test_update__asks_for_the_rate_of_its_step_and_clips(trainer: Make) -> None:
         return 0.0
 
     t = trainer(LOSS, lr=lr, clip_norm=1e-3)
-    results = [t.update(step, [batch(8, seed=step)]) for step in (0, 1, 7)]
+    results = [t.update(step, [batch(8, seed=step)]).result() for step in (0, 1, 7)]
     assert asked == [0, 1, 7]
     assert [r.lr for r in results] == [0.0] * 3
     assert close(weights(t), weights(trainer(LOSS)))
@@ -104,14 +104,15 @@ def test_update__a_loss_that_is_not_finite_is_skipped(trainer: Make, value: floa
         trainer(lambda logits, *_: logits.sum() * value, clip_norm=1.0),
     )
     before = weights(spoilt)
-    result = spoilt.update(41, [batch(8)])
+    result = spoilt.update(41, [batch(8)]).result()
     assert result.skipped
-    assert set(result.norms) == {"body.weight", "body.bias", "head.weight", "head.bias"}
-    assert not torch.isfinite(torch.tensor(result.norms["head.bias"]))
+    assert result.gradient is not None
+    norms = dict(zip(result.parameters, result.gradient, strict=True))
+    assert set(norms) == {"body.weight", "body.bias", "head.weight", "head.bias"}
+    assert not norms["head.bias"].isfinite()
     assert close(weights(spoilt), before)
-    good = t.update(0, [batch(8)])
+    good = t.update(0, [batch(8)]).result()
     assert not good.skipped
-    assert good.norms == {}
 
 
 def test_update__a_skipped_one_leaves_no_trace(trainer: Make) -> None:
@@ -120,7 +121,7 @@ def test_update__a_skipped_one_leaves_no_trace(trainer: Make) -> None:
     spoilt = replace(t, objective=lambda *_: t.unwrapped.head.bias.sum() * float("nan"))
     for step in range(3):
         straight.update(step, [batch(8, seed=step)])
-        assert spoilt.update(step, [batch(8)]).skipped
+        assert spoilt.update(step, [batch(8)]).result().skipped
         t.update(step, [batch(8, seed=step)])
     assert all(torch.equal(a, b) for a, b in zip(weights(t), weights(straight), strict=True))
 
@@ -172,14 +173,11 @@ class Diary:
         self.said.append(f"rescue {step} from {error}")
 
 
-def task(total_steps: int, *, evaluate_every: int = 0, probe_every: int = 0, save_every: int = 0) -> Any:
-    return SimpleNamespace(
-        total_steps=total_steps,
-        own=range(8),
-        evaluate_every=evaluate_every,
-        probe_every=probe_every,
-        save_every=save_every,
-    )
+def task(total_steps: int, *, behind: int = 0, **every: int) -> TrainingTask:
+    """Without anything but its steps."""
+    often = {"evaluate_every": 0, "probe_every": 0, "save_every": 0, "log_every": 0, **every}
+    values = dict.fromkeys((one.name for one in fields(TrainingTask)), None)
+    return TrainingTask(**{**values, **often, "own": range(8), "total_steps": total_steps, "steps_behind": behind})  # type: ignore[arg-type]
 
 
 def endless() -> Iterator[Batch]:
@@ -216,6 +214,64 @@ def test_run_steps__a_signal_saves_the_finished_step_and_leaves(trainer: Make) -
     assert diary.said == ["log 1", "evaluate 1", "log 2", "evaluate 2", "log 3", "save 3 and wait"]
 
 
+def test_run_steps__on_a_gpu_numbers_are_read_one_step_late_but_for_what_is_logged_or_saved(trainer: Make) -> None:
+    diary, t = Diary(), trainer(LOSS)
+    own = t.update
+
+    def update(step: int, micro_batches: list[Batch]) -> Update:
+        diary.said.append(f"update {step}")
+        return own(step, micro_batches)
+
+    t.update = update  # type: ignore[method-assign]
+    run_steps(t, task(7, behind=1, log_every=5, save_every=3), endless(), 0, diary)
+    assert ", ".join(diary.said) == (
+        "update 0, update 1, log 1, update 2, log 2, log 3, save 3, update 3, update 4, log 4, log 5, update 5, log 6, save 6, "
+        "update 6, log 7, evaluate 7, save 7 and wait"
+    )
+
+
+def test_run_steps__numbers_read_late_are_the_same(trainer: Make) -> None:
+    read: dict[int, list[tuple[Any, ...]]] = {0: [], 1: []}
+    for behind, said in read.items():
+
+        class Numbers(Diary):
+            def log(self, step: int, *rest: Any, said: list[tuple[Any, ...]] = said) -> None:
+                result = rest[0]
+                said.append((step, result.loss, result.grad_norm, result.lr, result.gradient.tolist()))
+
+        t = trainer(LOSS, name="adam", lr=lambda step: 0.1 / (step + 1))
+        run_steps(t, task(6, behind=behind), endless(), 0, Numbers())
+    assert read[0] == read[1]
+    assert [row[0] for row in read[0]] == [1, 2, 3, 4, 5, 6]
+    assert len({row[1] for row in read[0]}) == 6
+
+
+def test_run_steps__a_signal_read_late_stops_after_the_step_under_way(trainer: Make) -> None:
+    diary, t = Diary(), trainer(LOSS)
+
+    def batches() -> Iterator[Batch]:
+        for number in range(9):
+            if number == 2:
+                t.stop.raise_(15)
+            yield batch(8)
+
+    with pytest.raises(Stopped):
+        run_steps(t, task(9, behind=1), batches(), 0, diary)
+    assert diary.said == ["log 1", "log 2", "log 3", "log 4", "save 4 and wait"]
+
+
+def test_run_steps__after_an_error_all_finished_steps_are_logged(trainer: Make) -> None:
+    diary, t = Diary(), trainer(LOSS)
+
+    def batches() -> Iterator[Batch]:
+        yield from [batch(8)] * 3
+        raise OSError("gone")
+
+    with pytest.raises(OSError, match="gone"):
+        run_steps(t, task(9, behind=1), batches(), 0, diary)
+    assert diary.said == ["log 1", "log 2", "log 3", "rescue 3 from gone"]
+
+
 def test_run_steps__a_signal_before_the_first_step_saves_what_there_is(trainer: Make) -> None:
     diary, t = Diary(), trainer(LOSS)
     t.stop.raise_(10)
@@ -237,7 +293,7 @@ def test_run_steps__a_signal_during_evaluation_saves_too(trainer: Make) -> None:
 
 
 def test_result__is_plain_numbers(trainer: Make) -> None:
-    result = trainer(LOSS).update(0, [batch(8)])
+    result = trainer(LOSS).update(0, [batch(8)]).result()
     assert [type(v) for v in (result.loss, result.grad_norm, result.lr, result.num_bad, result.stop)] == [
         float,
         float,

@@ -1,6 +1,9 @@
 """Losses against their definitions in NumPy, float64."""
 
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,12 +11,16 @@ import torch
 from numpy.typing import NDArray
 
 from tests.engine.conftest import batch, rows
+from tests.fake_card import FakeCard, HostWaitsError, card_runtime
+from tests.models.tiny_models import MASKED, TINY
 from vitctl.data.images.transforms import augmentation_rng
+from vitctl.data.loader.batches import Batch
 from vitctl.engine import losses
-from vitctl.engine.losses import Smoothing, classification_loss, multi_hot, predict_masked_patches
+from vitctl.engine.losses import Smoothing, classification_loss, classify, multi_hot, predict_masked_patches
+from vitctl.engine.mixing import Mixing, classify_mixed
 from vitctl.errors import DataError
 from vitctl.models.build import build
-from vitctl.models.configs import MaskedPatchConfig
+from vitctl.models.configs import Config, MaskedPatchConfig
 from vitctl.models.masked_patch import Corruption, draw_corruption
 
 RNG = np.random.default_rng(0)
@@ -174,3 +181,61 @@ def test_masked_patches__are_not_drawn_from_the_stream_of_an_images_augmentation
     # A function of seed, step and sample: the same for any split of the batch.
     again = [loss(model, batch_of, 2).item() for batch_of in (rows(images, slice(0, 1)), rows(images, slice(1, 6)))]
     assert sum(again) == pytest.approx(found[2], rel=1e-12)
+
+
+FAMILIES = (
+    "vit",
+    "gap",
+    "2d every layer",
+    "relative",
+    "hybrid",
+    "axial",
+    "resnet v1",
+    "resnet v2, odd image",
+    "axial resnet",
+)
+CLASSIFY = {"name": "softmax", "label_smoothing": 0.1}
+ON_A_GPU: dict[str, tuple[Config, Callable[..., Any]]] = {
+    **{name: (TINY[name], partial(classify, **CLASSIFY)) for name in FAMILIES},
+    **{
+        f"masked, {name}": (config, partial(predict_masked_patches, config=config, rate=0.5, seed=0))
+        for name, config in MASKED.items()
+    },
+    "dropout": (
+        replace(TINY["vit"], dropout=0.1, drop_path=0.1),
+        partial(classify, name="sigmoid", label_smoothing=0.0),
+    ),
+    "mixup": (TINY["vit"], partial(classify_mixed, **CLASSIFY, mixing=Mixing(mixup_alpha=0.2), seed=0)),
+    "cutmix": (TINY["resnet v1"], partial(classify_mixed, **CLASSIFY, mixing=Mixing(cutmix_alpha=1.0), seed=0)),
+}
+
+
+def images_of(size: int, image_size: int) -> Batch:
+    images = torch.zeros(size, image_size, image_size, 3, dtype=torch.uint8).permute(0, 3, 1, 2)
+    return Batch(images, torch.zeros(size, dtype=torch.int64), torch.ones(size), torch.arange(size))
+
+
+@pytest.mark.parametrize(
+    ("name", "checkpointed"), [*((name, False) for name in ON_A_GPU), ("dropout", True), ("resnet v1", True)]
+)
+def test_objectives__never_make_the_host_wait_for_the_device(name: str, checkpointed: bool) -> None:
+    config, objective = ON_A_GPU[name]
+    model = build(config)
+    model.checkpoint_blocks = checkpointed
+    whole = replace(images_of(4, config.image_size), neighbour=images_of(1, config.image_size))
+    with FakeCard() as card:
+        card.put(model)
+        runtime = card_runtime()
+        normalise = runtime.normaliser((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+        with card.watched(), runtime.transfer.ahead([whole, whole]) as coming:
+            for step, one in enumerate(coming):
+                loss = objective(model, one, step, normalise=normalise)
+                assert (loss.device.type, loss.shape) == ("cuda", ())
+                loss.backward()
+        assert {p.grad.device.type for p in model.parameters() if p.grad is not None} == {"cuda"}
+
+
+def test_objectives__a_planted_wait_is_caught() -> None:
+    model = build(TINY["vit"])
+    with FakeCard() as card, card.watched(), pytest.raises(HostWaitsError):
+        classify(model, images_of(2, 32), 0, normalise=lambda x: x.cuda() / 255.0, **CLASSIFY)

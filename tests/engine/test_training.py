@@ -16,7 +16,7 @@ import pytest
 from tests.conftest import TINY, Run, checkpoint, sample_keys, train_records
 from vitctl.data.loader.batches import Batch
 from vitctl.data.shards.index import read_index
-from vitctl.engine.loop import Result, Trainer
+from vitctl.engine.loop import Trainer, Update
 from vitctl.engine.preemption import StopFlag, Stopped
 from vitctl.errors import DataError
 from vitctl.jobs import training
@@ -108,7 +108,7 @@ def test_resume__a_debiased_average_goes_on_bit_for_bit(
     """A skipped update is none of the average's either: their number has to come back with the checkpoint."""
     own = Trainer.update
 
-    def update(trainer: Trainer, step: int, micro_batches: list[Batch]) -> Result:
+    def update(trainer: Trainer, step: int, micro_batches: list[Batch]) -> Update:
         bad = replace(trainer, objective=lambda *a: trainer.objective(*a) * float("nan"))
         return own(bad if step in skipped else trainer, step, micro_batches)
 

@@ -14,7 +14,7 @@ from tests.conftest import train_records, two_processes, worker
 from tests.jobs.conftest import CPU, SMALL, Job, do
 from vitctl.data.loader.batches import Batch
 from vitctl.engine.evaluation import Score
-from vitctl.engine.loop import Result, Trainer
+from vitctl.engine.loop import Trainer, Update
 from vitctl.errors import CheckpointError, DataError, RecipeError
 from vitctl.jobs.record.result import read_result
 from vitctl.jobs.sweep import Trial, _check_same, best
@@ -87,7 +87,7 @@ def test_finetune__stopped_in_the_second_rate_goes_on_there(
     values: dict[str, Any] = {**CPU, **SMALL, "data.path": str(tiny_data), "weights.source": str(pretrained), **SWEEP}
     update, steps = Trainer.update, []
 
-    def update_and_signal(self: Trainer, step: int, batches: list[Batch]) -> Result:
+    def update_and_signal(self: Trainer, step: int, batches: list[Batch]) -> Update:
         steps.append(step)
         if len(steps) == 9:
             os.kill(os.getpid(), signal.SIGTERM)

@@ -12,9 +12,9 @@ def pace() -> None:
     """Slow down the function that makes a step."""
     step = loop.Trainer._step
 
-    def paced(trainer: Any, lr: float) -> None:
+    def paced(trainer: Any, *given: Any) -> None:
         time.sleep(SECONDS)
-        step(trainer, lr)
+        step(trainer, *given)
 
     loop.Trainer._step = paced  # type: ignore[method-assign]
 

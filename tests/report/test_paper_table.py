@@ -97,7 +97,7 @@ def test_setting_rows__are_what_the_recipes_say() -> None:
 
 def test_machine__refuses() -> None:
     assert find_gpu("h100", 1.0) == Gpu("H100", 1.0)
-    with pytest.raises(RecipeError, match="--device TPU: unknown; known are H200, H100"):
+    with pytest.raises(RecipeError, match="--device TPU: unknown; known are GB200, B200"):
         find_gpu("TPU", 0.4)
     with pytest.raises(RecipeError, match=r"--mfu 40: a share of the peak, above 0 and at most 1, e\.g\. 0\.4"):
         find_gpu("H100", 40)

@@ -24,26 +24,34 @@ class Average:
     """
 
     def __init__(self, model: nn.Module, decay: float, *, debias: bool = False) -> None:
-        self.decay, self.debias, self.updates = decay, debias, 0
+        self.decay, self.debias = decay, debias
         self.is_swapped = (
             False  # whether `averaged` has exchanged the weights of the model and the averages, or some of them
         )
         self.tensors = {name: p.detach().clone() for name, p in model.named_parameters()}
+        first = local(next(iter(self.tensors.values())))
+        self.updates = torch.zeros((), dtype=torch.float64, device=first.device)
 
     @torch.no_grad()
-    def update(self, model: nn.Module) -> None:
-        """One step, after the optimizer's."""
-        self.updates += 1
-        share = 1.0 - self.decay
+    def update(self, model: nn.Module, is_finite: Tensor) -> None:
+        """One step, after the optimizer's. Nothing waits for the device.
+
+        Args:
+            model: with the new weights.
+            is_finite: bool, a scalar; false: the optimizer skipped its step, and so does this.
+        """
+        self.updates += is_finite
+        share = torch.full_like(self.updates, 1.0 - self.decay)
         if self.debias:
-            share /= 1.0 - self.decay**self.updates
+            share = share / (1.0 - self.decay**self.updates)
         own = [local(tensor) for tensor in self.tensors.values()]
         weights = [local(p.detach()) for p in model.parameters()]
-        torch._foreach_lerp_(own, weights, share)
+        taken = torch.where(is_finite, share, 0.0).to(own[0].dtype)
+        torch._foreach_lerp_(own, weights, [taken] * len(own))
 
     def load(self, tensors: dict[str, Tensor], updates: int) -> None:
         """Continue from saved averages after `updates` updates."""
-        self.updates = updates
+        self.updates.fill_(updates)
         for name, own in self.tensors.items():
             if name in tensors:
                 own.copy_(like(tensors[name], own))

@@ -1,6 +1,6 @@
 """Evaluation: integer sums, every image exactly once, the count checked against the data."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from vitctl.data.loader.batches import Batch
 from vitctl.engine.distributed.runtime import Computation, Runtime
+from vitctl.engine.distributed.transfer import Transfer, given
 from vitctl.engine.metrics import TOP_K, correct_predictions, count_by_class, count_hits, label_sets, mean_per_class
 from vitctl.engine.preemption import StopFlag, Stopped
 from vitctl.errors import DataError
@@ -84,25 +85,26 @@ def evaluate_model(
         Stopped: a signal came to any process.
         DataError: not every image was counted once, or an image lacks a label that it must have.
     """
-    correct = total = seen = 0
-    by_class = np.zeros((0, 3), np.int64)
-    may_lack_labels = False
     model.eval()
+    answers: list[Tensor] = []  # on the device, which is waited for once, at the end
+    labels: list[Tensor] = []
+    is_image: list[Tensor] = []
+    num_classes = 0
     with (
         torch.no_grad(),
         runtime.autocast(),
     ):  # sharded weights that were gathered in inference mode could not be trained
-        for batch in batches:
-            stop_together(runtime, stop)
-            logits = model(normalise(batch.images))
-            best = logits.argmax(dim=-1, keepdim=True).cpu().numpy()
-            is_image = batch.weights.numpy() > 0
-            hits = count_hits(best[is_image], batch.labels.numpy()[is_image])
-            counts = _by_class(best[is_image], batch.labels.numpy()[is_image], logits.shape[-1])
-            by_class = counts + by_class if len(by_class) else counts
-            correct, total, seen = correct + hits.correct, total + hits.total, seen + int(is_image.sum())
-            may_lack_labels = batch.labels.ndim == 2
-    correct, total, seen = (int(v) for v in runtime.sum([correct, total, seen]))
+        for batch in _sent(runtime, batches, stop):
+            logits = model(normalise(given(batch).images))
+            answers.append(logits.argmax(dim=-1, keepdim=True))
+            labels.append(batch.labels)
+            is_image.append(batch.weights > 0)
+            num_classes = logits.shape[-1]
+    counted = torch.cat(is_image).numpy()
+    best, of_images = torch.cat(answers).cpu().numpy()[counted], torch.cat(labels).numpy()[counted]
+    hits, may_lack_labels = count_hits(best, of_images), of_images.ndim == 2
+    correct, total, seen = (int(v) for v in runtime.sum([hits.correct, hits.total, len(best)]))
+    by_class = _by_class(best, of_images, num_classes)
     by_class = np.array(runtime.sum(by_class.reshape(-1).astype(float).tolist()), np.int64).reshape(-1, 3)
     if seen != num_images:
         raise DataError(f"evaluation counted {seen} images, the split has {num_images}; no score is given")
@@ -111,6 +113,14 @@ def evaluate_model(
     if not total:
         raise DataError(f"none of the {num_images} images has a label; there is nothing to score")
     return Score(correct, total, mean_per_class(by_class))
+
+
+def _sent(runtime: Runtime, batches: Iterable[Batch], stop: StopFlag) -> Iterator[Batch]:
+    """The batches, on the device ahead of their use. Raises Stopped between two of them when a signal came to any process."""
+    with Transfer(runtime.device).ahead(batches) as coming:
+        for batch in coming:
+            stop_together(runtime, stop)
+            yield batch
 
 
 def _by_class(best: np.ndarray, labels: np.ndarray, num_classes: int) -> np.ndarray:
@@ -149,12 +159,12 @@ def top_predictions(
     finite: list[Tensor] = []
 
     def best(batch: Batch) -> Tensor:
-        logits = class_logits(runtime.computation, model, normalise(batch.images))
+        logits = class_logits(runtime.computation, model, normalise(given(batch).images))
         finite.append(logits.isfinite().all())
         return most_likely(to_scores(logits), TOP_K)
 
     found = _table(runtime, batches, best, num_images, stop)
-    if runtime.sum([float(len(finite) - sum(map(bool, finite)))])[0]:
+    if runtime.sum([float(len(finite) - torch.stack(finite).sum())])[0]:
         raise DataError(f"{NOT_FINITE}; use other weights")
     return found
 
@@ -202,7 +212,7 @@ def representations(
     model.eval()
 
     def features(batch: Batch) -> Tensor:
-        return image_features(runtime.computation, model, normalise(batch.images)).float()
+        return image_features(runtime.computation, model, normalise(given(batch).images)).float()
 
     return _table(runtime, batches, features, num_images, stop)
 
@@ -213,24 +223,24 @@ def _table(
     """Apply `row` to each batch of a split, and collect the rows in order; see `_in_order`."""
     rows: list[Tensor] = []
     samples: list[Tensor] = []
-    for batch in batches:
-        stop_together(runtime, stop)
+    for batch in _sent(runtime, batches, stop):
         rows.append(row(batch))
-        samples.append(batch.samples.to(runtime.device))
+        samples.append(batch.samples)
     return _in_order(runtime, torch.cat(rows), torch.cat(samples), num_images)
 
 
 def _in_order(runtime: Runtime, rows: Tensor, samples: Tensor, num_images: int) -> Tensor:
     """The rows of all processes in the order of the samples, on the CPU. Raises DataError unless each image occurs once."""
     if runtime.num_processes > 1:
-        rows, samples = runtime.accelerator.gather((rows.contiguous(), samples))
+        rows, samples = runtime.accelerator.gather((rows.contiguous(), samples.to(rows.device)))
+    rows, samples = rows.cpu(), samples.cpu()
     counted = samples >= 0
-    order = samples[counted].cpu()
+    order = samples[counted]
     num_different = len(np.unique(order.numpy()))
     if order.numel() != num_images or num_different != num_images:
         raise DataError(f"{num_different} different images were read, the split has {num_images}")
     table = torch.empty((num_images, rows.shape[1]), dtype=rows.dtype)
-    table[order] = rows[counted].cpu()
+    table[order] = rows[counted]
     return table
 
 

@@ -2,20 +2,23 @@
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from vitctl.data.loader.batches import Batch
 from vitctl.engine.averaging import Average
 from vitctl.engine.distributed.gradients import Gradients
-from vitctl.engine.distributed.runtime import Runtime
+from vitctl.engine.distributed.runtime import Fetched, Runtime
 from vitctl.engine.evaluation import stop_together
 from vitctl.engine.losses import Objective
-from vitctl.engine.optimizer import clip_gradients, gradient_norms
+from vitctl.engine.optimizer import clip_gradients
 from vitctl.engine.preemption import StopFlag, Stopped
 from vitctl.engine.task import TrainingTask, is_due
 from vitctl.models.build import Model
@@ -25,9 +28,8 @@ from vitctl.models.build import Model
 class Result:
     """The outcome of one update, the same on every process.
 
-    `skipped`: loss or gradient was not finite, and nothing was changed; then `norms` has the norm of each parameter's gradient.
-    `gradient`: norms `[P]` before clipping, of each parameter that has a gradient, in the order of the model; of whole parameters also
-    where they are sharded.
+    `skipped`: loss or gradient was not finite, and nothing was changed. `gradient`: norms `[P]` before clipping, of each parameter
+    that has a gradient, named by `parameters`, in the order of the model; of whole parameters also where they are sharded.
     """
 
     loss: float
@@ -36,8 +38,32 @@ class Result:
     num_bad: int
     stop: bool
     skipped: bool = False
-    norms: dict[str, float] = field(default_factory=dict)
     gradient: Tensor | None = None
+    parameters: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Update:
+    """An update that the device was told to compute; `result` waits until it is.
+
+    Args:
+        numbers: float64, loss summed over the images, images that count, unusable ones, processes with a signal, the norm of the
+            gradient, and then of each parameter's.
+        lr: learning rate.
+        parameters: names of those that have a gradient.
+    """
+
+    numbers: Fetched
+    lr: float
+    parameters: tuple[str, ...]
+
+    def result(self) -> Result:
+        """Its outcome."""
+        numbers = self.numbers.wait()
+        loss_sum, num_images, num_bad, stopped, norm = numbers[:5].tolist()
+        skipped = not (math.isfinite(loss_sum) and math.isfinite(norm))
+        loss = loss_sum / max(1.0, num_images)
+        return Result(loss, norm, self.lr, int(num_bad), bool(stopped), skipped, numbers[5:], self.parameters)
 
 
 @dataclass
@@ -63,29 +89,26 @@ class Trainer:
     stop: StopFlag
     is_updating: bool = False
 
-    def update(self, step: int, micro_batches: list[Batch]) -> Result:
+    def update(self, step: int, micro_batches: list[Batch]) -> Update:
         """One optimizer step after `step` finished ones, from this process's share of the global batch.
 
         The gradient is that of the mean loss over the readable images of the global batch, whatever the micro-batches
         and processes: each share adds loss / batch_size, and a few unreadable images are corrected for at the end.
         An update whose loss or gradient is not finite is skipped by all processes together.
+
+        Nothing here waits for a GPU, which computes on while the next batch is prepared.
         """
         self.model.train()
-        loss_sum, num_images, num_bad, stop = self.gradients(self._backward, step, micro_batches, self.stop.raised)
-        if 0 < num_images < self.batch_size:
-            for p in self.unwrapped.parameters():
-                if p.grad is not None:
-                    p.grad.mul_(self.batch_size / num_images)
-        total, gradient = clip_gradients(self.unwrapped.parameters(), self.clip_norm, dtype=self.gradients.norm_dtype)
-        norm, lr = float(total), self.lr(step)
-        skipped = not (math.isfinite(loss_sum) and math.isfinite(norm))
-        norms = gradient_norms(self.unwrapped) if skipped else {}
+        sums = self.gradients(self._backward, step, micro_batches, self.stop.raised)
+        readable = torch.where(sums.num_images > 0, self.batch_size / sums.num_images, 1.0)
+        parameters, lr = list(self.unwrapped.parameters()), self.lr(step)
+        norm, each = clip_gradients(parameters, self.clip_norm, scale=readable, dtype=self.gradients.norm_dtype)
         self.is_updating = True  # until the step is counted
-        if not skipped:
-            self._step(lr)
+        self._step(lr, sums.loss.isfinite() & norm.isfinite())
+        names = tuple(name for name, p in self.unwrapped.named_parameters() if p.grad is not None)
         self.optimizer.zero_grad(set_to_none=True)
-        loss = loss_sum / max(1.0, num_images)
-        return Result(loss, norm, lr, int(num_bad), bool(stop), skipped, norms, gradient)
+        numbers = torch.cat([torch.stack([*sums, norm.double()]), each.double()])
+        return Update(Fetched(numbers.detach()), lr, names)
 
     def warm_up(self, micro_batches: list[Batch]) -> None:
         """Compute the gradients of one update and discard them, so that torch.compile compiles now."""
@@ -98,12 +121,13 @@ class Trainer:
         self.runtime.accelerator.backward(loss * (scale / self.batch_size))
         return loss.detach()
 
-    def _step(self, lr: float) -> None:
+    def _step(self, lr: float, is_finite: Tensor) -> None:
         for group in self.optimizer.param_groups:
             group["lr"] = lr
+        self.optimizer.found_inf = (~is_finite).float()  # type: ignore[attr-defined]
         self.optimizer.step()
         if self.average is not None:
-            self.average.update(self.unwrapped)
+            self.average.update(self.unwrapped, is_finite)
 
 
 class Hooks(Protocol):
@@ -139,18 +163,18 @@ def run_steps(trainer: Trainer, task: TrainingTask, batches: Iterator[Batch], fi
         Stopped: a signal came to any process; the state is saved.
         Exception: the error that ended the training; the last consistent state is saved before.
     """
-    step = first_step
+    step, unread = first_step, Unread(hooks)
     try:
         stop_together(trainer.runtime, trainer.stop)
         while step < task.total_steps:
             began = time.perf_counter()
             micro_batches = take(batches, len(task.own))
             waited = time.perf_counter() - began
-            result = trainer.update(step, micro_batches)
+            unread.add(step + 1, trainer.update(step, micro_batches), waited, micro_batches)
             step += 1
             trainer.is_updating = False
-            hooks.log(step, result, waited, micro_batches)
-            if result.stop:
+            if unread.read(task.steps_behind if not task.is_read_at_once(step) else 0):
+                unread.read(0)
                 raise Stopped
             is_last = step == task.total_steps
             if is_last or is_due(step, task.evaluate_every):
@@ -163,8 +187,32 @@ def run_steps(trainer: Trainer, task: TrainingTask, batches: Iterator[Batch], fi
         hooks.save(step, True)
         raise
     except Exception as error:
+        with suppress(Exception):  # the first error is the one to report
+            unread.read(0)
         hooks.rescue(step, error)
         raise
+
+
+class Unread:
+    """Updates whose numbers were not read yet, oldest first: a GPU computes them while the next one is prepared."""
+
+    def __init__(self, hooks: Hooks) -> None:
+        self._hooks = hooks
+        self._updates: deque[tuple[int, Update, float, list[Batch]]] = deque()
+
+    def add(self, step: int, update: Update, waited: float, micro_batches: list[Batch]) -> None:
+        """An update that makes `step` finished ones, and what `Hooks.log` wants to know of it."""
+        self._updates.append((step, update, waited, micro_batches))
+
+    def read(self, behind: int) -> bool:
+        """Read and log all but the newest `behind`; returns whether one of them says that a process got a signal."""
+        stop = False
+        while len(self._updates) > behind:
+            step, update, waited, micro_batches = self._updates.popleft()
+            result = update.result()
+            stop = stop or result.stop
+            self._hooks.log(step, result, waited, micro_batches)
+        return stop
 
 
 def take(batches: Iterator[Batch], share: int) -> list[Batch]:

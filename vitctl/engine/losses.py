@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitctl.data.loader.batches import Batch
+from vitctl.engine.distributed.transfer import given, sent
 from vitctl.errors import DataError
 from vitctl.models.configs import MaskedPatchConfig
 from vitctl.models.masked_patch import draw_corruption, masked_patch_loss, targets
@@ -33,8 +34,9 @@ def classify(
     smoothing: Smoothing = "spread",
 ) -> Tensor:
     """The summed classification loss of a batch: the objective of supervised training."""
-    logits = model(normalise(batch.images))
-    labels, weights = batch.labels.to(logits.device), batch.weights.to(logits.device)
+    own = given(batch)
+    logits = model(normalise(own.images))
+    labels, weights = sent(own.labels, logits.device), sent(own.weights, logits.device)
     return classification_loss(logits, labels, weights, name=name, label_smoothing=label_smoothing, smoothing=smoothing)
 
 
@@ -54,13 +56,14 @@ def predict_masked_patches(
 
     Paper: Appendix B.1.2
     """
-    images = normalise(batch.images)
+    own = given(batch)
+    images = normalise(own.images)
     num_patches = config.grid[0] * config.grid[1]
     streams = [np.random.default_rng((seed, step, int(i), _STREAM)) for i in batch.samples]
     drawn = [draw_corruption(num_patches, stream, rate) for stream in streams]
-    corrupted, source = (torch.stack(parts).to(images.device) for parts in zip(*drawn, strict=True))
+    corrupted, source = (sent(torch.stack(parts), images.device) for parts in zip(*drawn, strict=True))
     each = masked_patch_loss(model(images, source), targets(images, config), corrupted, config)
-    return (each * batch.weights.to(each)).sum()
+    return (each * sent(own.weights, each.device).to(each.dtype)).sum()
 
 
 def classification_loss(

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from vitctl.data.loader.batches import Batch
+from vitctl.engine.distributed.transfer import given, sent
 from vitctl.engine.losses import Normalise, Smoothing, classification_loss
 
 Box = tuple[int, int, int, int]  # top, left, bottom, right
@@ -86,11 +87,12 @@ def classify_mixed(
     Both losses are affine in the target, and so are both forms of smoothing: the loss of a blended target is the blend of the
     two losses.
     """
-    before = batch.neighbour
+    own = given(batch)
+    before = own.neighbour
     assert before is not None, "train_batches(..., neighbours=True) gives each micro-batch its neighbour"
-    images, first = normalise(batch.images), normalise(before.images)
-    labels = torch.cat((before.labels, batch.labels)).to(images.device)
-    weights = torch.cat((before.weights, batch.weights)).to(images.device, torch.float64)
+    images, first = normalise(own.images), normalise(before.images)
+    labels = sent(torch.cat((before.labels, own.labels)), images.device)
+    weights = sent(torch.cat((before.weights, own.weights)), images.device).double()
     blend = draw_blend(mixing, seed=seed, step=step, image_size=images.shape[-1])
     usable = weights[:-1] > 0
     logits = model(blended(images, torch.cat((first, images[:-1])), usable, blend))

@@ -35,7 +35,9 @@ def in_words(result: Result) -> str:
 
 
 def record(step: int, rank: int, result: Result, model: nn.Module, keys: list[str]) -> dict[str, Any]:
-    """A line of skipped.jsonl. Numbers are strings, since JSON has no infinity; norms are of this process's shards.
+    """A line of skipped.jsonl. Numbers are strings, since JSON has no infinity; norms of weights are of this process's shards.
+
+    On a GPU they may be those after one more update: the numbers of a step are read while the next one is computed.
 
     Args:
         step: finished steps, this one included.
@@ -44,6 +46,7 @@ def record(step: int, rank: int, result: Result, model: nn.Module, keys: list[st
         model: unwrapped.
         keys: of the samples of this process's share of the batch.
     """
+    norms = [] if result.gradient is None else result.gradient.tolist()
     return {
         "step": step,
         "rank": rank,
@@ -51,7 +54,7 @@ def record(step: int, rank: int, result: Result, model: nn.Module, keys: list[st
         "grad_norm": str(result.grad_norm),
         "lr": str(result.lr),
         "keys": keys,
-        "gradient_norms": {name: str(norm) for name, norm in result.norms.items()},
+        "gradient_norms": {name: str(norm) for name, norm in zip(result.parameters, norms, strict=True)},
         "weight_norms": {name: str(float(local(p.detach()).norm())) for name, p in model.named_parameters()},
     }
 

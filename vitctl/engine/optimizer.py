@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
+from torch.optim.sgd import sgd
 
 from vitctl.engine.distributed.sharding import full, is_part, like, local
 from vitctl.errors import CheckpointError
@@ -17,7 +18,8 @@ def build_optimizer(
 ) -> Optimizer:
     """Adam in the AdamW form, or SGD with momentum, over every parameter (biases and norms too, as the authors did).
 
-    The learning rate is set before each step by the loop. The decay is decoupled: p -= lr * weight_decay * p.
+    The learning rate is set before each step by the loop. The decay is decoupled: p -= lr * weight_decay * p. Where the loop sets the
+    attribute `found_inf` to 1, a float32 scalar on the device, a step changes nothing, and nobody waits for the device to know.
 
     Paper: Section 4.1, Tables 3 and 4.
     """
@@ -34,23 +36,51 @@ class DecoupledSGD(SGD):
         self.decoupled_decay = weight_decay
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> Any:
+    def step(self, closure: Callable[[], float] | None = None) -> Any:  # noqa: ARG002 - there is none
         """Decay with the learning rate of each group, then step."""
-        for group in self.param_groups if self.decoupled_decay else ():
-            torch._foreach_mul_(group["params"], 1.0 - group["lr"] * self.decoupled_decay)
-        return super().step(closure)
+        found_inf: Tensor | None = getattr(self, "found_inf", None)
+        for group in self.param_groups:
+            held = [p for p in group["params"] if p.grad is not None]
+            for p in held:  # from zeros, because the first step may be one that changes nothing
+                self.state[p].setdefault("momentum_buffer", torch.zeros_like(p))
+            parameters = [local(p) for p in held]
+            decay = group["lr"] * self.decoupled_decay
+            if decay and found_inf is not None:
+                torch._foreach_mul_(parameters, (1.0 - decay * (1.0 - found_inf.double())).to(parameters[0].dtype))
+            elif decay:
+                torch._foreach_mul_(parameters, 1.0 - decay)
+            sgd(
+                parameters,
+                [local(p.grad) for p in held],
+                [local(self.state[p]["momentum_buffer"]) for p in held],
+                has_sparse_grad=False,
+                fused=True,
+                found_inf=found_inf,
+                weight_decay=0.0,
+                momentum=group["momentum"],
+                lr=group["lr"],
+                dampening=0.0,
+                nesterov=False,
+                maximize=False,
+            )
+        return None
 
 
 def clip_gradients(
-    parameters: Iterable[nn.Parameter], max_norm: float, *, dtype: torch.dtype | None = None
+    parameters: Iterable[nn.Parameter],
+    max_norm: float,
+    *,
+    scale: Tensor | None = None,
+    dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Scale all gradients by min(1, max_norm / norm), without the small constant that torch adds to the norm.
+    """Scale all gradients by `scale`, and then by min(1, max_norm / norm), without the small constant that torch adds to the norm.
 
-    If the norm is not finite, gradients stay unchanged, so that one can find the cause.
+    If the norm is not finite, gradients are not clipped, so that one can find the cause. Nothing waits for a GPU.
 
     Args:
         parameters: with gradients; where they are sharded, all processes take part.
         max_norm: bound of the global norm; 0 only measures.
+        scale: a scalar on their device; None: 1.
         dtype: that squares are added in; None: that of the gradients.
 
     Returns:
@@ -59,11 +89,17 @@ def clip_gradients(
     """
     gradients = [p.grad for p in parameters if p.grad is not None]
     each = torch.stack(_norms(gradients, dtype)) if gradients else torch.zeros(0)
-    norm = full(torch.linalg.vector_norm(each))
+    norm, each = full(torch.linalg.vector_norm(each)), full(each)
+    factor = torch.ones_like(norm)
+    if scale is not None:
+        factor = scale.to(norm.dtype)
+        norm, each = norm * factor, each * factor
     if max_norm:
-        factor = torch.where(norm.isfinite(), torch.clamp(max_norm / norm, max=1.0), 1.0)
+        factor = factor * torch.where(norm.isfinite(), torch.clamp(max_norm / norm, max=1.0), 1.0)
+    # To know that the factor is 1 is free on a CPU, and would wait for a GPU.
+    if factor.device.type != "cpu" or float(factor) != 1:
         torch._foreach_mul_([local(gradient) for gradient in gradients], factor)
-    return norm, full(each)
+    return norm, each
 
 
 def _norms(gradients: list[Tensor], dtype: torch.dtype | None) -> list[Tensor]:
@@ -71,11 +107,6 @@ def _norms(gradients: list[Tensor], dtype: torch.dtype | None) -> list[Tensor]:
     if any(is_part(gradient) for gradient in gradients):
         return [torch.linalg.vector_norm(gradient) for gradient in gradients]
     return list(torch._foreach_norm(gradients, 2, dtype=dtype))
-
-
-def gradient_norms(model: nn.Module) -> dict[str, float]:
-    """The norm of each parameter's gradient; of this process's shard where it is sharded."""
-    return {name: float(local(p.grad).norm()) for name, p in model.named_parameters() if p.grad is not None}
 
 
 def optimizer_bytes(optimizer: Optimizer) -> int:
@@ -112,7 +143,9 @@ def load_optimizer_tensors(optimizer: Optimizer, model: nn.Module, tensors: Mapp
         raise CheckpointError(f"optimizer state does not fit the model: {len(odd)} parameters differ, first {odd[0]}")
     for parameter, name in names.items():
         for slot, value in by_name.get(name, {}).items():
-            optimizer.state[parameter][slot] = value.to(parameter.device, copy=True) if slot == "step" else like(value, parameter).clone()
+            optimizer.state[parameter][slot] = (
+                value.to(parameter.device, copy=True) if slot == "step" else like(value, parameter).clone()
+            )
 
 
 def _names(optimizer: Optimizer, model: nn.Module) -> dict[nn.Parameter, str]:

@@ -20,7 +20,9 @@ class TrainingTask:
     training, `key(sample)` names an image, `score(model)` evaluates it (None: nothing to evaluate on), `probe(model)` gives few-shot
     accuracies of each number of shots, by seed, `identity` is compared with that of the checkpoint that it resumes from.
     `evaluate_every` and `save_every` are in steps, 0 for never before the end; so is `probe_every`, 0 for never. `warm_up`: run
-    torch.compile before the first step. `facts` are recorded at each start, beside a record of every step (None: no records).
+    torch.compile before the first step. `steps_behind`: steps after which the numbers of a step are read, 1 on a GPU, which computes
+    on meanwhile; those of steps that are logged, scored or saved are read at once. `facts` are recorded at each start, beside a
+    record of every step (None: no records).
     """
 
     batches: Callable[[int], Iterator[Batch]]
@@ -40,7 +42,13 @@ class TrainingTask:
     log_sample_keys: bool
     max_bad_fraction: float
     warm_up: bool
+    steps_behind: int
     facts: Mapping[str, Any] | None = None
+
+    def is_read_at_once(self, step: int) -> bool:
+        """Whether the numbers of this step are read before the next one begins."""
+        often = self.log_every, self.evaluate_every, self.probe_every, self.save_every
+        return step == self.total_steps or any(is_due(step, every) for every in often)
 
 
 def is_due(step: int, every: int) -> bool:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -59,7 +58,7 @@ class ImagePass:
             whole_batches=self.whole_batches,
         )
         batches = self.journal.watch(batches, what, len(source), runtime.num_processes)
-        normalise = partial(runtime.images, mean=self.mean, std=self.std)
+        normalise = runtime.normaliser(self.mean, self.std)
         return function(runtime, model, batches, num_images=len(source), normalise=normalise, stop=self.stop, **more)
 
     def key(self, weights_sha256: str, config: Any, source: Source) -> dict[str, Any]:

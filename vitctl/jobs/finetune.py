@@ -232,5 +232,5 @@ def _train(
         meta,
         start_weights_sha256=found.weights.digest,
     )
-    used = trained(recipe, data, context.runtime, folder, train_on, score_on, meta)
+    used = trained(recipe, data, context.runtime, train_on, score_on, meta)
     return score, used | rates | dropout_draws(recipe, model.config, folder)

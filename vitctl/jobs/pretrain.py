@@ -82,7 +82,7 @@ def pretrain(
     meta = images.meta(recipe.data.mean, recipe.data.std, recipe.loss.name)
     probe = make_probe(recipe, probed, runtime, journal, stop) if probed else None
     score = train(recipe, context, model, images, meta, objective=objective, probe=probe)
-    used = trained(recipe, recipe.data, runtime, run_dir, train_on, score_on, meta) | dropout_draws(
+    used = trained(recipe, recipe.data, runtime, train_on, score_on, meta) | dropout_draws(
         recipe, config, run_dir
     )
     used |= verified(bytes_read, runtime, journal, is_score=False)

@@ -104,7 +104,6 @@ def trained(
     recipe: TrainRecipe,
     data: TrainImages,
     runtime: Runtime,
-    folder: Path,
     train_on: Source,
     score_on: Source | None,
     meta: dict[str, Any],
@@ -112,7 +111,7 @@ def trained(
     """Provenance of the numbers of a training run, except its weights.
 
     Args:
-        recipe, runtime, folder: of the run.
+        recipe, runtime: of the run.
         data: [data] with resolved values.
         train_on, score_on: images.
         meta: what is stored with the weights.
@@ -120,7 +119,7 @@ def trained(
     machine = recipe.machine
     own = {
         **computed_training(recipe, runtime),
-        **kernels_used(folder),
+        **kernels_used(),
         "compiled": machine.compile,
         "micro_batch": machine.micro_batch,
         "train_split": data.train_split,

@@ -200,7 +200,7 @@ def _train(
     s, machine, lanes = recipe.schedule, recipe.machine, lanes_of(recipe, runtime.num_processes)
     steps = total_steps(len(source), s.batch_size, steps=s.total_steps, epochs=s.total_epochs)
     mean, std = tuple(meta["mean"]), tuple(meta["std"])
-    normalise = partial(runtime.images, mean=mean, std=std)
+    normalise = runtime.normaliser(mean, std)
     workers = num_workers(machine, runtime)
     share = -(-s.batch_size // runtime.num_processes)
     loss = partial(objective or _classification(recipe.loss, images.mixing, recipe.seed), normalise=normalise)
@@ -235,9 +235,12 @@ def _train(
         log_sample_keys=recipe.log.sample_keys,
         max_bad_fraction=recipe.data.max_bad_fraction,
         warm_up=machine.compile,
+        steps_behind=int(runtime.device.type == "cuda"),
         facts=_facts(recipe, context, made_of, model.config, micro_batch, kernels) if recipe.log.trace else None,
     )
-    trainer = _trainer(recipe, context, model, loss, learning_rate(recipe, steps), lanes)
+    trainer = _trainer(
+        recipe, context, model, loss, learning_rate(recipe, steps), lanes, always_synced=micro_batch >= share
+    )
     kept = recipe.checkpoint.keep_last, recipe.checkpoint.keep_best
     saver = Saver(folder / CHECKPOINTS, model.config, meta, *kept, journal=context.journal)
     with tracking(runtime, recipe, folder), compile_errors() if machine.compile else nullcontext():
@@ -281,9 +284,11 @@ def _trainer(
     objective: Callable[..., Tensor],
     lr: Callable[[int], float],
     lanes: Lanes | None,
+    *,
+    always_synced: bool,
 ) -> Trainer:
     runtime = context.runtime
-    wrapped = runtime.wrap(model, ddp=lanes is None)
+    wrapped = runtime.wrap(model, ddp=lanes is None, always_synced=always_synced)
     gradients: Gradients = AllReduced(runtime, wrapped, recipe.seed)
     if lanes is not None:
         gradients = ByLanes(runtime, model, recipe.seed, LaneSum(lanes, runtime.rank, runtime.num_processes))

@@ -1,10 +1,13 @@
 """Where and in what a process computes."""
 
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests.conftest import two_processes
+from tests.fake_card import FakeCard, card_runtime
 from vitctl.engine.distributed import runtime as module
 from vitctl.engine.distributed.runtime import Runtime, best_precision, seed_step, start
 from vitctl.errors import LaunchError
@@ -40,7 +43,7 @@ def test_start__does_not_take_precision_from_the_environment(monkeypatch: pytest
 
 def test_runtime__images_are_normalised_in_its_own_type(runtime: Runtime) -> None:
     images = torch.tensor([[[[0, 255]], [[51, 102]], [[255, 0]]]], dtype=torch.uint8)
-    got = runtime.images(images, (0.5, 0.0, 0.5), (0.5, 1.0, 0.25))
+    got = runtime.normaliser((0.5, 0.0, 0.5), (0.5, 1.0, 0.25))(images)
     assert got.dtype == torch.float64
     torch.testing.assert_close(got, torch.tensor([[[[-1.0, 1.0]], [[0.2, 0.4]], [[2.0, -2.0]]]], dtype=torch.float64))
 
@@ -75,3 +78,30 @@ def test_seed_step__is_a_pure_function_of_seed_step_and_rank() -> None:
     assert len(set(draws)) == len(places)
     assert draws == [draw(*place) for place in places]
     assert 0 <= draw(2**32 - 1, 2**40, 4096) < 1
+
+
+def test_normaliser__takes_its_constants_to_the_device_once() -> None:
+    images = torch.zeros(2, 3, 4, 4, dtype=torch.uint8)
+    with FakeCard() as card:
+        normalise = card_runtime().normaliser((0.5, 0.0, 0.5), (0.5, 1.0, 0.25))
+        assert len(card.waits) == 2
+        with card.watched():
+            for _ in range(3):
+                shown = normalise(images.pin_memory())
+                assert (shown.device.type, shown.dtype, shown.shape) == ("cuda", torch.float32, images.shape)
+
+
+def test_runtime__sums_on_the_host() -> None:
+    with FakeCard() as card, card.watched():
+        assert card_runtime().sum([1.5, 2.0]) == [1.5, 2.0]
+
+
+@pytest.mark.parametrize("line", ["1", "3", "1 checkpointed", "3 checkpointed frozen", "1 compiled"])
+def test_wrap__trains_to_the_bits_of_a_plain_ddp(line: str, tmp_path: Path) -> None:
+    """Gradients in the buckets and a graph that is learned once save memory and time, and change nothing."""
+    shown = tmp_path / "shown.txt"
+    worker = [sys.executable, "-m", "tests.engine.distributed.wrapped_worker", *line.split()]
+    assert two_processes(worker, shown) == (0, 0), shown.read_text()
+    digests = [found.split()[1] for found in shown.read_text().splitlines() if found.startswith("weights ")]
+    assert len(digests) == 4
+    assert len({*digests}) == 1

@@ -129,9 +129,9 @@ def test_another_learning_rate__than_the_recorded_one_is_found_in_the_weights(
 ) -> None:
     step, calls = loop.Trainer._step, [0]
 
-    def other(trainer: loop.Trainer, lr: float) -> None:
+    def other(trainer: loop.Trainer, lr: float, *rest: Any) -> None:
         calls[0] += 1
-        step(trainer, lr * (1 + (calls[0] == 7)))
+        step(trainer, lr * (1 + (calls[0] == 7)), *rest)
 
     for name, every, expected in (
         ("a", 1, "step 7: the weights after the update"),

@@ -11,21 +11,25 @@ from vitctl.data.loader.batches import Batch
 from vitctl.engine.distributed.lane_sum import LaneSum, Tensors
 from vitctl.engine.distributed.runtime import Runtime, seed_step
 from vitctl.engine.distributed.sharding import synced
+from vitctl.engine.distributed.transfer import sent
 
 Backward = Callable[[Batch, int, float], Tensor]  # (batch, step, scale of its loss) -> its summed loss
 
 
 class Sums(NamedTuple):
-    """Over the global batch, the same on every process: the loss, images that count, unusable images, processes that got a signal."""
+    """Over the global batch, the same on every process: the loss, images that count, unusable images, processes that got a signal.
 
-    loss: float
-    num_images: float
-    num_bad: float
-    num_stopped: float
+    Scalars in float64 on the device, where they may not be computed yet.
+    """
+
+    loss: Tensor
+    num_images: Tensor
+    num_bad: Tensor
+    num_stopped: Tensor
 
 
 class Gradients(Protocol):
-    """Leaves the gradient of a global batch in the parameters."""
+    """Leaves the gradient of a global batch in the parameters, without waiting for the device."""
 
     @property
     def norm_dtype(self) -> torch.dtype | None:
@@ -56,16 +60,12 @@ class AllReduced:
         """See `Gradients`."""
         seed_step(self.seed, step, self.runtime.rank)
         losses = []
-        for batch in micro_batches:
-            with synced(self.model, self.runtime.accelerator, now=batch is micro_batches[-1]):
-                losses.append(backward(batch, step, self.runtime.num_processes))
-        own = [
-            sum(float(loss) for loss in losses),
-            sum(float(batch.weights.sum()) for batch in micro_batches),
-            float(sum(len(batch.bad) for batch in micro_batches)),
-            float(stopped),
-        ]
-        return Sums(*self.runtime.sum(own))
+        with self.runtime.transfer.ahead(micro_batches) as coming:
+            for number, batch in enumerate(coming, start=1):
+                with synced(self.model, self.runtime.accelerator, now=number == len(micro_batches)):
+                    losses.append(backward(batch, step, self.runtime.num_processes))
+        counts = sent(_counts(micro_batches, stopped).sum(dim=0), self.runtime.device)
+        return Sums(*self.runtime.add(torch.cat([_added(losses)[None], counts])))
 
 
 @dataclass(frozen=True)
@@ -87,20 +87,35 @@ class ByLanes:
 
     def __call__(self, backward: Backward, step: int, micro_batches: list[Batch], stopped: bool) -> Sums:
         """See `Gradients`; the micro-batches are the leaves of this process, in order."""
-        own, losses = self.lane_sum.own, []
+        losses: list[Tensor] = []
         parameters = list(self.model.parameters())
 
         def leaf(number: int) -> Tensors:
             seed_step(self.seed, step, number)
-            losses.append(backward(micro_batches[number - own.start], step, 1))
+            losses.append(backward(next(coming), step, 1))
             taken = [parameter.grad for parameter in parameters if parameter.grad is not None]
             assert len(taken) == len(parameters), "every parameter has a gradient in every leaf"
             self.model.zero_grad(set_to_none=True)
             return taken
 
-        for parameter, gradient in zip(parameters, self.lane_sum.gradients(leaf), strict=True):
+        with self.runtime.transfer.ahead(micro_batches) as coming:  # leaves are computed in order
+            gradients = self.lane_sum.gradients(leaf)
+        for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient
-        counts = [[float(batch.weights.sum()), float(len(batch.bad)), float(stopped)] for batch in micro_batches]
-        rows = [[float(loss), *row] for loss, row in zip(losses, counts, strict=True)]
-        table = self.lane_sum.table(torch.tensor(rows, dtype=torch.float64, device=self.runtime.device))
-        return Sums(*(sum(column) for column in table.T.tolist()))
+        counts = torch.cat([_counts([batch], stopped) for batch in micro_batches])
+        rows = torch.cat([torch.stack(losses).double()[:, None], sent(counts, self.runtime.device)], dim=1)
+        return Sums(*_added([*self.lane_sum.table(rows)]))
+
+
+def _counts(batches: list[Batch], stopped: bool) -> Tensor:
+    """Images that count, unusable ones, and whether this process received a signal, float64 `[batches, 3]`, on the host."""
+    rows = [[float(batch.weights.sum()), float(len(batch.bad)), float(stopped)] for batch in batches]
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+def _added(terms: list[Tensor]) -> Tensor:
+    """The sum in float64, from left to right: the order decides the last bits, and `sum` has another in other releases of Python."""
+    total = torch.zeros_like(terms[0], dtype=torch.float64)
+    for term in terms:
+        total = total + term
+    return total

@@ -1,7 +1,9 @@
 """The runtime of every process of a job: accelerate, the device, and the precision."""
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +12,14 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from accelerate.tracking import get_available_trackers
+from accelerate.utils import DistributedDataParallelKwargs
 from torch import Tensor, nn
 
 from vitctl.engine.distributed.process_group import broadcast_text
 from vitctl.engine.distributed.sharding import is_sharded
+from vitctl.engine.distributed.transfer import Transfer
 from vitctl.errors import LaunchError
-from vitctl.models.hardware import PEAK_TFLOPS
+from vitctl.models.hardware import bf16_tflops
 
 MIX = 0x9E3779B97F4A7C15
 
@@ -36,12 +40,45 @@ class Computation:
         """Forward passes outside the wrapped model's own forward run in here."""
         return torch.autocast(self.device.type, torch.bfloat16) if self.precision == "bf16" else nullcontext()
 
-    def images(self, images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
-        """uint8 [B, 3, S, S] to the device, then normalised there: (x / 255 - mean) / std."""
-        on_device = images.to(self.device, non_blocking=True).to(self.dtype)
-        centre = torch.tensor(mean, dtype=self.dtype, device=self.device).view(1, 3, 1, 1)
-        spread = torch.tensor(std, dtype=self.dtype, device=self.device).view(1, 3, 1, 1)
-        return (on_device / 255.0 - centre) / spread
+    def normaliser(self, mean: Sequence[float], std: Sequence[float]) -> "Normaliser":
+        """For images of these means and deviations of the three colours, of pixels from 0 to 1."""
+        return Normaliser(self, mean, std)
+
+
+class Normaliser:
+    """uint8 `[B, 3, S, S]` to the device, then normalised there: (x / 255 - mean) / std.
+
+    `mean` and `std` go to the device once, because a copy from ordinary memory makes the host wait for the device.
+    """
+
+    def __init__(self, computation: Computation, mean: Sequence[float], std: Sequence[float]) -> None:
+        self._device, self._dtype = computation.device, computation.dtype
+        self._mean, self._std = self._constant(mean), self._constant(std)
+
+    def __call__(self, images: Tensor) -> Tensor:
+        on_device = images.to(self._device, non_blocking=True).to(self._dtype)
+        return (on_device / 255.0 - self._mean) / self._std
+
+    @torch.inference_mode(False)
+    def _constant(self, values: Sequence[float]) -> Tensor:
+        return torch.tensor(values, dtype=self._dtype, device=self._device).view(1, 3, 1, 1)
+
+
+class Fetched:
+    """Numbers on their way from the device to the host; without anybody waiting for them yet."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor, self._arrived = tensor, None
+        if tensor.device.type == "cuda":
+            self._tensor = tensor.to("cpu", non_blocking=True)
+            self._arrived = torch.cuda.Event()
+            self._arrived.record()
+
+    def wait(self) -> Tensor:
+        """The numbers, on the host; waits for all that the device was told before they were asked for, and for nothing later."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        return self._tensor
 
 
 @dataclass(frozen=True)
@@ -86,31 +123,36 @@ class Runtime:
         """Peak FLOP/s of this process's device in bf16; 0 where it is unknown, or another precision is used."""
         if self.device.type != "cuda" or self.precision != "bf16":
             return 0.0
-        name = torch.cuda.get_device_name(self.device)
-        return next((tera * 1e12 for chip, tera in PEAK_TFLOPS.items() if chip in name), 0.0)
+        return 1e12 * bf16_tflops(torch.cuda.get_device_name(self.device))
 
     def autocast(self) -> AbstractContextManager[Any]:
         """See `Computation`."""
         return self.computation.autocast()
 
-    def images(self, images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
+    def normaliser(self, mean: Sequence[float], std: Sequence[float]) -> Normaliser:
         """See `Computation`."""
-        return self.computation.images(images, mean, std)
+        return self.computation.normaliser(mean, std)
+
+    def add(self, own: Tensor) -> Tensor:
+        """Element-wise sum over all processes, in place, without waiting for the device."""
+        if self.num_processes > 1:
+            torch.distributed.all_reduce(own)
+        return own
 
     def sum(self, values: list[float]) -> list[float]:
-        """Element-wise sum over all processes, in float64, the same numbers on each."""
-        total = torch.tensor(values, dtype=torch.float64, device=self.device)
+        """Element-wise sum over all processes, in float64, the same numbers on each. The device is not waited for."""
+        total = torch.tensor(values, dtype=torch.float64)
         if self.num_processes > 1:
             torch.distributed.all_reduce(total)
         return [float(v) for v in total.tolist()]
 
     def sum_words(self, words: np.ndarray) -> np.ndarray:
-        """Element-wise sum over all processes modulo 2^64, uint64 `[n]`, the same on each."""
+        """Element-wise sum over all processes modulo 2^64, uint64 `[n]`, the same on each. The device is not waited for."""
         if self.num_processes == 1:
             return words
-        total = torch.from_numpy(words.view(np.int64)).to(self.device)
+        total = torch.from_numpy(words.view(np.int64)).clone()
         torch.distributed.all_reduce(total)
-        found: np.ndarray = total.cpu().numpy().view(np.uint64)
+        found: np.ndarray = total.numpy().view(np.uint64)
         return found
 
     def broadcast(self, text: str) -> str:
@@ -121,13 +163,31 @@ class Runtime:
         """Barrier: wait for all processes."""
         self.accelerator.wait_for_everyone()
 
-    def wrap(self, model: nn.Module, *, ddp: bool = True) -> nn.Module:
-        """Wrap a model on its device for mixed precision, and for DDP, which a sharded model does not need."""
+    def wrap(self, model: nn.Module, *, ddp: bool = True, always_synced: bool = False) -> nn.Module:
+        """Wrap a model on its device for mixed precision, and for DDP, which a sharded model does not need.
+
+        Gradients lie in the buckets that DDP sends, and have no memory of their own.
+
+        Args:
+            model: on its device.
+            ddp: whether DDP adds up its gradients.
+            always_synced: no backward pass is within `no_sync`, on any process. Then DDP learns the graph from the first pass
+                (`static_graph`), which fails inside torch where that pass does not add up.
+        """
+        self.accelerator.ddp_handler = DistributedDataParallelKwargs(
+            gradient_as_bucket_view=True, static_graph=always_synced
+        )
         wrapped: nn.Module = self.accelerator.prepare_model(model, evaluation_mode=is_sharded(model) or not ddp)
         return wrapped
 
+    @cached_property
+    def transfer(self) -> Transfer:
+        """Of the training's batches to the device."""
+        return Transfer(self.device)
+
     def release(self) -> None:
-        """Free the wrapped models, to which accelerate keeps references; between two trainings."""
+        """Free the wrapped models, to which accelerate keeps references, and buffers of batches; between two trainings."""
+        vars(self).pop("transfer", None)
         self.accelerator.free_memory()
 
 

@@ -64,7 +64,7 @@ def describe_step(
         weights: the model after the step, to record a digest of its weights; None: none is recorded.
     """
     digest = batch_digest(runtime, batches, positions, batch_size)
-    norms = np.zeros(0) if result.gradient is None else result.gradient.detach().double().cpu().numpy()
+    norms = np.zeros(0) if result.gradient is None else result.gradient.numpy()
     marks = np.concatenate((digest.marks, norm_marks(norms))).astype("<u2")
     fields: dict[str, Any] = {
         "step": step,

@@ -206,8 +206,7 @@ def _from_weights(recipe: Evaluate, needs_head: bool) -> OpenClassifier:
     network = TorchNetwork(
         model.to(device=computation.device, dtype=computation.dtype).eval(),
         computation,
-        tuple(meta["mean"]),
-        tuple(meta["std"]),
+        computation.normaliser(meta["mean"], meta["std"]),
         found.weights.has_head,
     )
     return _opened(

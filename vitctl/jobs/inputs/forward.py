@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from vitctl.engine.distributed.runtime import Computation
+from vitctl.engine.distributed.runtime import Computation, Normaliser
 from vitctl.engine.evaluation import class_logits, image_features
 from vitctl.models.build import Model
 
@@ -61,12 +61,11 @@ class Network(Protocol):
 
 @dataclass(frozen=True)
 class TorchNetwork:
-    """A model in evaluation mode on its device. `mean` and `std` are those of its weights."""
+    """A model in evaluation mode on its device. `normalise` has the mean and deviation of its weights."""
 
     model: Model
     computation: Computation
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
+    normalise: Normaliser
     has_head: bool
     has_features: bool = True
     resizes: bool = False
@@ -78,7 +77,7 @@ class TorchNetwork:
 
     @torch.inference_mode()
     def __call__(self, images: Tensor, *, with_features: bool = False) -> Outputs:
-        inputs = self.computation.images(images, self.mean, self.std)
+        inputs = self.normalise(images)
         if not with_features:
             return Outputs(class_logits(self.computation, self.model, inputs).cpu(), None)
         features = image_features(self.computation, self.model, inputs)

@@ -75,9 +75,9 @@ def look(
     model = on_device(model, runtime).eval()
     images = chosen.pixels(transform)
     batch = _batch_size(model, recipe.evaluation.batch_size)
-    parts = []
+    normalise, parts = runtime.normaliser(meta["mean"], meta["std"]), []
     for begin in range(0, len(images), batch):
-        normal = runtime.images(images[begin : begin + batch], tuple(meta["mean"]), tuple(meta["std"]))
+        normal = normalise(images[begin : begin + batch])
         with runtime.autocast():
             parts.append(observe(model, normal))
         done(min(begin + batch, len(images)), len(images))

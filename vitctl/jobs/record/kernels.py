@@ -19,8 +19,8 @@ from vitctl.models.blocks import compile_blocks
 from vitctl.models.build import Model
 from vitctl.models.configs import Config, ViTConfig
 from vitctl.models.costs import OPTIMIZER_SLOTS
-from vitctl.models.kernels.attention import choose_attention, set_attention
-from vitctl.models.kernels.linear import choose_linear, onednn_problem, set_linear
+from vitctl.models.kernels.attention import choose_attention, set_attention, used_attention
+from vitctl.models.kernels.linear import choose_linear, onednn_problem, set_linear, used_linear
 from vitctl.recipe.machine import TrainMachine
 from vitctl.recipe.schema import TrainRecipe
 
@@ -81,10 +81,9 @@ def _own_kernels(
     return Kernels(attention=attention, linear=linear)
 
 
-def kernels_used(folder: Path) -> dict[str, str]:
-    """The kernels of a training in a folder, for its result."""
-    used: dict[str, str] = read_kept(folder / KERNELS, Kernels).model_dump()
-    return used
+def kernels_used() -> dict[str, str]:
+    """The kernels that this process computes with, for a result."""
+    return {"attention": used_attention(), "linear": used_linear()}
 
 
 def choose_micro_batch(

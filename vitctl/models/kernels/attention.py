@@ -30,6 +30,11 @@ def set_attention(kernel: Kernel) -> None:
     _kernel = kernel
 
 
+def used_attention() -> Kernel:
+    """Return the kernel that was chosen."""
+    return _kernel
+
+
 def attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return softmax(query key^T / sqrt(Dh) + bias) value, `[B, ..., H, N, Dh]` like each of the three.
 

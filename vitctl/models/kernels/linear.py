@@ -30,6 +30,11 @@ def set_linear(kernel: Kernel) -> None:
     _kernel = kernel
 
 
+def used_linear() -> Kernel:
+    """Return the library that was chosen."""
+    return _kernel
+
+
 class Linear(nn.Linear):
     """A linear layer, `[..., in_features]` to `[..., out_features]`."""
 

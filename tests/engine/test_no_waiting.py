@@ -1,0 +1,166 @@
+"""In a training step nothing waits for the GPU, shown on a fake card: see `tests.fake_card`."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.engine.conftest import batch
+from tests.fake_card import CARD, FakeCard, HostWaitsError, card_runtime
+from vitctl.data.loader.batches import Batch
+from vitctl.data.loader.lanes import Lanes
+from vitctl.engine.averaging import Average
+from vitctl.engine.distributed.gradients import AllReduced, ByLanes
+from vitctl.engine.distributed.lane_sum import LaneSum
+from vitctl.engine.loop import Trainer
+from vitctl.engine.losses import classify, predict_masked_patches
+from vitctl.engine.mixing import Mixing, classify_mixed
+from vitctl.engine.optimizer import build_optimizer
+from vitctl.engine.preemption import StopFlag
+from vitctl.models.build import Model, build
+from vitctl.models.configs import Config, MaskedPatchConfig
+from vitctl.models.variants import variant
+
+SIZE, CLASSES = 32, 5
+TINY: dict[str, dict[str, Any]] = {"hidden_size": 24, "depth": 2, "mlp_size": 48, "num_heads": 3}  # type: ignore[dict-item]
+LOSS = {"name": "softmax", "label_smoothing": 0.1}
+
+
+def config(name: str, **changes: Any) -> Config:
+    return variant(name, **{"image_size": SIZE, "num_classes": CLASSES, **changes})
+
+
+FAMILIES = {
+    "vit": config("Ti/16", **TINY, dropout=0.1, drop_path=0.1),
+    "hybrid": config("R+Ti/16", **TINY),
+    "resnet": config("R50x1", stage_depths=(1, 1)),
+    "axial": config("Axial-B/16", **TINY),
+}
+CASES = {
+    "plain": {},
+    "clipped": {"clip_norm": 1.0},
+    "averaged": {"decay": 0.9},
+    "debiased": {"decay": 0.9, "debias": True},
+    "sgd": {"optimizer": "sgd", "clip_norm": 1.0},
+    "lanes": {"lanes": True, "clip_norm": 1.0},
+    "sigmoid": {"loss": {"name": "sigmoid", "label_smoothing": 0.1, "smoothing": "per_class"}},
+    "mixed": {"mixing": Mixing(mixup_alpha=0.2, cutmix_alpha=1.0)},
+}
+
+
+def objective(card_config: Config, loss: dict[str, Any], mixing: Mixing | None) -> Callable[..., Tensor]:
+    normalise = card_runtime().normaliser((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+    if isinstance(card_config, MaskedPatchConfig):
+        return partial(predict_masked_patches, normalise=normalise, config=card_config, rate=0.5, seed=0)
+    if mixing is not None:
+        return partial(classify_mixed, normalise=normalise, mixing=mixing, seed=0, **loss)
+    return partial(classify, normalise=normalise, **loss)
+
+
+def on_card(card: FakeCard, model: Model, **case: Any) -> Trainer:
+    """What a training does, with its network on the card."""
+    model = card.put(model)
+    runtime, decay = card_runtime(), case.get("decay", 0.0)
+    gradients: Any = AllReduced(runtime, model, 0)
+    if case.get("lanes"):
+        gradients = ByLanes(runtime, model, 0, LaneSum(Lanes(8, 2, 4), 0, 1))
+    kind = case.get("optimizer", "adam")
+    values = {"weight_decay": 0.1, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "momentum": 0.9}
+    return Trainer(
+        runtime=runtime,
+        model=model,
+        unwrapped=model,
+        optimizer=build_optimizer(model, name=kind, **values),
+        average=Average(model, decay, debias=case.get("debias", False)) if decay else None,
+        objective=objective(model.config, case.get("loss", LOSS), case.get("mixing")),
+        gradients=gradients,
+        lr=lambda step: 0.1 / (step + 1),
+        batch_size=8,
+        clip_norm=case.get("clip_norm", 0.0),
+        stop=StopFlag(),
+    )
+
+
+def micro_batches() -> list[Batch]:
+    """Two of 4 images, the second with one that cannot be read."""
+    found = []
+    for number in range(2):
+        one = replace(batch(4, seed=number), images=torch.zeros(4, 3, SIZE, SIZE, dtype=torch.uint8))
+        found.append(
+            replace(one, neighbour=replace(one, images=one.images[:1], labels=one.labels[:1], weights=one.weights[:1]))
+        )
+    found[1].weights[2] = 0
+    return found
+
+
+def steps(trainer: Trainer, card: FakeCard, number: int) -> None:
+    """Some steps, in which nothing may wait."""
+    with card.watched():
+        for step in range(number):
+            trainer.update(step, micro_batches())
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_update__of_every_family_waits_for_nothing(name: str) -> None:
+    model = build(FAMILIES[name])
+    with FakeCard() as card:
+        trainer = on_card(card, model)
+        steps(trainer, card, 3)
+        assert {p.device for p in model.parameters()} == {CARD}
+
+
+@pytest.mark.parametrize("target", ["mean_color", "downsized", "pixels"])
+def test_update__of_masked_patches_waits_for_nothing(target: str) -> None:
+    plain = config("Ti/16", **TINY, num_classes=0)
+    model = build(MaskedPatchConfig(**vars(plain), target=target))  # type: ignore[arg-type]
+    with FakeCard() as card:
+        steps(on_card(card, model), card, 2)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_update__waits_for_nothing(case: str) -> None:
+    model = build(FAMILIES["vit"])
+    with FakeCard() as card:
+        steps(on_card(card, model, **CASES[case]), card, 3)
+
+
+@pytest.mark.parametrize("plant", ["item", "float", "tolist", "nonzero", "mask", "branch"])
+def test_update__what_waits_is_found(plant: str) -> None:
+    wait: dict[str, Callable[[Tensor], object]] = {
+        "item": lambda loss: loss.item(),
+        "float": float,
+        "tolist": lambda loss: loss.tolist(),
+        "nonzero": lambda loss: loss[None].nonzero(),
+        "mask": lambda loss: loss[None][loss[None] > 0],
+        "branch": lambda loss: 1 if loss > 0 else 2,
+    }
+    model = build(FAMILIES["vit"])
+    with FakeCard() as card:
+        trainer = on_card(card, model)
+        given = trainer.objective
+
+        def planted(*all_of_it: Any) -> Tensor:
+            loss = given(*all_of_it)
+            wait[plant](loss.detach())
+            return loss
+
+        with pytest.raises(HostWaitsError, match="waits for the device"):
+            steps(replace(trainer, objective=planted), card, 1)
+
+
+def test_result__waits_for_an_event_of_its_own_and_for_no_later_step() -> None:
+    model: nn.Module = build(FAMILIES["vit"])
+    with FakeCard() as card:
+        trainer = on_card(card, model)  # type: ignore[arg-type]
+        card.waits.clear()
+        with card.watched():
+            first = trainer.update(0, micro_batches())
+            recorded = card.events[-1].removeprefix("compute records ")
+            trainer.update(1, micro_batches())
+        assert card.waits == []
+        first.result()
+    assert card.waits == [f"{recorded}.synchronize()"]
