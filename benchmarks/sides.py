@@ -10,7 +10,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,7 @@ THEIRS: Choices = {
     "fused AdamW, plain attention, compiled": {"fused": True, "plain": True, "compile": True},
 }
 OUT_OF_MEMORY = 4  # exit code of a side
-Step = Callable[[], Any]  # its loss
+Step = Callable[[], Any]  # its loss, to be read by float()
 
 
 @dataclass(frozen=True)
@@ -104,16 +104,29 @@ def our_step(work: Work, settings: Mapping[str, Any]) -> Step:
         pretrain(recipe, Path(folder), act=act)
     trainer, (images, labels) = kept[0], examples(work)
     batch = Batch(images, labels, torch.ones(work.batch), torch.arange(work.batch))
-    finished = 0
+    finished, update = 0, None
 
-    def step() -> float:
-        nonlocal finished
-        result = trainer.update(finished, [batch])
-        assert not result.skipped
+    def step() -> Loss:
+        nonlocal finished, update
+        before, update = update, trainer.update(finished, [batch])
         finished += 1
-        return float(result.loss)
+        if before is not None:
+            before.result()  # one step late, as the loop reads it
+        return Loss(update)
 
     return step
+
+
+@dataclass(frozen=True)
+class Loss:
+    """The loss of an update of ours; as a number, it waits for the device."""
+
+    update: Any
+
+    def __float__(self) -> float:
+        result = self.update.result()
+        assert not result.skipped
+        return float(result.loss)
 
 
 def timm_step(work: Work, settings: Mapping[str, Any]) -> Step:
@@ -165,18 +178,16 @@ def examples(work: Work) -> tuple[Any, Any]:
 def prepare(side: str, settings: Mapping[str, Any], work: Work) -> Callable[[], Numbers]:
     """Build a side and warm it up; returns what measures a turn: seconds and memory of a step, and the loss after it.
 
-    Memory is the most that the process holds in a turn, without what it held when its libraries were imported, torch's compiler
-    among them on both sides; on a GPU, what torch allocates there.
+    Memory is the most that the process holds in a turn, without what it held after a step of a tiny network, by which all
+    libraries are loaded; on a GPU, what torch allocates there.
     """
     import torch
     import torch._inductor.compile_fx
 
-    if side == "ours":
-        import vitctl.jobs.pretrain  # noqa: F401
-    else:
-        import timm  # noqa: F401
+    build = {"ours": our_step, "timm": timm_step}[side]
+    float(build(replace(work, model="Ti/16", image_size=32, batch=1), {})())
     before = peak_mib(reset=True)
-    step = {"ours": our_step, "timm": timm_step}[side](work, settings)
+    step = build(work, settings)
     first = float(step())
     for _ in range(2):  # the first compiles; the second finds the state of the optimizer there
         last = float(step())

@@ -1,7 +1,7 @@
 """The network of an ONNX graph in fewer operations: constants folded into weights, and nothing computed that no output depends on."""
 
 import copy
-from typing import TypeVar
+from typing import TypeGuard, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -44,7 +44,7 @@ class FoldedAttention(nn.Module):
         return outputs
 
     def _heads(self, tokens: Tensor) -> Tensor:
-        return tokens.unflatten(-1, (self.num_heads, -1)).transpose(-3, -2)
+        return torch.unflatten(tokens, -1, (self.num_heads, -1)).transpose(-3, -2)
 
 
 class FoldedBlock(nn.Module):
@@ -84,7 +84,7 @@ def folded(raw: Raw) -> Raw:
     return _with(raw, "network", _with(network, "model", _with(model, "blocks", nn.ModuleList(blocks)))).eval()
 
 
-def _can_be_folded(block: nn.Module) -> bool:
+def _can_be_folded(block: nn.Module) -> TypeGuard[EncoderBlock]:
     """Relative positions add to the logits what depends on the query."""
     return type(block) is EncoderBlock and block.attention.relative_position is None
 
