@@ -1,6 +1,6 @@
 """What the scripts that compare sides share: rounds in which they take turns, ratios, the machine and its limits, JSON.
 
-A script measures each side once in every round, in this process (`take_turns`) or in a fresh one (`in_fresh_process`), and
+A script measures each side once in every round (`take_turns`), in this process or in one of its own (`FreshProcess`), and
 hands its rows to `report`, which prints a table and writes benchmarks/results/NAME.json. A ratio above 1 means that ours is
 the better one. It is taken within each round, where both sides met the same machine; printed are the median, the lowest and
 the highest.
@@ -15,18 +15,22 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 RESULTS = Path(__file__).resolve().parent / "results"
 ANSWER = "--answer"  # the option of a script in a fresh process, see `in_fresh_process`
 MIB = 2**20
 
+K = TypeVar("K")
+DEFAULT = "as it comes"
+
 Numbers = dict[str, float]
+Choices = dict[str, dict[str, Any]]  # settings of a side, by name
 
 
 @dataclass
@@ -67,21 +71,26 @@ class Row:
         ]
         return [other / own if self.better == "less" else own / other for own, other in pairs]
 
+    @property
+    def ratio(self) -> float:
+        """Their median."""
+        return statistics.median(self.ratios)
+
     def record(self) -> dict[str, Any]:
         """As it is written: the sides with medians of all their numbers, the ratio, and whether the goal is reached."""
-        ratio = statistics.median(self.ratios)
         return {
             **asdict(self),
             "ours": {**asdict(self.ours), "median": medians(self.ours.rounds)},
             "theirs": {**asdict(self.theirs), "median": medians(self.theirs.rounds)},
-            "ratio": {"median": ratio, "low": min(self.ratios), "high": max(self.ratios)},
-            "reached": None if self.goal is None else ratio >= self.goal,
+            "ratio": {"median": self.ratio, "low": min(self.ratios), "high": max(self.ratios)},
+            "reached": None if self.goal is None else self.ratio >= self.goal,
         }
 
 
-def take_turns(sides: Mapping[str, Callable[[], Numbers]], rounds: int) -> dict[str, list[Numbers]]:
+def take_turns(sides: Mapping[K, Callable[[], Numbers]], rounds: int) -> dict[K, list[Numbers]]:
     """The numbers of every side in every round; each round begins with another side."""
-    names, found = list(sides), {name: [] for name in sides}
+    names = list(sides)
+    found: dict[K, list[Numbers]] = {name: [] for name in sides}
     for number in range(rounds):
         first = number % len(names)
         for name in names[first:] + names[:first]:
@@ -89,8 +98,66 @@ def take_turns(sides: Mapping[str, Callable[[], Numbers]], rounds: int) -> dict[
     return found
 
 
+class FreshProcess:
+    """A side in a process of its own, `python SCRIPT --answer QUESTION`; called, it takes its turn and waits for the next.
+
+    The script answers with `answer_turns`. Whatever it prints beside goes to the standard error output.
+
+    Args:
+        script: path of the script.
+        question: what it is to measure.
+        environment: variables of the process.
+
+    Raises:
+        SideError: the process ended.
+    """
+
+    def __init__(self, script: str, question: Mapping[str, Any], **environment: str) -> None:
+        command = [sys.executable, script, ANSWER, json.dumps(question)]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, **environment}
+        )
+        self._name = f"{Path(script).name} {question}"
+        self.prepared = self._read()
+
+    def __call__(self) -> Numbers:
+        """Take a turn, and return its numbers."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write("\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            pass  # the next line says so
+        return self._read()
+
+    def _read(self) -> Numbers:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            self.close()
+            raise SideError(self._name, self._process.returncode)
+        numbers: Numbers = json.loads(line)
+        return numbers
+
+    def close(self) -> None:
+        """Let it end."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
+        self._process.wait()
+        self._process.stdout.close()
+
+
+class SideError(Exception):
+    """A side ended before it was measured, with this exit code."""
+
+    def __init__(self, name: str, code: int) -> None:
+        super().__init__(f"{name} ended with code {code}")
+        self.code = code
+
+
 def in_fresh_process(script: str, question: Mapping[str, Any], **environment: str) -> Numbers:
-    """What a script answers in a process of its own: `python SCRIPT --answer QUESTION` prints the numbers as its last line."""
+    """What a script answers once: `python SCRIPT --answer QUESTION` prints the numbers as its last line."""
     command = [sys.executable, script, ANSWER, json.dumps(question)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env={**os.environ, **environment})
     numbers: Numbers = json.loads(done.stdout.splitlines()[-1])
@@ -98,9 +165,25 @@ def in_fresh_process(script: str, question: Mapping[str, Any], **environment: st
 
 
 def question() -> dict[str, Any] | None:
-    """In a script: what it was asked by `in_fresh_process`; None where a user started it."""
+    """In a script: what it was asked to measure as a fresh process; None where a user started it."""
     asked: dict[str, Any] | None = json.loads(sys.argv[2]) if sys.argv[1:2] == [ANSWER] else None
     return asked
+
+
+def answer_turns(prepare: Callable[[], Callable[[], Numbers]]) -> None:
+    """In a fresh process: prepare, say so, and take a turn for each line that is read.
+
+    Args:
+        prepare: imports, builds and warms up, and returns what measures one turn.
+    """
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # libraries that print must not be read as numbers
+    begun: Numbers = {}
+    with clock(begun):
+        turn = prepare()
+    print(json.dumps(begun), file=answers, flush=True)
+    for _ in sys.stdin:
+        print(json.dumps(turn()), file=answers, flush=True)
 
 
 @contextmanager
@@ -144,6 +227,14 @@ class Machine:
             "load": [round(self._load, 2), round(os.getloadavg()[0], 2)],
             "cores_busy_with_other_work": round(max(0.0, others / (time.perf_counter() - self._began)), 2),
         }
+
+
+def peak_mib(*, reset: bool = False) -> float:
+    """The most memory that this process has held since the last `reset`, in MiB; a reset begins with what it holds now."""
+    if reset:
+        Path("/proc/self/clear_refs").write_text("5")
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) / 1024
 
 
 def all_cpu_seconds() -> float:
@@ -258,6 +349,93 @@ def disk_rates(folder: Path, size: int = 256 * MIB) -> Numbers:
     finally:
         path.unlink(missing_ok=True)
     return {"write_mb_per_second": size / 1e6 / written, "read_mb_per_second": size / 1e6 / read}
+
+
+@dataclass
+class Compared:
+    """Sides with the settings that they come with and with their best ones, measured in the same rounds.
+
+    `tried` are the numbers of the first turn of every setting, or why there are none.
+    """
+
+    rounds: dict[tuple[str, str], list[Numbers]]
+    best: dict[str, str]
+    tried: dict[str, dict[str, Numbers | str]]
+
+    def row(
+        self,
+        figure: str,
+        number: str,
+        goal: float | None,
+        *,
+        sides: tuple[str, str] = ("ours", "timm"),
+        best: bool = True,
+    ) -> Row:
+        """Two of the sides, the first as ours: the best settings of both, or those that they come with."""
+        names = [self.best[side] if best else DEFAULT for side in sides]
+        ours, theirs = (
+            Side(f"{side}, {name}", self.rounds[side, name]) for side, name in zip(sides, names, strict=True)
+        )
+        notes = {"tried": {side: self.tried[side] for side in sides}} if best else {}
+        return Row(figure, number, "less", ours, theirs, goal, notes)
+
+    def narrowed(self, side: str, choices: Choices) -> Choices:
+        """What is left to try of the next work: the best settings of this one, and those that the side comes with."""
+        return {name: settings for name, settings in choices.items() if name in (DEFAULT, self.best[side])}
+
+
+def compare(
+    script: str, asked: Mapping[str, Any], choices: Mapping[str, Choices], number: str, rounds: int
+) -> Compared:
+    """Try settings of both sides for a turn, and let the best and the default ones of each take turns.
+
+    Args:
+        script: of the fresh processes.
+        asked: the same for all; "side" and "settings" are added.
+        choices: settings of each side, by name; one is called `DEFAULT`.
+        number: "cpu" or "wall", by which the best is chosen.
+        rounds: turns of each.
+
+    Raises:
+        SideError: a side does not run with the settings that it comes with.
+    """
+    running: dict[tuple[str, str], FreshProcess] = {}
+    tried: dict[str, dict[str, Numbers | str]] = {}
+    best: dict[str, str] = {}
+    try:
+        for side, named in choices.items():
+            tried[side] = {}
+            for name, settings in named.items():
+                try:
+                    process = running[side, name] = FreshProcess(script, {**asked, "side": side, "settings": settings})
+                    tried[side][name] = process() | {"seconds_to_prepare": process.prepared["wall"]}
+                except SideError as error:
+                    if name == DEFAULT:
+                        raise
+                    running.pop((side, name), None)
+                    tried[side][name] = str(error)
+                best[side] = fastest(tried[side], number)
+                for other in named.keys() - {DEFAULT, best[side]}:
+                    if (side, other) in running:
+                        running.pop((side, other)).close()
+        return Compared(take_turns(running, rounds), best, tried)
+    finally:
+        for process in running.values():
+            process.close()
+
+
+def uncompiled(choices: Mapping[str, Choices]) -> dict[str, Choices]:
+    """The settings that use no compiler."""
+    return {
+        side: {name: settings for name, settings in own.items() if "compile" not in name}
+        for side, own in choices.items()
+    }
+
+
+def fastest(tried: Mapping[str, Numbers | str], number: str) -> str:
+    """The settings with the least of a number, of those that ran."""
+    ran = {name: numbers[number] for name, numbers in tried.items() if not isinstance(numbers, str)}
+    return min(ran, key=lambda name: ran[name])
 
 
 def report(

@@ -173,6 +173,14 @@ def test_read__preprocessing_as_timm_means_it(plain: ViTConfig, make_weights: Ma
     assert (found["mean"], found["eval_resize"], found["resample"]) == ([0.5] * 3, 35, "bicubic_antialias")
 
 
+def test_read__a_folder_as_timm_writes_it(tmp_path: Path) -> None:
+    """Its image size is then a pair."""
+    model = timm.create_model("test_vit", img_size=64, num_heads=2)
+    timm.models.save_for_hf(model, str(tmp_path), safe_serialization=True)
+    assert json.loads((tmp_path / "config.json").read_text())["model_args"]["img_size"] == [64, 64]
+    assert read_weights(tmp_path / "model.safetensors").config.image_size == 64
+
+
 def test_read__refuses_what_it_would_compute_otherwise(plain: ViTConfig, make_weights: Make, tmp_path: Path) -> None:
     path = write_weights(make_weights(plain), tmp_path, "timm").files[0]
     args = json.loads((tmp_path / "config.json").read_text())["model_args"]
@@ -184,6 +192,7 @@ def test_read__refuses_what_it_would_compute_otherwise(plain: ViTConfig, make_we
         ),
         ({"model_args": args | {"num_heads": "two"}}, "num_heads must be a whole number from 1 to 4,096, not 'two'"),
         ({"model_args": [1]}, "the JSON files beside it describe no model"),
+        ({"model_args": args | {"img_size": [32, 64]}}, "config.json: img_size [32, 64] is not square"),
     ]
     for change, words in cases:
         write_config(tmp_path, **change)

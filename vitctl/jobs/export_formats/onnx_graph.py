@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from vitctl.errors import CheckpointError
+from vitctl.jobs.export_formats.folded import folded
 from vitctl.jobs.export_formats.graph import INPUT, Raw
 from vitctl.jobs.export_formats.proof import Run
 
@@ -31,7 +32,7 @@ def trace(model: Raw, path: Path, notes: dict[str, str]) -> None:
     """
     with quiet():
         program = torch.onnx.export(
-            model.traced(),
+            folded(model.traced()),
             (model.example(2),),
             input_names=[INPUT],
             output_names=model.outputs,

@@ -57,7 +57,7 @@ def _describe(view: View, _tensors: Tensors, beside: Beside) -> Described:
     config = beside.config if "architecture" in beside.config else {}
     args = {**_PECULIAR.get(config.get("architecture", ""), {}), **(config.get("model_args") or {})}
     pretrained = _PRETRAINED | (config.get("pretrained_cfg") or {})
-    size = args.get("img_size") or (pretrained.get("input_size") or [0, 0])[-1]
+    size = _side(args.get("img_size") or (pretrained.get("input_size") or [0, 0])[-1])
     shape = vit_shape(view, beside.num_heads or args.get("num_heads"), size)
     if shape["classifier"] == "token" and config.get("global_pool", "token") != "token":
         raise CheckpointError(
@@ -69,6 +69,14 @@ def _describe(view: View, _tensors: Tensors, beside: Beside) -> Described:
     numerics = Numerics(gelu=_GELU[activation], norm_eps=config.get("norm_eps", NUMERICS["norm_eps"]))
     model = ViTConfig(**shape, **numerics)
     return Described(model, _meta(model, pretrained, config))
+
+
+def _side(size: int | list[int]) -> int:
+    """Of a square image: timm writes a number, or height and width."""
+    sides = size if isinstance(size, list) else [size]
+    if len(set(sides)) != 1:
+        raise CheckpointError(f"config.json: img_size {size} is not square, which is not supported")
+    return sides[0]
 
 
 def _meta(model: ViTConfig, pretrained: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
