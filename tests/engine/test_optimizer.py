@@ -7,7 +7,13 @@ import pytest
 import torch
 from torch import nn
 
-from vitctl.engine.optimizer import build_optimizer, clip_gradients, load_optimizer_tensors, optimizer_tensors
+from vitctl.engine.optimizer import (
+    build_optimizer,
+    clip_gradients,
+    load_optimizer_tensors,
+    optimizer_tensors,
+    take_step,
+)
 from vitctl.errors import CheckpointError
 
 LRS = [0.0, 0.01, 0.02, 0.03, 0.04, 0.04, 0.03, 0.02, 0.01, 0.001]
@@ -175,3 +181,26 @@ def test_load_optimizer_tensors__of_another_model() -> None:
         load_optimizer_tensors(optimizer, model, {"exp_avg/other": torch.zeros(1)})
     load_optimizer_tensors(optimizer, model, {})
     assert optimizer_tensors(optimizer, model) == {}
+
+
+@pytest.mark.parametrize("name", ["adam", "sgd"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_step__a_part_of_a_parameter_gets_the_bits_of_the_whole(name: str, dtype: torch.dtype) -> None:
+    """Otherwise a sharded model would end elsewhere: fused kernels round the last elements of a tensor otherwise."""
+    torch.manual_seed(0)
+    whole = nn.Linear(37, 11, dtype=dtype)
+    parts = nn.Module()
+    parts.rows = nn.ParameterList(whole.weight.detach().split([2, 5, 1, 3]))
+    parts.bias = nn.ParameterList(whole.bias.detach().split([4, 6, 1]))
+    values = {"weight_decay": 0.1, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "momentum": 0.9}
+    both = [build_optimizer(model, name=name, **values) for model in (whole, parts)]
+    for _ in range(5):
+        whole.weight.grad, whole.bias.grad = torch.randn_like(whole.weight), torch.randn_like(whole.bias)
+        for own, gradient in ((parts.rows, whole.weight.grad), (parts.bias, whole.bias.grad)):
+            for part, taken in zip(own, gradient.split([len(part) for part in own]), strict=True):
+                part.grad = taken.clone()
+        for optimizer in both:
+            optimizer.param_groups[0]["lr"] = 1e-2
+            take_step(optimizer, torch.tensor(True))
+    assert torch.equal(torch.cat(list(parts.rows)), whole.weight)
+    assert torch.equal(torch.cat(list(parts.bias)), whole.bias)
