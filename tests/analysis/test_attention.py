@@ -25,7 +25,7 @@ def watched(model: Any, images: Tensor) -> tuple[list[tuple[AttentionLayer, Tens
 def test_watch__output_and_gradients_are_the_same_bits(name: str, mode: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from vitctl.models.kernels import attention
 
-    monkeypatch.setattr(attention, "_mode", mode)
+    monkeypatch.setattr(attention, "_kernel", mode)
     model, images = noisy_model(FAMILIES[name]).train(), random_images(FAMILIES[name].image_size)
     plain = model(images)
     plain.square().sum().backward()

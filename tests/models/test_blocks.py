@@ -17,12 +17,13 @@ pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor 
 @pytest.mark.parametrize(
     ("name", "change", "blocks", "graphs"),
     [
-        ("vit", {"depth": 12}, 12, 1),
+        # The last one computes the class token alone.
+        ("vit", {"depth": 12}, 12, 1 + 1),
         # The first block drops nothing; all other rates share a graph.
-        ("vit", {"depth": 12, "drop_path": 0.3}, 12, 2),
+        ("vit", {"depth": 12, "drop_path": 0.3}, 12, 2 + 1),
         ("axial", {"depth": 6}, 6, 1),
         # One for each shape of unit, and one for the Transformer.
-        ("hybrid", {"stage_depths": (3, 2)}, 5 + 2, 4 + 1),
+        ("hybrid", {"stage_depths": (3, 2)}, 5 + 2, 4 + 1 + 1),
         ("resnet v1", {"stage_depths": (3, 4)}, 7, 4),
     ],
 )

@@ -52,7 +52,7 @@ def test_transfer__loads_the_body_and_keeps_its_own_zero_head(
     assert torch.equal(model(images), torch.zeros(2, 5, dtype=torch.float64))
     body = pretrained.encode(pretrained.embed(images))[:, 0]
     assert body.std() > 0.1
-    assert torch.equal(model.features(images), body)
+    assert (model.features(images) - body).abs().max() < 1e-12  # the last block computes no other token
 
 
 def test_transfer__resizes_the_position_embedding(tiny: ViTConfig, source: ViTConfig, random_model: MakeModel) -> None:

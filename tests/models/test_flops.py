@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from vitctl.models.build import build
 from vitctl.models.configs import Config, HybridConfig, MaskedPatchConfig, ResNetConfig, ViTConfig
 from vitctl.models.costs import convolution
-from vitctl.models.flops import count_macs, count_parameters, training_flops, training_memory_bytes
+from vitctl.models.flops import computed_flops, count_macs, count_parameters, training_flops, training_memory_bytes
 from vitctl.models.resnet import pad_same
 from vitctl.models.variants import RESNETS, variant
 
@@ -178,6 +178,7 @@ def test_count_parameters__equals_the_built_model(config: ViTConfig) -> None:
 )
 def test_count_macs__is_half_of_what_torch_counts(config: ViTConfig) -> None:
     model = build(config, device="meta")
+    model.every_token = True
     images = torch.empty(1, 3, config.image_size, config.image_size, device="meta")
     # The plain attention, because torch counts it operation by operation.
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), torch.no_grad():
@@ -185,9 +186,10 @@ def test_count_macs__is_half_of_what_torch_counts(config: ViTConfig) -> None:
     assert counter.get_total_flops() == 2 * count_macs(config)
 
 
-def counted_macs(config: Config) -> float:
+def counted_macs(config: Config, *, every_token: bool = True) -> float:
     """Half the FLOPs that torch counts for one image."""
     model = build(config, device="meta")
+    model.every_token = every_token
     images = torch.empty(1, 3, config.image_size, config.image_size, device="meta")
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), torch.no_grad():
         model(images)
@@ -198,6 +200,14 @@ def test_count_macs__padded_is_what_torch_counts_for_every_family(family: Config
     assert count_macs(family, padded=True) == counted_macs(family)
     convolutions = isinstance(family, ResNetConfig | HybridConfig)
     assert (count_macs(family) < count_macs(family, padded=True)) == convolutions
+
+
+def test_computed_flops__are_those_that_torch_counts(family: Config) -> None:
+    padding = count_macs(family, padded=True) - count_macs(family)
+    assert computed_flops(family) == 6 * (counted_macs(family, every_token=False) - padding)
+    reads_one = isinstance(family, ViTConfig) and family.classifier == "token"
+    reads_one = reads_one and family.position_embedding != "relative"
+    assert (computed_flops(family) < training_flops(family, 1)) == reads_one
 
 
 def test_count_macs__padded_is_what_torch_counts_for_masked_patches(masked: MaskedPatchConfig) -> None:
@@ -250,7 +260,7 @@ def test_training_flops__fit_table_6(name: str, gmacs: float, epochs: int, print
 def saved_bytes(config: Config, micro_batch: int, precision: str, checkpoint_blocks: bool = False) -> int:
     """Bytes that autograd really keeps for the backward pass, weights left out, shared storage counted once."""
     model = build(config, dtype=torch.float64 if precision == "float64" else torch.float32)
-    model.checkpoint_blocks = checkpoint_blocks
+    model.checkpoint_blocks, model.every_token = checkpoint_blocks, True
     weights = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
     kept: dict[int, torch.Tensor] = {}
 

@@ -197,7 +197,8 @@ def test_transfer__gives_the_body_to_a_plain_model(
     same_size = build(tiny, dtype=torch.float64).eval()
     transfer(same_size, COLOR, pretrained.state_dict())
     images = images_for(tiny)
-    assert torch.equal(same_size.features(images), pretrained.encode(pretrained.embed(images))[:, 0])
+    expected = pretrained.encode(pretrained.embed(images))[:, 0]
+    assert (same_size.features(images) - expected).abs().max() < 1e-12 * expected.abs().max()
 
 
 @pytest.mark.parametrize(

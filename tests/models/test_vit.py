@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -148,6 +149,28 @@ def test_encode__keeps_the_residual_stream_wide_in_autocast(tiny: ViTConfig, ima
     with torch.autocast("cpu", torch.bfloat16):
         model(images_for(tiny, dtype=torch.float32))
     assert seen == [torch.float32] * tiny.depth
+
+
+@pytest.mark.parametrize(
+    "values", [{}, {"position_at": "every_layer"}, {"position_embedding": "relative"}, {"classifier": "gap"}]
+)
+def test_forward__the_last_block_computes_what_is_read(
+    tiny: ViTConfig, random_model: MakeModel, images_for: MakeImages, values: dict[str, Any]
+) -> None:
+    """Outputs and gradients are those of the whole block; of its tokens only the class token is computed where the rest is not read."""
+    config = replace(tiny, **values)
+    model, images, found, shapes = random_model(config), images_for(config), [], []
+    model.blocks[-1].register_forward_hook(lambda _module, _inputs, output: shapes.append(output.shape[1]))
+    for every_token in (False, True):
+        model.every_token = every_token
+        outputs = model(images)
+        found.append([outputs, *torch.autograd.grad(outputs.square().sum(), list(model.parameters()))])
+    for one, other in zip(*found, strict=True):
+        assert (one - other).abs().max() <= 1e-12 * other.abs().max()
+    assert shapes == [
+        config.num_tokens if values.get("classifier") or "relative" in values.values() else 1,
+        config.num_tokens,
+    ]
 
 
 def test_forward__compiles_as_one_graph(tiny: ViTConfig, random_model: MakeModel, images_for: MakeImages) -> None:

@@ -86,7 +86,7 @@ def observe(model: Model, images: Tensor) -> Observed:
         for identity in (True, False) if is_rolled else ():
             rolled[identity] = roll(rolled.get(identity), weights, layer, identity=identity)
 
-    with watch_attention(model, seen), _outputs_kept(model, encoded):
+    with watch_attention(model, seen), _every_token(model), _outputs_kept(model, encoded):
         outputs = model(images)
     none = torch.zeros(len(images), 0)
     masks = [patch_mask(rolled[identity], layers[0][0]).cpu() if rolled else none for identity in (True, False)]
@@ -99,6 +99,18 @@ def observe(model: Model, images: Tensor) -> Observed:
         class_token=encoded[0][:, 0].float().cpu() if has_token else none,
         patch_mean=encoded[0][:, 1:].mean(dim=1).float().cpu() if has_token else none,
     )
+
+
+@contextmanager
+def _every_token(model: Model) -> Iterator[None]:
+    """Inside the block the last block of a Transformer computes the tokens that its classifier does not read, too."""
+    if isinstance(model, VisionTransformer):
+        model.every_token = True
+    try:
+        yield
+    finally:
+        if isinstance(model, VisionTransformer):
+            model.every_token = False
 
 
 @contextmanager

@@ -50,7 +50,7 @@ from vitctl.jobs.record.tracking import tracking
 from vitctl.models.blocks import compile_errors
 from vitctl.models.build import Model
 from vitctl.models.configs import Config
-from vitctl.models.flops import training_flops
+from vitctl.models.flops import computed_flops
 from vitctl.models.kernels.attention import set_attention
 from vitctl.models.kernels.linear import set_linear
 from vitctl.recipe.images import TrainImages
@@ -219,7 +219,7 @@ def _train(
         batches=lambda first_step: batches(first_step, micro_batch, workers),
         own=own_slots(s.batch_size, lanes, runtime.rank, runtime.num_processes),
         num_images=len(source),
-        flops_per_image=training_flops(model.config, 1),
+        flops_per_image=computed_flops(model.config),
         key=partial(sample_key, source),
         score=partial(look.through, evaluate_model, "scoring", source=scored) if scored is not None else None,
         probe=probe,

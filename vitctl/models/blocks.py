@@ -14,15 +14,15 @@ _RECOMPILES = 64  # a deep ResNet has units of 16 shapes, each for training, for
 
 
 class Block(nn.Module):
-    """A layer that a network repeats: one tensor in, one tensor out."""
+    """A layer that a network repeats: tokens or maps in, the same out."""
 
 
-def run(block: nn.Module, inputs: Tensor, checkpointed: bool) -> Tensor:
-    """Return `block(inputs)`; when `checkpointed`, its inner values are recomputed in the backward pass, not kept."""
+def run(block: nn.Module, inputs: tuple[Any, ...], checkpointed: bool) -> Tensor:
+    """Return `block(*inputs)`; when `checkpointed`, its inner values are recomputed in the backward pass, not kept."""
     if checkpointed and torch.is_grad_enabled():
-        outputs: Tensor = checkpoint(block, inputs, use_reentrant=False)
+        outputs: Tensor = checkpoint(block, *inputs, use_reentrant=False)
     else:
-        outputs = block(inputs)
+        outputs = block(*inputs)
     return outputs
 
 

@@ -261,6 +261,12 @@ class UnitShape:
         return self.stride > 1 or self.inputs != self.outputs
 
 
+def spares_tokens(config: "ViTConfig") -> bool:
+    """Return whether the last block computes the class token alone, because nothing else is read."""
+    reads_all = isinstance(config, MaskedPatchConfig) or config.classifier != "token"
+    return not reads_all and config.position_embedding != "relative"
+
+
 def stages(config: "HybridConfig | ResNetConfig") -> list[list[UnitShape]]:
     """Return every unit of a backbone. The first unit of each stage but the first one halves the map."""
     found, inputs = [], config.width

@@ -11,6 +11,7 @@ from vitctl.models.configs import (
     ResNetConfig,
     UnitShape,
     ViTConfig,
+    spares_tokens,
     stages,
 )
 from vitctl.models.costs import Cost, add, convolution, linear, norm, product, relu
@@ -45,6 +46,21 @@ def training_flops(config: Config, num_images: int) -> int:
     Paper: Table 6
     """
     return _FLOPS_PER_MAC * _FORWARD_AND_BACKWARD * count_macs(config) * num_images
+
+
+def computed_flops(config: Config) -> int:
+    """Return the FLOPs of a training step for each image, as they are computed: without those that nothing depends on.
+
+    The counts above are the paper's: of every token in every block. Where only the class token is read, the last block computes no
+    other one.
+    """
+    if not isinstance(config, ViTConfig) or not spares_tokens(config):
+        return training_flops(config, 1)
+    width, spared = config.hidden_size, config.num_tokens - 1
+    each = (
+        width * width + 2 * width * config.mlp_size + 2 * config.num_tokens * width
+    )  # the output, the MLP, the attention
+    return training_flops(config, 1) - _FLOPS_PER_MAC * _FORWARD_AND_BACKWARD * spared * each
 
 
 def training_memory_bytes(
@@ -165,9 +181,8 @@ def _relative(config: ViTConfig) -> Cost:
         return Cost()
     count, offsets, heads = config.num_tokens, 2 * config.num_tokens - 1, config.num_heads
     kept = Cost(
-        wide=heads * count**2,
-        casts=heads * count**2,
-        narrow=heads * count * offsets + 4 * count * config.hidden_size,  # logits by offset; query, key, value, copied
+        # Weights; logits by offset; query, key, value, copied.
+        narrow=heads * count**2 + heads * count * offsets + 4 * count * config.hidden_size,
     )
     weights = Cost(parameters=offsets * config.hidden_size, weight_casts=offsets * config.hidden_size)
     return add(product(count * offsets * config.hidden_size), kept, weights)

@@ -177,7 +177,7 @@ class Backbone(nn.Module):
         for stage in self.stages:
             assert isinstance(stage, nn.ModuleList)
             for unit in stage:
-                found = run(unit, found, checkpointed)
+                found = run(unit, (found,), checkpointed)
         return found
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from vitctl.models.blocks import Block, run
-from vitctl.models.configs import ViTConfig
+from vitctl.models.configs import ViTConfig, spares_tokens
 from vitctl.models.initialisers import Generator, draw, lecun_normal, plain_norm, zero
 from vitctl.models.kernels.attention import attend
 from vitctl.models.kernels.linear import Head, Linear
@@ -38,9 +38,10 @@ class Attention(nn.Module):
         scale: float = query.shape[-1] ** 0.5
         return relative_logits(query, self.relative_position) / scale
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, first: int | None = None) -> Tensor:
+        """Return the outputs of the tokens, or of the `first` of them alone, which relative positions do not allow."""
         query, key, value = self.project(tokens)
-        mixed = attend(query, key, value, self.bias(query))
+        mixed = attend(query[..., :first, :], key, value, self.bias(query))
         outputs: Tensor = self.out(mixed.transpose(-3, -2).flatten(-2))
         return outputs
 
@@ -101,8 +102,10 @@ class EncoderBlock(Block):
         self.mlp = MLP(config.hidden_size, config.mlp_size, config.dropout, config.gelu)
         self.drop_path = DropPath(drop_path)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        tokens = tokens + self.drop_path(self.dropout(self.attention(self.norm1(tokens))))
+    def forward(self, tokens: Tensor, first: int | None = None) -> Tensor:
+        """Return all tokens, or the `first` of them alone."""
+        mixed = self.attention(self.norm1(tokens), first)
+        tokens = tokens[..., :first, :] + self.drop_path(self.dropout(mixed))
         outputs: Tensor = tokens + self.drop_path(self.mlp(self.norm2(tokens)))
         return outputs
 
@@ -110,7 +113,8 @@ class EncoderBlock(Block):
 class VisionTransformer(nn.Module):
     """Images to logits. The weights mean nothing before `initialise` or `load_state_dict`: use `build.build`.
 
-    `checkpoint_blocks` trades memory for time in training, and changes no result.
+    `checkpoint_blocks` trades memory for time in training, and changes no result. Where only the class token is read, the last block
+    computes no other, unless `every_token`.
     Paper: Section 3.1, Figure 1
     """
 
@@ -122,7 +126,7 @@ class VisionTransformer(nn.Module):
         super().__init__()
         width, patch = config.hidden_size, config.patch_size
         self.config = config
-        self.checkpoint_blocks = False
+        self.checkpoint_blocks = self.every_token = False
         self.patch_embedding = nn.Conv2d(config.map_channels, width, kernel_size=patch, stride=patch)
         self.class_token = nn.Parameter(torch.empty(1, 1, width)) if config.prefix_tokens else None
         tables = config.depth if config.position_at == "every_layer" else 1
@@ -150,8 +154,11 @@ class VisionTransformer(nn.Module):
             return grid_table(self.position_rows, self.position_columns, self.config.prefix_tokens)
         return self.position_embedding
 
-    def encode(self, patches: Tensor) -> Tensor:
-        """Return the normalised output `[B, N, D]`, class token first, for `patches` `[B, rows * columns, D]`."""
+    def encode(self, patches: Tensor, first: int | None = None) -> Tensor:
+        """Return the normalised output `[B, N, D]`, class token first, for `patches` `[B, rows * columns, D]`.
+
+        `first`: of so many tokens alone, `[B, first, D]`.
+        """
         tokens, positions = patches, self.positions()
         if self.class_token is not None:
             tokens = torch.cat([self.class_token.expand(patches.shape[0], -1, -1), patches], dim=1)
@@ -162,13 +169,15 @@ class VisionTransformer(nn.Module):
         for index, block in enumerate(self.blocks):
             if index and positions is not None and self.config.position_at != "stem":
                 tokens = tokens + positions[index % len(positions)]
-            tokens = run(block, tokens, self.checkpoint_blocks)
+            last = () if first is None or index + 1 < len(self.blocks) else (first,)
+            tokens = run(block, (tokens, *last), self.checkpoint_blocks)
         encoded: Tensor = self.norm(tokens)
         return encoded
 
     def features(self, images: Tensor) -> Tensor:
         """Return the representation `[B, R]` that feeds the head, of `images` `[B, 3, H, W]` in [-1, 1]."""
-        encoded = self.encode(self.embed(images))
+        reads_one = spares_tokens(self.config) and not self.every_token
+        encoded = self.encode(self.embed(images), 1 if reads_one else None)
         pooled = encoded[:, 0] if self.config.classifier == "token" else encoded.mean(dim=1)  # [B, D]
         return pooled if self.pre_logits is None else torch.tanh(self.pre_logits(pooled))
 

@@ -23,7 +23,7 @@ from vitctl.jobs.bench.verdict import StepFacts, Trial, bottleneck
 from vitctl.jobs.inputs.length import fitted_recipe
 from vitctl.jobs.plan import plan_training
 from vitctl.jobs.training import num_workers
-from vitctl.models.flops import count_parameters, training_flops
+from vitctl.models.flops import computed_flops, count_parameters
 from vitctl.models.kernels.linear import used_linear
 from vitctl.models.variants import to_dict
 from vitctl.recipe.schema import Finetune, Pretrain
@@ -142,7 +142,7 @@ def _described(prepared: Prepared, measured: Measured, kernel: str) -> dict[str,
         "network": to_dict(config),
         "parameters": count_parameters(config),
         "image_size": config.image_size,
-        "flops_per_image": training_flops(config, 1),
+        "flops_per_image": computed_flops(config),
         "data": "noise" if prepared.synthetic else recipe.data.path or recipe.data.dataset or "mixture",
         "batch_size": s.batch_size,
         "recipe_batch_size": measured.recipe_batch,
@@ -171,7 +171,7 @@ def _speed(
 
     Without images of its own the wait for data is not measured, and left out of the step.
     """
-    runtime, flops = prepared.trainer.runtime, training_flops(measured.config, 1)
+    runtime, flops = prepared.trainer.runtime, computed_flops(measured.config)
     sums = total(steps.split)
     if prepared.synthetic:
         sums.pop(DATA, None)

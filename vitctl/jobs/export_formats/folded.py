@@ -1,4 +1,4 @@
-"""The network of an ONNX graph in fewer operations: constants folded into weights, and nothing computed that no output depends on."""
+"""The network of an ONNX graph in fewer operations: constants are folded into weights."""
 
 import copy
 from typing import TypeGuard, TypeVar
@@ -48,26 +48,22 @@ class FoldedAttention(nn.Module):
 
 
 class FoldedBlock(nn.Module):
-    """`EncoderBlock` in evaluation mode, `[B, N, D]` to the same; or to `[B, 1, D]`, where only the `first_only` is read."""
+    """`EncoderBlock` in evaluation mode, `[B, N, D]` to the same, or to `[B, first, D]`."""
 
-    def __init__(self, block: EncoderBlock, *, first_only: bool) -> None:
+    def __init__(self, block: EncoderBlock) -> None:
         super().__init__()
         self.norm1, self.norm2, self.mlp = block.norm1, block.norm2, block.mlp
         self.attention = FoldedAttention(block.attention)
-        self.first_only = first_only
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, first: int | None = None) -> Tensor:
         normed = self.norm1(tokens)
-        queries = normed
-        if self.first_only:
-            tokens, queries = tokens[:, :1], normed[:, :1]
-        tokens = tokens + self.attention(queries, normed)
+        tokens = tokens[:, :first] + self.attention(normed[:, :first], normed)
         outputs: Tensor = tokens + self.mlp(self.norm2(tokens))
         return outputs
 
 
 def folded(raw: Raw) -> Raw:
-    """The same graph with `FoldedBlock`s, of which the last computes only the class token where only that is read.
+    """The same graph with `FoldedBlock`s.
 
     Args:
         raw: in evaluation mode; it stays as it is, and shares the weights that are not folded.
@@ -75,11 +71,7 @@ def folded(raw: Raw) -> Raw:
     model = raw.model
     if not isinstance(model, VisionTransformer) or isinstance(model.config, MaskedPatchConfig):
         return raw
-    last = len(model.blocks) - 1 if model.config.classifier == "token" else -1
-    blocks = [
-        FoldedBlock(block, first_only=number == last) if _can_be_folded(block) else block
-        for number, block in enumerate(model.blocks)
-    ]
+    blocks = [FoldedBlock(block) if _can_be_folded(block) else block for block in model.blocks]
     network = raw.network
     return _with(raw, "network", _with(network, "model", _with(model, "blocks", nn.ModuleList(blocks)))).eval()
 

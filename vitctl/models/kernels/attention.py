@@ -55,11 +55,14 @@ def attention_weights(query: Tensor, key: Tensor, bias: Tensor | None = None) ->
 
     Paper: Appendix A, equation 6
     """
-    logits = (query * (1 / math.sqrt(query.shape[-1]))) @ key.transpose(-2, -1)  # [B, ..., H, N, N]
-    if bias is not None:
-        logits = logits + bias
+    logits = _logits(query, key, bias)
     wide = torch.float64 if logits.dtype == torch.float64 else torch.float32
     return logits.softmax(dim=-1, dtype=wide)
+
+
+def _logits(query: Tensor, key: Tensor, bias: Tensor | None) -> Tensor:
+    logits = (query * (1 / math.sqrt(query.shape[-1]))) @ key.transpose(-2, -1)  # [B, ..., H, N, N]
+    return logits if bias is None else logits + bias
 
 
 def choose_attention(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Kernel:
@@ -88,7 +91,8 @@ def _measured(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) 
 
 
 def _math(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = None) -> Tensor:
-    return attention_weights(query, key, bias).to(value.dtype) @ value
+    # The sums of the softmax are in float32; its result is kept in the type of the product, once for both products behind it.
+    return _logits(query, key, bias).softmax(dim=-1).to(value.dtype) @ value
 
 
 def _with(kernel: Kernel, query: Tensor, key: Tensor, value: Tensor) -> object:
