@@ -83,7 +83,8 @@ class DecoupledSGD(SGD):
         for group in self.param_groups:
             held = [p for p in group["params"] if p.grad is not None]
             for p in held:  # from zeros, because the first step may be one that changes nothing
-                self.state[p].setdefault("momentum_buffer", torch.zeros_like(p))
+                if not self.state[p]:
+                    self.state[p]["momentum_buffer"] = torch.zeros_like(p)
             buffers = [local(self.state[p]["momentum_buffer"]) for p in held]
             with _whole_vectors([local(p) for p in held], buffers) as (parameters, momenta):
                 if decay := group["lr"] * self.decoupled_decay:
@@ -92,7 +93,7 @@ class DecoupledSGD(SGD):
                 sgd(
                     parameters,
                     [_padded(local(p.grad)) for p in held],
-                    momenta,
+                    [*momenta],
                     fused=True,
                     found_inf=found_inf,
                     weight_decay=0.0,

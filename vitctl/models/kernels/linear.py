@@ -163,5 +163,6 @@ def _(gradient: Tensor, inputs: Tensor) -> Tensor:
 
 def _product(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """inputs weight^T + bias: `[..., I]` and `[O, I]` to `[..., O]`."""
-    product: Tensor = torch.ops.mkldnn._linear_pointwise(inputs, weight, bias, "none", [], "").contiguous()
-    return product
+    product: Tensor = torch.ops.mkldnn._linear_pointwise(inputs, weight, bias, "none", [], "")
+    outputs: Tensor = product.contiguous()
+    return outputs
