@@ -213,7 +213,7 @@ def show_model(result: Mapping[str, Any]) -> None:
 
 
 def _model_rows(r: Mapping[str, Any]) -> list[tuple[str, str]]:
-    kernels = [r["precision"], f"attention {r['attention']}"]
+    kernels = [r["precision"], f"attention {r['attention']}, linear {r['linear']}"]
     kernels += ["compiled"] * r["compile"] + ["blocks recomputed"] * r["checkpoint_blocks"]
     machine = r["machine"]
     where = f"{machine['device_name']}, {machine['threads']} thread(s) of {machine['cores']} cores"

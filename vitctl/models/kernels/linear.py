@@ -116,7 +116,8 @@ class _OneDNN(torch.autograd.Function):
     def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(inputs, weight)
         ctx.has_bias = bias is not None
-        return _outputs(inputs, weight, bias)
+        outputs: Tensor = _outputs(inputs, weight, bias)
+        return outputs
 
     @staticmethod
     @once_differentiable
