@@ -255,7 +255,13 @@ def _shard(machine: TrainMachine, runtime: Runtime, model: Model, probe: Probe |
             "fewshot_probe.every_steps calls the model for its features only, which machine.sharding = 'fsdp' does not support; "
             "set fewshot_probe.every_steps = 0 or machine.sharding = 'none'"
         )
-    shard(model, runtime.device, runtime.num_processes, machine.sharding_replicas)
+    gathers_bf16 = machine.sharding_dtype == "bf16"
+    if gathers_bf16 and runtime.precision != "bf16":
+        raise LaunchError(
+            f"machine.sharding_dtype = 'bf16': this run computes in {runtime.precision}, and would lose precision; set "
+            "machine.precision to 'bf16' or machine.sharding_dtype to 'float32'"
+        )
+    shard(model, runtime.device, runtime.num_processes, machine.sharding_replicas, gathers_bf16=gathers_bf16)
 
 
 def _facts(
