@@ -87,8 +87,10 @@ def loader_workers(machine: Machine, device: torch.device, num_processes: int) -
     """The same for a process without a `Runtime`."""
     if machine.workers >= 0:
         return machine.workers
-    cores = (os.cpu_count() or 1) // min(num_processes, max(1, torch.cuda.device_count()))
-    return min(8, cores) if device.type == "cuda" else max(1, min(8, cores // 2))
+    cores = os.cpu_count() or 1
+    if device.type == "cuda":
+        return min(8, cores // min(num_processes, max(1, torch.cuda.device_count())))
+    return max(1, min(8, cores // 2))
 
 
 def open_journal(runtime: Runtime, run_dir: Path, report: Report) -> Journal:
@@ -341,6 +343,7 @@ def _batches(
             neighbours=images.mixing.is_on,
             needs_labels=needs_labels,
             checksums=recipe.log.trace,
+            pinned=runtime.device.type == "cuda",
         )
 
     return batches
