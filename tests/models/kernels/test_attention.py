@@ -13,7 +13,6 @@ CPU = torch.device("cpu")
 def restored() -> Iterator[None]:
     attention._measured.cache_clear()
     yield
-    set_attention("fused")
     attention._measured.cache_clear()
 
 
