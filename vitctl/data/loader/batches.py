@@ -90,8 +90,8 @@ class Batch:
     def pin_memory(self) -> "Batch":
         """The same batch in page-locked memory; called by the DataLoader."""
         tensors = (self.images, self.labels, self.weights, self.samples)
-        pinned = [tensor.pin_memory() for tensor in tensors]
-        return Batch(*pinned, self.bad, digests=self.digests, checksums=self.checksums)
+        images, labels, weights, samples = (tensor.pin_memory() for tensor in tensors)
+        return Batch(images, labels, weights, samples, self.bad, digests=self.digests, checksums=self.checksums)
 
 
 def _received(images: SharedMemory | Tensor, shape: tuple[int, ...], *others: Any) -> Batch:
