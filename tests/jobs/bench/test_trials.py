@@ -31,7 +31,7 @@ def test_knobs__each_in_turns_with_the_runs_own(prepared: Callable[..., Any]) ->
         before = {name: tensor.clone() for name, tensor in one.trainer.unwrapped.state_dict().items()}
         found = try_knobs(one, "fused", one.step_of(one.batches()), [4, 8], Looks(3))
         after = one.trainer.unwrapped.state_dict()
-        return found, all(torch.equal(before[name], after[name]) for name in before), attention._mode
+        return found, all(torch.equal(before[name], after[name]) for name in before), attention._kernel
 
     trials, unchanged, mode = prepared(measure)
     assert [(one.knob, one.value) for one in trials] == [
