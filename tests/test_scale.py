@@ -28,6 +28,7 @@ from tests.conftest import (
     sample_keys,
     train_records,
 )
+from vitctl.errors import LaunchError
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -169,6 +170,50 @@ def test_fsdp__equals_ddp_in_float32(processes: int, replicas: int, tiny_data: P
         assert one.keys() == other.keys()
         for key, tensor in one.items():
             assert (tensor - other[key]).abs().max() <= 1e-6 * max(1.0, float(tensor.abs().max())), (name, key)
+
+
+@pytest.mark.parametrize(("processes", "replicas"), [(2, 1), pytest.param(4, 2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "values", [{}, {"machine.checkpoint_blocks": "true", "machine.micro_batch": 3}], ids=["", "parts"]
+)
+def test_fsdp__gathered_in_bf16_has_the_same_bits(
+    values: dict[str, object], processes: int, replicas: int, tiny_data: Path, tmp_path: Path
+) -> None:
+    """Autocast converts the weights of linear layers; whether before or after they are gathered changes no bit."""
+    own = {
+        "machine.precision": "bf16",
+        "schedule.total_steps": 6,
+        "machine.sharding": "fsdp",
+        "checkpoint.every_steps": 3,
+        **values,
+    }
+    folders = [tmp_path / dtype for dtype in ("float32", "bf16")]
+    for folder in folders:
+        more = {"machine.sharding_replicas": replicas, "machine.sharding_dtype": folder.name}
+        run_as(processes, folder, tiny_data, **own, **more)
+    one, other = (train_records(folder) for folder in folders)
+    assert [(r["loss"], r["grad_norm"]) for r in one] == [(r["loss"], r["grad_norm"]) for r in other]
+    assert checkpoint(folders[0], 6) == checkpoint(folders[1], 6)
+    ddp = tmp_path / "ddp"
+    run_as(processes, ddp, tiny_data, **{**own, "machine.sharding": "none"})
+    assert [r["loss"] for r in other] == pytest.approx([r["loss"] for r in train_records(ddp)], rel=1e-6, abs=0)
+    before = checkpoint(folders[1], 6)
+    for name in ("model.safetensors", "ema.safetensors", "optimizer.safetensors", "state.json"):
+        (folders[1] / "checkpoints" / "step_00000006" / name).unlink()
+    run_as(processes, folders[1], tiny_data, **own, **more)
+    log = [json.loads(line) for line in (folders[1] / "log.jsonl").read_text().splitlines()]
+    assert [r["step"] for r in log if r["kind"] == "resume"] == [3]
+    assert checkpoint(folders[1], 6) == before
+    tensors = load_file(folders[1] / "checkpoints" / "step_00000006" / "model.safetensors")
+    assert {str(tensor.dtype) for tensor in tensors.values()} == {"torch.float32"}
+
+
+def test_fsdp__gathered_in_bf16_needs_a_run_in_bf16(run: Run) -> None:
+    values = {"machine.precision": "float32", "machine.sharding": "fsdp", "machine.sharding_dtype": "bf16"}
+    with pytest.raises(
+        LaunchError, match=r"machine.sharding_dtype = 'bf16': this run computes in float32.* set machine.precision"
+    ):
+        run("run", **values)
 
 
 def test_sharded_checkpoint__has_the_files_of_any_other(run: Run, tiny_data: Path, tmp_path: Path) -> None:

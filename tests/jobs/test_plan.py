@@ -204,6 +204,19 @@ def test_plan_training__with_fsdp_the_weights_are_cut_over_the_processes() -> No
     assert whole.memory_bytes - cut.memory_bytes == weights - -(-weights // 64)
 
 
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_plan_training__copies_of_weights_in_bf16_are_cut_where_they_are_gathered_in_bf16(checkpointed: bool) -> None:
+    """H/14 has 32 blocks of 12 x 1280^2 weights that autocast converts, which keeps 2 bytes of each in every process."""
+    values = {"machine.processes": 64, "machine.sharding": "fsdp", "machine.checkpoint_blocks": checkpointed}
+    plain, gathered = (
+        plan_training(recipe("jft_h14", **values, **{"machine.sharding_dtype": dtype})) for dtype in ("float32", "bf16")
+    )
+    assert plain.memory_bytes - gathered.memory_bytes == (1 if checkpointed else 32) * 12 * 1280**2 * 2
+    whole = plan_training(recipe("jft_h14", **{**values, "machine.sharding": "none"}))
+    weights = 4 * 4 * whole.parameters
+    assert whole.memory_bytes - plain.memory_bytes == weights - -(-weights // 64)
+
+
 def test_within__says_why_there_is_nothing() -> None:
     never = threading.Event()
     assert call_with_timeout(0.2, never.wait) == "no answer within 0.2 s"

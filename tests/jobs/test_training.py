@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from tests.conftest import Run, train_records
 from tests.jobs.conftest import Job, table
+from vitctl.data.loader import batches
 from vitctl.engine.preemption import Stopped
 from vitctl.errors import DataError, LaunchError
 from vitctl.jobs import training
@@ -45,6 +47,37 @@ def test_num_workers(
     monkeypatch.setattr(os, "cpu_count", lambda: cores)
     runtime: Any = SimpleNamespace(num_processes=processes, device=torch.device(device))
     assert num_workers(Machine(workers=asked), runtime) == expected
+
+
+def test_num_workers__on_a_cpu_do_not_depend_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    runtime: Any = SimpleNamespace(num_processes=4, device=torch.device("cpu"))
+    assert num_workers(Machine(), runtime) == 4
+
+
+def test_train__on_the_cpu_of_a_machine_with_a_gpu_leaves_the_gpu_alone(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, loader = list[bool](), batches.DataLoader
+
+    def recorded(*args: Any, pin_memory: bool, **named: Any) -> Any:
+        made.append(pin_memory)
+        return loader(*args, pin_memory=False, **named)
+
+    def seen_by_vitctl() -> bool:
+        """Torch's own code would use it."""
+        return str(sys._getframe(1).f_globals["__name__"]).startswith("vitctl.")
+
+    def wait(*_: object) -> None:
+        raise AssertionError("waits for a GPU")
+
+    monkeypatch.setattr(batches, "DataLoader", recorded)
+    monkeypatch.setattr(torch.cuda, "is_available", seen_by_vitctl)
+    monkeypatch.setattr(torch.cuda, "synchronize", wait)
+    run("run", **{"machine.device": "cpu", "schedule.total_steps": 6})
+    assert len(made) >= 2  # training and evaluation
+    assert not any(made)
 
 
 TRACKED = {"log.trackers": ("tensorboard",)}

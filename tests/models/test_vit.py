@@ -1,5 +1,6 @@
 """The forward pass: against an independent NumPy model, by its invariances, and in every place it has to run."""
 
+import copy
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -7,11 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
+from tests.fake_card import CARD, FakeCard
 from tests.models.numpy_reference import Array, forward
 from vitctl.models.build import build
 from vitctl.models.variants import ViTConfig
-from vitctl.models.vit import EncoderBlock, VisionTransformer
+from vitctl.models.vit import DropPath, EncoderBlock, VisionTransformer
 
 MakeModel = Callable[..., VisionTransformer]
 MakeImages = Callable[..., torch.Tensor]
@@ -215,6 +218,25 @@ def test_drop_path__drops_each_branch_for_whole_images_and_scales_the_rest(tiny:
     counts = [sum(torch.allclose(image, outcome, atol=1e-12) for image in found) for outcome in outcomes]
     assert sum(counts) == 400
     assert min(counts) > 60
+
+
+def test_drop_path__its_rate_follows_to_the_device_and_stays_exact() -> None:
+    """A compiled block with a number of the CPU is no CUDA graph; in float32, `1 - rate` would be another number."""
+    layer = DropPath(0.1)
+    for moved in (
+        layer.to(torch.bfloat16),
+        copy.deepcopy(layer).half(),
+        layer.to("meta"),
+        layer.to_empty(device="cpu"),
+    ):
+        assert (moved.rate.dtype, moved.rate.device.type, moved.rate.item()) == (torch.float64, "cpu", 0.1)
+    assert not [*layer.buffers(), *layer.state_dict()]
+    with FakeCard() as card:
+        block = card.put(nn.ModuleList([layer]).to(CARD))
+        assert layer.rate.device == CARD
+        branch = torch.ones(4, 17, 24, device=CARD)
+        with card.watched():
+            assert block[0](branch).device == CARD
 
 
 def test_drop_path__acts_in_training_alone_and_draws_nothing_at_rate_0(

@@ -56,6 +56,7 @@ class ImagePass:
             num_processes=runtime.num_processes,
             num_workers=self.workers,
             whole_batches=self.whole_batches,
+            pinned=runtime.device.type == "cuda",
         )
         batches = self.journal.watch(batches, what, len(source), runtime.num_processes)
         normalise = runtime.normaliser(self.mean, self.std)

@@ -22,7 +22,7 @@ from vitctl.jobs.inputs.network import find_network, model_config, needs_labels,
 from vitctl.jobs.inputs.sampling import check_order, open_train, sampling_notes, subset_size
 from vitctl.models.configs import Config, ViTConfig
 from vitctl.models.costs import OPTIMIZER_SLOTS
-from vitctl.models.flops import count_macs, count_parameters, training_flops, training_memory_bytes
+from vitctl.models.flops import converted_bytes, count_macs, count_parameters, training_flops, training_memory_bytes
 from vitctl.models.variants import downstream
 from vitctl.recipe.images import TrainImages
 from vitctl.recipe.load import Loaded
@@ -68,9 +68,17 @@ class TrainingPlan:
 
 @dataclass(frozen=True)
 class _Memory:
-    """Memory of a process in bytes: of the weights and everything of their size, and per image."""
+    """Memory of a process in bytes.
+
+    Args:
+        weights: and everything of their size that is sharded with them.
+        converted, sharded_converted: copies of weights that are not, with one shard and with several.
+        image: for each image.
+    """
 
     weights: int
+    converted: int
+    sharded_converted: int
     image: int
 
     @classmethod
@@ -82,11 +90,17 @@ class _Memory:
         weights, one = (
             training_memory_bytes(config, images, precision, slots, averaging, checkpoint_blocks) for images in (0, 1)
         )
-        return cls(weights + 4 * count_parameters(config) * _held_sums(recipe), one - weights)
+        converted, gathered = (
+            converted_bytes(config, precision, checkpoint_blocks, gathers_bf16=in_bf16)
+            for in_bf16 in (False, recipe.machine.sharding_dtype == "bf16")
+        )
+        sharded = weights - converted + 4 * count_parameters(config) * _held_sums(recipe)
+        return cls(sharded, converted, gathered, one - weights)
 
     def at(self, micro_batch: int, shards: int = 1) -> int:
         """With `micro_batch` images in a forward pass, the weights sharded over `shards` processes."""
-        return -(-self.weights // shards) + micro_batch * self.image
+        converted = self.converted if shards == 1 else self.sharded_converted
+        return -(-self.weights // shards) + converted + micro_batch * self.image
 
     def fitting(self, shards: int = 1) -> int:
         """The largest micro-batch that fits, 0 when none does."""
@@ -197,7 +211,7 @@ def _ways(config: Config, recipe: Pretrain | Finetune, memory: _Memory) -> list[
         return ways
     thin = _Memory.of(config, recipe, checkpoint_blocks=True)
     for used, extra in ((memory, ""), (thin, " --set machine.checkpoint_blocks=true")):
-        room = USABLE_SHARE * GPU_BYTES - used.image
+        room = USABLE_SHARE * GPU_BYTES - used.image - used.sharded_converted
         if extra and (fitting := used.fitting(_shards(recipe))):
             ways.append((f"--set machine.micro_batch={fitting}{extra}", used.at(fitting, _shards(recipe))))
         elif room > 0:

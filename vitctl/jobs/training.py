@@ -87,8 +87,10 @@ def loader_workers(machine: Machine, device: torch.device, num_processes: int) -
     """The same for a process without a `Runtime`."""
     if machine.workers >= 0:
         return machine.workers
-    cores = (os.cpu_count() or 1) // min(num_processes, max(1, torch.cuda.device_count()))
-    return min(8, cores) if device.type == "cuda" else max(1, min(8, cores // 2))
+    cores = os.cpu_count() or 1
+    if device.type == "cuda":
+        return min(8, cores // min(num_processes, max(1, torch.cuda.device_count())))
+    return max(1, min(8, cores // 2))
 
 
 def open_journal(runtime: Runtime, run_dir: Path, report: Report) -> Journal:
@@ -255,7 +257,13 @@ def _shard(machine: TrainMachine, runtime: Runtime, model: Model, probe: Probe |
             "fewshot_probe.every_steps calls the model for its features only, which machine.sharding = 'fsdp' does not support; "
             "set fewshot_probe.every_steps = 0 or machine.sharding = 'none'"
         )
-    shard(model, runtime.device, runtime.num_processes, machine.sharding_replicas)
+    gathers_bf16 = machine.sharding_dtype == "bf16"
+    if gathers_bf16 and runtime.precision != "bf16":
+        raise LaunchError(
+            f"machine.sharding_dtype = 'bf16': this run computes in {runtime.precision}, and would lose precision; set "
+            "machine.precision to 'bf16' or machine.sharding_dtype to 'float32'"
+        )
+    shard(model, runtime.device, runtime.num_processes, machine.sharding_replicas, gathers_bf16=gathers_bf16)
 
 
 def _facts(
@@ -335,6 +343,7 @@ def _batches(
             neighbours=images.mixing.is_on,
             needs_labels=needs_labels,
             checksums=recipe.log.trace,
+            pinned=runtime.device.type == "cuda",
         )
 
     return batches

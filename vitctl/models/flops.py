@@ -1,5 +1,6 @@
 """What a model costs: parameters, multiply-accumulates, FLOPs and training memory. Imports no torch."""
 
+from dataclasses import replace
 from typing import Literal
 
 from vitctl.models.configs import (
@@ -88,6 +89,25 @@ def training_memory_bytes(
     wide, _ = _WIDTHS[precision]
     copies = 2 + optimizer_slots + averaging
     return copies * wide * count_parameters(config) + _kept_bytes(kept, micro_batch, precision)
+
+
+def converted_bytes(
+    config: Config,
+    precision: Literal["float32", "tf32", "bf16", "float64"],
+    checkpoint_blocks: bool = False,
+    *,
+    gathers_bf16: bool = False,
+) -> int:
+    """Return what `training_memory_bytes` counts of converted weights: copies in bf16 that are kept for the backward pass.
+
+    They are of whole weights also where weights are sharded, but for the linear layers of blocks where these are gathered in bf16
+    (`gathers_bf16`), and gathered again in the backward pass.
+    """
+    ends, blocks = _network(config)
+    if gathers_bf16:
+        blocks = [replace(block, weight_casts=0) for block in blocks]
+    once = [_kept_bytes(block, 0, precision) for block in blocks]
+    return _kept_bytes(ends, 0, precision) + (max(once) if checkpoint_blocks else sum(once))
 
 
 def _kept_bytes(cost: Cost, micro_batch: int, precision: Literal["float32", "tf32", "bf16", "float64"]) -> int:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -79,8 +80,14 @@ class DropPath(nn.Module):
     def __init__(self, rate: float) -> None:
         super().__init__()
         self.active = rate > 0
-        # A tensor, because a float would be compiled again for each value; on the CPU, because it is never moved.
+        # A tensor, because a float would be compiled again for each value. No buffer: DDP would send it, and `to` change its type.
         self.rate = torch.tensor(rate, dtype=torch.float64, device="cpu")
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        """Let the rate follow to the device: compiled code that takes a number of the CPU can be no CUDA graph."""
+        device = fn(torch.empty(0, device=self.rate.device)).device
+        self.rate = self.rate if device.type == "meta" else self.rate.to(device)
+        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
 
     def forward(self, branch: Tensor) -> Tensor:
         if not (self.active and self.training):

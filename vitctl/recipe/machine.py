@@ -67,6 +67,12 @@ class ShardedMachine(TrainMachine):
         unit="copies",
         ge=1,
     )
+    sharding_dtype: Literal["float32", "bf16"] = knob(
+        "float32",
+        "with fsdp: type that the matrices of layers are gathered in. bf16, where machine.precision is bf16: half of the traffic and no "
+        "bf16 copy of the whole model in memory, for the same bits; gradients are added up in float32. With compile a layer then "
+        "becomes several graphs",
+    )
 
 
 class Checkpoint(Section):

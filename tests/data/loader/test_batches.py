@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from vitctl.data.images.decode import decode
 from vitctl.data.images.transforms import EvalTransform, TrainTransform, augmentation_rng
+from vitctl.data.loader import batches as module
 from vitctl.data.loader.batches import Batch, eval_batches, train_batches
 from vitctl.data.loader.lanes import share
 from vitctl.data.shards.index import Index
@@ -216,6 +217,21 @@ def test_train_batches__refuse_the_order_of_another_set() -> None:
             first_step=0,
             num_workers=0,
         )
+
+
+@pytest.mark.parametrize("pinned", [False, True])
+def test_batches__are_pinned_where_that_is_asked_for(pinned: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, loader = list[bool](), module.DataLoader
+
+    def recorded(*args: Any, pin_memory: bool, **named: Any) -> Any:
+        asked.append(pin_memory)
+        return loader(*args, pin_memory=False, **named)
+
+    monkeypatch.setattr(module, "DataLoader", recorded)
+    source = SyntheticSource(20, 3, 12)
+    next(train(source, pinned=pinned))
+    next(eval_batches(source, EVAL, batch_size=4, rank=0, num_processes=1, num_workers=0, pinned=pinned))
+    assert asked == [pinned, pinned]
 
 
 @pytest.mark.parametrize("num_samples", [1, 2, 5, 16, 17, 23])

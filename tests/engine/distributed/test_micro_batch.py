@@ -42,9 +42,10 @@ def loss(model: torch.nn.Module, batch: Batch, _step: int, *, limit: int) -> tor
 def test_fits__leaves_no_trace(runtime: Runtime) -> None:
     model = Tiny()
     before = [p.detach().clone() for p in model.parameters()]
-    assert fits_everywhere(runtime, model, partial(loss, limit=4), batch(4), 100)
-    assert not fits_everywhere(runtime, model, partial(loss, limit=4), batch(5), 100)
-    assert all(p.grad is None for p in model.parameters())
+    for adds_up in (False, True):
+        assert fits_everywhere(runtime, model, partial(loss, limit=4), batch(4), 100, adds_up=adds_up)
+        assert not fits_everywhere(runtime, model, partial(loss, limit=4), batch(5), 100, adds_up=adds_up)
+        assert all(p.grad is None for p in model.parameters())
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 
 
@@ -53,4 +54,4 @@ def test_fits__another_error_is_no_want_of_memory(runtime: Runtime) -> None:
         raise RuntimeError("shapes do not fit")
 
     with pytest.raises(RuntimeError, match="shapes do not fit"):
-        fits_everywhere(runtime, Tiny(), broken, batch(4), 0)
+        fits_everywhere(runtime, Tiny(), broken, batch(4), 0, adds_up=False)

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from vitctl.models.kernels import attention
-from vitctl.models.kernels.attention import attend, choose_attention, set_attention
+from vitctl.models.kernels.attention import attend, choose_attention, set_attention, used_attention
+from vitctl.models.kernels.linear import set_linear, used_linear
 
 CPU = torch.device("cpu")
 
@@ -13,8 +14,14 @@ CPU = torch.device("cpu")
 def restored() -> Iterator[None]:
     attention._measured.cache_clear()
     yield
-    set_attention("fused")
     attention._measured.cache_clear()
+
+
+@pytest.mark.parametrize("_test", [1, 2])
+def test_kernels__a_test_begins_with_those_of_a_new_process(_test: int) -> None:
+    assert (used_attention(), used_linear()) == ("fused", "torch")
+    set_attention("math")
+    set_linear("onednn")
 
 
 def parts(*shape: int, dtype: torch.dtype = torch.float64) -> list[torch.Tensor]:

@@ -19,7 +19,6 @@ needs_onednn = pytest.mark.skipif(bool(onednn_problem(torch.float32, CPU)), reas
 def restored() -> Iterator[None]:
     linear._measured.cache_clear()
     yield
-    set_linear("torch")
     linear._measured.cache_clear()
 
 

@@ -89,15 +89,9 @@ class Batch:
 
     def pin_memory(self) -> "Batch":
         """The same batch in page-locked memory; called by the DataLoader."""
-        return Batch(
-            self.images.pin_memory(),
-            self.labels.pin_memory(),
-            self.weights.pin_memory(),
-            self.samples.pin_memory(),
-            self.bad,
-            digests=self.digests,
-            checksums=self.checksums,
-        )
+        tensors = (self.images, self.labels, self.weights, self.samples)
+        images, labels, weights, samples = (tensor.pin_memory() for tensor in tensors)
+        return Batch(images, labels, weights, samples, self.bad, digests=self.digests, checksums=self.checksums)
 
 
 def _received(images: SharedMemory | Tensor, shape: tuple[int, ...], *others: Any) -> Batch:
@@ -124,6 +118,7 @@ def train_batches(
     neighbours: bool = False,
     needs_labels: bool = True,
     checksums: bool = False,
+    pinned: bool = False,
 ) -> Iterator[Batch]:
     """An infinite iterator over the micro-batches of one process, from any step on.
 
@@ -146,6 +141,7 @@ def train_batches(
             first the last.
         needs_labels: take an image without a label for one that cannot be used.
         checksums: fill `Batch.checksums`.
+        pinned: give batches in page-locked memory, for a GPU.
 
     Raises:
         DataError: the numbers do not fit, or a loader process was killed.
@@ -167,7 +163,7 @@ def train_batches(
 
     own = own_slots(batch_size, lanes, rank, num_processes) if lanes else None
     samples = _TrainSamples(source, order, transform, seed, needs_labels, checksums, own)
-    batches = _batches(samples, positions(), num_workers)
+    batches = _batches(samples, positions(), num_workers, pinned)
     return map(_with_neighbour, batches) if neighbours else batches
 
 
@@ -192,6 +188,7 @@ def eval_batches(
     whole_batches: bool = False,
     unchecked: bool = False,
     digests: bool = False,
+    pinned: bool = False,
 ) -> Iterator[Batch]:
     """Batches of one process for evaluation; over all processes, every sample occurs exactly once.
 
@@ -208,6 +205,7 @@ def eval_batches(
         unchecked: the images were not checked when shards were made of them: HEIC is converted here, and a sample that cannot be
             used is left as zeros of weight 0, listed in `bad`.
         digests: fill `Batch.digests`.
+        pinned: as of `train_batches`.
 
     Raises:
         DataError: without `unchecked`, a sample cannot be used, named by key and shard; or a loader process was killed.
@@ -218,16 +216,14 @@ def eval_batches(
     if whole_batches:
         num_batches = -(-len(source) // size)
         mine = share(num_batches, num_processes, rank)
-        own, longest = (
-            range(mine.start * size, min(mine.stop * size, len(source))),
-            -(-num_batches // num_processes) * size,
-        )
+        own = range(mine.start * size, min(mine.stop * size, len(source)))
+        longest = -(-num_batches // num_processes) * size
 
     def positions() -> Iterator[list[int]]:
         for begin in range(own.start, own.start + longest, size):
             yield [sample if sample < own.stop else PADDING for sample in range(begin, begin + size)]
 
-    for batch in _batches(_EvalSamples(source, transform, unchecked, digests), positions(), num_workers):
+    for batch in _batches(_EvalSamples(source, transform, unchecked, digests), positions(), num_workers, pinned):
         for sample, key, reason in () if unchecked else batch.bad:
             can_pad = reason in ("truncated", "damaged") and transform.truncated == "refuse"
             pad = "; of a JPEG data.truncated = 'pad' scores what is there" if can_pad else ""
@@ -361,7 +357,9 @@ def _recorded(bad: dict[int, str], row: int) -> Iterator[None]:
         bad[row] = error.reason
 
 
-def _batches(samples: Dataset[Batch], positions: Iterator[list[int]], num_workers: int) -> Iterator[Batch]:
+def _batches(
+    samples: Dataset[Batch], positions: Iterator[list[int]], num_workers: int, pinned: bool
+) -> Iterator[Batch]:
     bounds.check()
     loader: DataLoader[Any] = DataLoader(
         samples,
@@ -369,7 +367,7 @@ def _batches(samples: Dataset[Batch], positions: Iterator[list[int]], num_worker
         num_workers=num_workers,
         collate_fn=_identity,
         worker_init_fn=worker_init(),
-        pin_memory=torch.cuda.is_available(),
+        pin_memory=pinned,
         prefetch_factor=_PREFETCH if num_workers else None,
         generator=torch.Generator(),  # drawing the worker seeds must not advance the global generator
     )

@@ -91,6 +91,7 @@ class Saver:
     def _copy(self, parts: Iterable[tuple[str, str, Tensor]]) -> Snapshot:
         """Copy the tensors to buffers that are allocated once; from a GPU, to pinned memory."""
         snapshot: Snapshot = {}
+        waits = False
         for part, name, tensor in parts:
             buffer = self._buffers.setdefault(part, {}).get(name)
             if buffer is None:
@@ -98,8 +99,9 @@ class Saver:
                 buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=pinned)
                 self._buffers[part][name] = buffer
             buffer.copy_(tensor.detach(), non_blocking=True)
+            waits = waits or tensor.device.type == "cuda"
             snapshot.setdefault(part, {})[name] = buffer
-        if torch.cuda.is_available():
+        if waits:
             torch.cuda.synchronize()
         return snapshot
 

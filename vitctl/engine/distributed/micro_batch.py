@@ -41,7 +41,13 @@ def largest_micro_batch(fits: Callable[[int], bool], share: int) -> int:
 
 
 def fits_everywhere(
-    runtime: Runtime, model: nn.Module, objective: Callable[[nn.Module, Batch, int], Tensor], batch: Batch, reserve: int
+    runtime: Runtime,
+    model: nn.Module,
+    objective: Callable[[nn.Module, Batch, int], Tensor],
+    batch: Batch,
+    reserve: int,
+    *,
+    adds_up: bool,
 ) -> bool:
     """Whether a forward and backward pass fits on all processes. Model and gradients are left unchanged.
 
@@ -50,12 +56,16 @@ def fits_everywhere(
         model: not wrapped yet, so that a process that fails does not block the others.
         objective: the loss of a batch.
         batch: of this process.
-        reserve: bytes that training needs in addition: optimizer state, averages, DDP buckets.
+        reserve: bytes that training needs in addition: optimizer state, averages.
+        adds_up: the pass adds to gradients that are there before it: sums of earlier micro-batches, or DDP's buckets.
     """
     model.train()
     fitted = True
     try:
         kept = torch.empty(reserve, dtype=torch.uint8, device=runtime.device)
+        if adds_up:
+            for parameter in model.parameters():
+                parameter.grad = torch.zeros_like(parameter)
         with runtime.autocast():
             loss = objective(model, batch, 0)
         torch.autograd.backward(loss)

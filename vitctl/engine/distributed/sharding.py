@@ -1,25 +1,33 @@
 """FSDP2: parameters, gradients and optimizer state are sharded over the processes; checkpoints are unsharded.
 
-The result is that of DDP: weights are gathered in the type of the parameters, and autocast converts them.
+The result is that of DDP: weights are gathered in the type of the parameters, and autocast converts them. It is the same, bit for
+bit, where the weights that autocast would convert are gathered in bf16: only when they are converted differs.
 """
 
 import sys
+import warnings
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, TypeGuard
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 import torch
 from torch import Tensor, nn
 
 from vitctl.errors import LaunchError
 from vitctl.models.blocks import Block
+from vitctl.models.kernels.linear import Head, Linear
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
     from torch.distributed.tensor import DTensor
 
 
-def shard(model: nn.Module, device: torch.device, num_processes: int, replicas: int = 1) -> None:
+def shard(
+    model: nn.Module, device: torch.device, num_processes: int, replicas: int = 1, *, gathers_bf16: bool = False
+) -> None:
     """Shard the parameters of `model` over the processes, in place: each outermost block as a unit, then the rest.
+
+    While a block computes, the weights of the next one are gathered.
 
     Call it before the optimizer is built on these parameters.
 
@@ -28,13 +36,15 @@ def shard(model: nn.Module, device: torch.device, num_processes: int, replicas: 
         device: of this process.
         num_processes: of the job.
         replicas: copies of the model, each sharded over successive processes (HSDP); gradients are added up over the copies.
+        gathers_bf16: gather the linear layers of blocks in bf16, for a model that runs under bf16 autocast. Their gradients are added up
+            in float32. What autocast leaves in float32, such as norms and the head, is gathered in float32, once for all blocks.
 
     Raises:
         LaunchError: the processes cannot be divided so.
     """
     # Imported here and not above: that takes longer than all other imports of a run on one device after torch's own.
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     if num_processes % replicas:
         raise LaunchError(
@@ -47,10 +57,26 @@ def shard(model: nn.Module, device: torch.device, num_processes: int, replicas: 
         )
     else:
         mesh = init_device_mesh(device.type, (num_processes,))
+    # Inputs are left to autocast: cast here, the residual stream would become bf16.
+    bf16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    # Torch warns of what changes an output in place. The outputs of linear layers are views, and nothing does.
+    warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor", UserWarning)
+    units: list[FSDPModule] = []
     for block in outermost_blocks(model):
-        fully_shard(block, mesh=mesh, reshard_after_forward=True)
+        if gathers_bf16 and (layers := _cast_layers(block)):
+            fully_shard(layers, mesh=mesh, reshard_after_forward=True, mp_policy=bf16)
+            units.append(cast("FSDPModule", layers[0]))  # they share what is set
+        else:
+            units.append(fully_shard(block, mesh=mesh, reshard_after_forward=True))
+    for unit, following in pairwise(units):
+        unit.set_modules_to_forward_prefetch([following])
     # By default the root stays gathered until a backward pass, and after an evaluation there is none.
     fully_shard(model, mesh=mesh, reshard_after_forward=True)
+
+
+def _cast_layers(block: Block) -> list[nn.Module]:
+    """The layers of a block of which autocast converts all parameters."""
+    return [layer for layer in block.modules() if isinstance(layer, Linear) and not isinstance(layer, Head)]
 
 
 def outermost_blocks(model: nn.Module) -> list[Block]:

@@ -83,7 +83,9 @@ def bench_data(recipe: Pretrain | Finetune, budget: Budget, *, step_rate: float 
         recipe = fitted_recipe(recipe, len(source))
         budget = budget.restarted()
         images = images_of(recipe.data, source, None, recipe.seed, recipe.schedule)
-        measured = measure_loader(recipe, images, workers, budget.part(_LOADER))
+        measured = measure_loader(
+            recipe, images, workers, budget.part(_LOADER), pinned=computation.device.type == "cuda"
+        )
         split, image_bytes = measure_images(images, recipe.seed, budget.part(_SPLIT))
     needed, origin = _step_rate(recipe, step_rate, budget)
     found = verdict(measured, split, needed, cores=num_cores(), decode=recipe.data.decode)
@@ -131,7 +133,9 @@ def _opened(recipe: Pretrain | Finetune, scratch: Path) -> Source:
     return open_training_images(recipe.data, scratch, needs_labels=needs_labels(recipe))[0]
 
 
-def measure_loader(recipe: Pretrain | Finetune, images: Images, workers: int, budget: Budget) -> LoaderRate:
+def measure_loader(
+    recipe: Pretrain | Finetune, images: Images, workers: int, budget: Budget, *, pinned: bool = False
+) -> LoaderRate:
     """Take batches from the recipe's loader as fast as it gives them, after a few that it had made ahead."""
     size = min(_BATCH, recipe.schedule.batch_size)
     batches: Iterator[Batch] = train_batches(
@@ -147,6 +151,7 @@ def measure_loader(recipe: Pretrain | Finetune, images: Images, workers: int, bu
         num_workers=workers,
         needs_labels=needs_labels(recipe),
         checksums=recipe.log.trace,
+        pinned=pinned,
     )
     budget.say("starting the loader")
     for _ in range(_WARM_UP * max(1, workers)):

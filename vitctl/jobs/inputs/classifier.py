@@ -101,6 +101,7 @@ class OpenClassifier:
             num_workers=workers if len(source) > batch_size else 0,
             unchecked=True,
             digests=with_features,
+            pinned=self.network.device.type == "cuda",
         )
         for batch in batches:
             logits, features = check_finite(self.network(batch.images, with_features=with_features))

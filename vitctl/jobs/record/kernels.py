@@ -133,9 +133,14 @@ def choose_micro_batch(
     setting = json.loads(runtime.broadcast(json.dumps(setting)))
     if {name: known.get(name) for name in setting} == setting:
         return int(known["micro_batch"])
-    copies = OPTIMIZER_SLOTS[recipe.optimizer.name] + (recipe.averaging.decay > 0) + (runtime.num_processes > 1)
+    copies = OPTIMIZER_SLOTS[recipe.optimizer.name] + (recipe.averaging.decay > 0)
     reserve = copies * sum(p.numel() * p.element_size() for p in model.parameters())
-    found = largest_micro_batch(lambda n: fits_everywhere(runtime, model, objective, batch(n), reserve), share)
+
+    def fits(images: int) -> bool:
+        adds_up = runtime.num_processes > 1 or images < share
+        return fits_everywhere(runtime, model, objective, batch(images), reserve, adds_up=adds_up)
+
+    found = largest_micro_batch(fits, share)
     if runtime.is_main:
         write_run_json(file, {**setting, "micro_batch": found})
     return found
