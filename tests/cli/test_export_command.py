@@ -28,7 +28,7 @@ def test_as_typed__int8_with_pre_processing(vitctl: Vitctl, pretrained: Path, ti
         in said.out
     )
     assert f"of 9 images (test[:9] of {tiny_data})" in said.out
-    assert "int8: 10 products with weights, activations by their range on 8 images of train" in said.out
+    assert "int8: 14 products with weights, activations by their range on 8 images of train" in said.out
     result = json.loads((tmp_path / "out" / "result.json").read_text())
     assert (result["provenance"]["precision"], result["provenance"]["split"]) == ("int8", "test[:9]")
     assert {"model.onnx", "model.py", "model.ranges.json"} <= {file.name for file in (tmp_path / "out").iterdir()}

@@ -44,7 +44,7 @@ WHOLE = {
     "images": (loop, "take", 6, DataError("a loader process was killed"), 5),
     "forward": (loop.Trainer, "_backward", 6, MemoryError("no memory"), 5),
     "a bug": (loop, "clip_gradients", 6, ZeroDivisionError("a bug"), 5),
-    "evaluation": (evaluation, "count_hits", 2, KeyError("a bug"), 4),
+    "evaluation": (evaluation, "count_hits", 1, KeyError("a bug"), 4),
     "too many bad samples": (Run, "log", 5, DataError("too many"), 5),
 }
 

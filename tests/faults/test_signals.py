@@ -38,10 +38,10 @@ def test_signal__saves_and_the_run_goes_on_bit_for_bit(
     folder = prepared(tmp_path / "run", tiny_data)
     step = loop.Trainer._step
 
-    def hit(trainer: Any, lr: float) -> None:
+    def hit(trainer: Any, *given: Any) -> None:
         if not records(folder, "resume") and len(records(folder, "train")) == 4:
             os.kill(os.getpid(), number)
-        step(trainer, lr)
+        step(trainer, *given)
 
     monkeypatch.setattr(loop.Trainer, "_step", hit)
     assert work(folder)["status"] == "stopped"

@@ -87,7 +87,8 @@ class DropPath(nn.Module):
         """Let the rate follow to the device: compiled code that takes a number of the CPU can be no CUDA graph."""
         device = fn(torch.empty(0, device=self.rate.device)).device
         self.rate = self.rate if device.type == "meta" else self.rate.to(device)
-        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        apply: Any = super()._apply  # it has no types
+        return apply(fn, recurse)
 
     def forward(self, branch: Tensor) -> Tensor:
         if not (self.active and self.training):
