@@ -64,6 +64,7 @@ def test_ridge__beside_scikit_learn_with_equal_answers(tmp_path: Path) -> None:
     assert found["rows"][0]["notes"]["share of equal answers"] == 1
 
 
+@pytest.mark.slow
 def test_saving__beside_torch_save_and_dcp(tmp_path: Path) -> None:
     found = run("saving", tmp_path, "--model", "Ti/16", "--rounds", 2, "--device", "cpu")
     check_rows(found, 2, [10.0, 10.0])

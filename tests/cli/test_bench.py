@@ -110,6 +110,7 @@ def test_model__a_name_alone_is_a_plain_network_of_the_default_recipe() -> None:
         chosen_recipe(Asked(("S/16",), None, 1.0, None, None, ("model.fnord=1",)), {})
 
 
+@pytest.mark.slow
 def test_ctrl_c__keeps_what_was_measured(tiny_data: Path, tmp_path: Path) -> None:
     """The signal comes while steps are measured; the numbers so far are printed and written, and the exit code is 3."""
     code = (
@@ -134,6 +135,7 @@ def test_ctrl_c__keeps_what_was_measured(tiny_data: Path, tmp_path: Path) -> Non
     assert numbers["images_per_second"] > 0
 
 
+@pytest.mark.slow
 def test_processes__communication_is_a_part_of_the_step(tiny_data: Path, tmp_path: Path) -> None:
     """Two processes: the parts, with what the exchange of gradients costs, still add up to the step."""
     line = [
