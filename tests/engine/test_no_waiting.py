@@ -101,7 +101,9 @@ def steps(trainer: Trainer, card: FakeCard, number: int) -> None:
     """Some steps, in which nothing may wait."""
     with card.watched():
         for step in range(number):
-            trainer.update(step, micro_batches())
+            update = trainer.update(step, micro_batches())
+    assert {p.device for p in trainer.unwrapped.parameters()} == {CARD}
+    assert len(update.parameters) == len(list(trainer.unwrapped.parameters()))  # each had a gradient
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -2,8 +2,9 @@
 
 import re
 
-# Dense peak of the matrix units in TFLOP/s, as the makers give it, for bf16 summed in float32; a sparse peak is twice that. Of the
-# device that torch sees: one of the two halves of an MI250(X). float32 has no entry and no MFU.
+# Dense peak of the matrix units in TFLOP/s, for bf16 summed in float32; a sparse peak is twice that. Of the device that torch sees: one of
+# the two halves of an MI250(X). float32 has no entry and no MFU. Each entry names where its number is published; not all were held against
+# that page again.
 PEAK_TFLOPS = {
     "GB200": 2500.0,  # NVIDIA GB200 NVL72 data sheet, 360 PFLOP/s sparse of 72
     "B200": 2250.0,  # NVIDIA HGX B200 data sheet

@@ -38,7 +38,7 @@ class TrainMachine(Machine):
     linear: Literal["torch", "onednn", "auto"] = knob(
         "auto",
         "library that multiplies the matrices of linear layers on a CPU; auto: the faster one, measured at the start of the run and "
-        "then kept. For float32 on CPUs of other makers than Intel oneDNN is twice as fast",
+        "then kept",
     )
     checkpoint_blocks: bool = knob(
         False, "activation checkpointing: recompute each layer in the backward pass instead of storing its activations"
