@@ -28,6 +28,7 @@ MIB = 2**20
 
 K = TypeVar("K")
 DEFAULT = "as it comes"
+TRIES = 3  # turns of every setting, by which the best is chosen
 
 Numbers = dict[str, float]
 Choices = dict[str, dict[str, Any]]  # settings of a side, by name
@@ -200,6 +201,11 @@ def own_cpu_seconds() -> float:
     return sum(each.ru_utime + each.ru_stime for each in used)
 
 
+def least(rounds: Sequence[Numbers]) -> Numbers:
+    """The least of each number over the rounds: what other work on the machine disturbs least."""
+    return {name: min(numbers[name] for numbers in rounds) for name in rounds[0]}
+
+
 def medians(rounds: Sequence[Numbers]) -> Numbers:
     """The median of each number over the rounds."""
     return {name: statistics.median(numbers[name] for numbers in rounds) for name in rounds[0]}
@@ -355,7 +361,7 @@ def disk_rates(folder: Path, size: int = 256 * MIB) -> Numbers:
 class Compared:
     """Sides with the settings that they come with and with their best ones, measured in the same rounds.
 
-    `tried` are the numbers of the first turn of every setting, or why there are none.
+    `tried` are the numbers of every setting, the least in its first turns, or why there are none.
     """
 
     rounds: dict[tuple[str, str], list[Numbers]]
@@ -387,7 +393,7 @@ class Compared:
 def compare(
     script: str, asked: Mapping[str, Any], choices: Mapping[str, Choices], number: str, rounds: int
 ) -> Compared:
-    """Try settings of both sides for a turn, and let the best and the default ones of each take turns.
+    """Try settings of both sides for some turns, and let the best and the default ones of each take turns.
 
     Args:
         script: of the fresh processes.
@@ -408,7 +414,9 @@ def compare(
             for name, settings in named.items():
                 try:
                     process = running[side, name] = FreshProcess(script, {**asked, "side": side, "settings": settings})
-                    tried[side][name] = process() | {"seconds_to_prepare": process.prepared["wall"]}
+                    tried[side][name] = least([process() for _ in range(TRIES)]) | {
+                        "seconds_to_prepare": process.prepared["wall"]
+                    }
                 except SideError as error:
                     if name == DEFAULT:
                         raise

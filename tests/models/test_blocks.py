@@ -81,6 +81,59 @@ def test_compile_errors__are_one_line() -> None:
         model(torch.randn(2, 3, 32, 32))
 
 
+def test_compile_blocks__keeps_less_for_the_backward_pass() -> None:
+    config = replace(TINY["vit"], depth=4)
+
+    def kept(*, compiled: bool) -> int:
+        """Bytes of what the blocks keep, without their weights."""
+        torch.compiler.reset()
+        model = build(config)
+        weights = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
+        if compiled:
+            compile_blocks(model, "aot_eager_decomp_partition")
+        found: dict[int, int] = {}
+
+        def pack(tensor: torch.Tensor) -> torch.Tensor:
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in weights:
+                found[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        tokens = torch.randn(2, config.num_tokens, config.hidden_size)
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            for block in model.blocks:
+                tokens = block(tokens)
+        tokens.sum().backward()
+        return sum(found.values())
+
+    assert kept(compiled=True) < 0.8 * kept(compiled=False)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*")
+def test_compile_blocks__what_is_computed_again_has_the_same_dropout() -> None:
+    torch.compiler.reset()
+
+    class Dropped(Block):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.outer = torch.nn.Linear(64, 512), torch.nn.Linear(512, 64, bias=False)
+
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            return self.outer(torch.nn.functional.dropout(torch.nn.functional.gelu(self.inner(tokens)), 0.5))
+
+    model = torch.nn.Sequential(Dropped())
+    torch.nn.init.ones_(model[0].outer.weight)
+    compile_blocks(model)
+    tokens = torch.randn(1, 64)
+    outputs = model(tokens)
+    outputs[0, 0].backward()
+    # The gradient of a row of `outer` is its input, the dropped activations, whose sum is the output.
+    weight = model[0].outer.weight.grad
+    assert 150 < (weight[0] == 0).sum() < 350
+    assert torch.allclose(weight[0].sum(), outputs[0, 0], rtol=1e-4)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["vit", "relative", "hybrid", "axial"])
 def test_compile_blocks__inductor_computes_the_same(name: str, random_model: Any, images_for: Any) -> None:

@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from vitctl.errors import LaunchError
 
+_KEPT = 0.9  # of what torch's compiler would keep for the backward pass; the rest is what its fused code computes again for nothing
 _RECOMPILES = 64  # a deep ResNet has units of 16 shapes, each for training, for evaluation and for a last small batch
 
 
@@ -30,11 +31,14 @@ def compile_blocks(model: nn.Module, backend: str | Callable[..., Any] = "induct
     """Compile every outermost `Block` of `model` in place, and return their number.
 
     Equal blocks share one compilation, so that a deep network compiles as fast as a shallow one. Every batch size has
-    its own: a run has two or three, and code for one size is the quicker. Names in the state dictionary stay as they are.
+    its own: a run has two or three, and code for one size is the quicker. What is cheap, such as a GELU, is computed again in the
+    backward pass, not kept. Names in the state dictionary stay as they are.
     """
     import torch._dynamo.config as dynamo
+    import torch._functorch.config as functorch
 
     dynamo.recompile_limit = max(dynamo.recompile_limit, _RECOMPILES)  # beyond it torch quietly stops to compile
+    functorch.activation_memory_budget = min(functorch.activation_memory_budget, _KEPT)
     blocks = list(_outermost(model))
     for block in blocks:
         block.compile(backend=backend, dynamic=False)
