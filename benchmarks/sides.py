@@ -2,7 +2,8 @@
 
 Both begin with the same uint8 images in memory, random ones, and labels, and normalise the images themselves. Both take a step
 of AdamW with weight decay, at a clipped norm of 1. Ours is `Trainer.update` of a prepared `vitctl pretrain`, with the settings
-of [machine]. timm's is that of its train.py.
+of [machine]; a run writes a record of each step beside, which `waiting.py` measures. timm's is that of its train.py. As they come,
+ours has a tanh-GELU and computes the last block for the class token alone, timm an erf-GELU and all tokens.
 """
 
 import math
@@ -225,13 +226,13 @@ def compare(work: Work, number: str, rounds: int, choices: Mapping[str, Choices]
 
 
 def tflops(work: Work, found: Compared, number: str) -> Numbers:
-    """What the best settings of each side compute per second, forward and backward."""
-    from vitctl.models.flops import training_flops
+    """What the best settings of each side compute per second, forward and backward: ours the last block for one token alone."""
+    from vitctl.models.flops import computed_flops, training_flops
     from vitctl.models.variants import variant
 
     config = variant(work.model, image_size=work.image_size, num_classes=CLASSES)
-    flops = training_flops(config, work.batch) / 1e12
-    return {side: flops / medians(found.rounds[side, name])[number] for side, name in found.best.items()}
+    flops = {"ours": work.batch * computed_flops(config) / 1e12, "timm": training_flops(config, work.batch) / 1e12}
+    return {side: flops[side] / medians(found.rounds[side, name])[number] for side, name in found.best.items()}
 
 
 def of_the_matrix_rate(work: Work, found: Compared, number: str, limits: Numbers) -> Numbers:

@@ -182,6 +182,7 @@ def test_how_it_is_read__tells_pickles_apart(suite: Any, tmp_path: Path) -> None
     assert suite.how_it_is_read(tmp_path / "c") == "no"
 
 
+@pytest.mark.slow
 def test_suite__vitctl_is_exact_on_another_number_of_processes(suite: Any, tmp_path: Path) -> None:
     module = imported_benchmark()
     plan = suite.Plan(num_samples=48, shard_samples=12, global_batch=12, workers=1, save_every=3, stop=7)

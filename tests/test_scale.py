@@ -73,6 +73,7 @@ def test_srun__what_is_wrong_is_said_once(tiny_data: Path, tmp_path: Path) -> No
     assert said[1:] == [("", "")] * 3
 
 
+@pytest.mark.slow
 def test_torchrun__sharded_and_accumulated(tiny_data: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     values = {"machine.micro_batch": 3, "machine.sharding": "fsdp"}
@@ -159,7 +160,7 @@ def test_fsdp__equals_ddp_in_float32(processes: int, replicas: int, tiny_data: P
     }
     folders = {sharding: tmp_path / sharding for sharding in ("none", "fsdp")}
     for sharding, folder in folders.items():
-        more = {"machine.sharding": sharding, "machine.sharding_replicas": replicas}
+        more = {"machine.sharding": sharding, "machine.sharding_replicas": replicas if sharding == "fsdp" else 1}
         run_as(processes, folder, tiny_data, **values, **more)
     ddp, fsdp = (train_records(folder) for folder in folders.values())
     assert max(record["grad_norm"] for record in ddp) > 0.1  # gradients were clipped
@@ -174,7 +175,9 @@ def test_fsdp__equals_ddp_in_float32(processes: int, replicas: int, tiny_data: P
 
 @pytest.mark.parametrize(("processes", "replicas"), [(2, 1), pytest.param(4, 2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
-    "values", [{}, {"machine.checkpoint_blocks": "true", "machine.micro_batch": 3}], ids=["", "parts"]
+    "values",
+    [{}, pytest.param({"machine.checkpoint_blocks": "true", "machine.micro_batch": 3}, marks=pytest.mark.slow)],
+    ids=["", "parts"],
 )
 def test_fsdp__gathered_in_bf16_has_the_same_bits(
     values: dict[str, object], processes: int, replicas: int, tiny_data: Path, tmp_path: Path
@@ -239,6 +242,7 @@ def benchmark(name: str) -> ModuleType:
     return module
 
 
+@pytest.mark.slow
 def test_soak__a_short_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two kills and the end, each in another mode; benchmarks/results/soak.md has the long one."""
     soak = benchmark("soak")

@@ -1,6 +1,7 @@
 """The run of end_to_end.py on timm's library, in the manner of its train.py: a line of JSON for each log and each evaluation.
 
-Same network, images, augmentation, batch, optimizer, clipping, schedule and precision as ours; fused AdamW, autocast where asked.
+Same network, images, augmentation, batch, optimizer, clipping, schedule and precision as ours; fused AdamW; autocast where asked, and then
+plain attention, with which a step of this network takes 313 instead of 558 ms (in float32: as long).
 """
 
 import argparse
@@ -14,6 +15,7 @@ from typing import Any
 import timm
 import torch
 from timm.data import create_dataset, create_loader
+from timm.layers import set_fused_attn
 from timm.scheduler import CosineLRScheduler
 
 MODEL = {"img_size": 32, "patch_size": 4, "embed_dim": 128, "depth": 4, "num_heads": 4, "num_classes": 10}
@@ -34,6 +36,7 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
+    set_fused_attn(not given.bf16)
     train, test = (loader(given.data / split, given.batch_size, split == "train") for split in ("train", "test"))
     model = timm.create_model("vit_tiny_patch16_224", **MODEL)
     optimizer = torch.optim.AdamW(model.parameters(), lr=given.lr, weight_decay=given.weight_decay, fused=True)

@@ -36,12 +36,13 @@ def test_tflops__and_share_of_the_matrix_rate(monkeypatch: pytest.MonkeyPatch) -
     sides, measure = script("sides"), script("measure")
     work = sides.Work("Ti/16", 32, 4, "bf16", "cpu")
     monkeypatch.setattr("vitctl.models.flops.training_flops", lambda _config, images: images * 10**12)
+    monkeypatch.setattr("vitctl.models.flops.computed_flops", lambda _config: 0.5 * 10**12)
     found = measure.Compared(
         {("ours", "a"): [{"wall": 2.0}], ("timm", "b"): [{"wall": 8.0}]}, {"ours": "a", "timm": "b"}, {}
     )
-    assert sides.tflops(work, found, "wall") == {"ours": 2.0, "timm": 0.5}
+    assert sides.tflops(work, found, "wall") == {"ours": 1.0, "timm": 0.5}
     limits = {"bf16_tflops": 4.0, "float32_tflops": 1.0}
-    assert sides.of_the_matrix_rate(work, found, "wall", limits) == {"ours": 0.5, "timm": 0.125}
+    assert sides.of_the_matrix_rate(work, found, "wall", limits) == {"ours": 0.25, "timm": 0.125}
 
 
 def test_gpu__a_batch_that_does_not_fit_is_halved(monkeypatch: pytest.MonkeyPatch) -> None:

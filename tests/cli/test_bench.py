@@ -86,6 +86,8 @@ def test_resolutions__draws_and_writes_both_files(vitctl: Vitctl) -> None:
         ("model --resolutions 64 --plot a.jpg", "should be the name of a .png or .svg file"),
         ("model --recipe evaluate", "bench takes one of pretrain or finetune"),
         ("model S/16 --json a.txt", "should be the name of a .json file"),
+        ("model S/16 --json /dev/null/a.json", "no file can be written into /dev/null"),
+        ("model S/16 --batch-size 1000000000000", "'--batch-size'"),
         ("model S/16 --set model.fnord=1", "--set model.fnord"),
         ("model --recipe smoke --data nowhere", "nowhere"),
         ("data --recipe smoke --synthetic", "No such option"),
@@ -161,3 +163,8 @@ def test_processes__communication_is_a_part_of_the_step(tiny_data: Path, tmp_pat
     assert sum(numbers["split"].values()) == pytest.approx(numbers["seconds"])
     assert numbers["largest_micro_batch"] is None
     assert "communication: none" not in done.stdout
+
+
+def test_seconds__without_end_are_refused(vitctl: Vitctl) -> None:
+    said = vitctl("bench", "model", "S/16", "--seconds", "inf")
+    assert (said.code, "'--seconds'" in said.err) == (2, True)

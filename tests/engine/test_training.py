@@ -16,6 +16,7 @@ import pytest
 from tests.conftest import TINY, Run, checkpoint, sample_keys, train_records
 from vitctl.data.loader.batches import Batch
 from vitctl.data.shards.index import read_index
+from vitctl.engine.checkpoint.saving import Saver
 from vitctl.engine.loop import Trainer, Update
 from vitctl.engine.preemption import StopFlag, Stopped
 from vitctl.errors import DataError
@@ -120,6 +121,26 @@ def test_resume__a_debiased_average_goes_on_bit_for_bit(
         shutil.rmtree(folder / "checkpoints" / f"step_{step:08d}")
     run("a", **values)
     assert [r["step"] for r in records(folder, "resume")] == [4]
+    assert checkpoint(folder, 8) == checkpoint(straight, 8)
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_save__a_slow_copy_has_the_state_of_its_step(run: Run, monkeypatch: pytest.MonkeyPatch, waits: bool) -> None:
+    """Also where averages take the place of the weights after it; without the wait the test fails."""
+    values = {**SHORT, "averaging.decay": 0.5, "checkpoint.keep_last": 4}
+    straight = run("straight", **values, **{"checkpoint.background": False})
+    copy = Saver._copy
+
+    def slow(*given: Any) -> Any:
+        time.sleep(0.3)
+        return copy(*given)
+
+    monkeypatch.setattr(Saver, "_copy", slow)
+    if not waits:
+        monkeypatch.setattr(Saver, "wait_for_copy", lambda _: None)
+    folder = run("a", **values)
+    same = [checkpoint(folder, step) == checkpoint(straight, step) for step in (2, 4, 6)]
+    assert same == [waits] * 3
     assert checkpoint(folder, 8) == checkpoint(straight, 8)
 
 

@@ -17,7 +17,7 @@ from vitctl.data.datasets.catalog import open_split
 from vitctl.data.datasets.readers.png import encode_png
 from vitctl.data.writer.items import Item
 from vitctl.data.writer.write import write_split
-from vitctl.errors import DataError, RecipeError, VitctlError
+from vitctl.errors import DataError, LaunchError, RecipeError, VitctlError
 from vitctl.jobs.plan import GPU_BYTES, call_with_timeout, check_recipe, fit_to_data, plan_training
 from vitctl.recipe.load import Override, load_recipe, parse_override
 
@@ -237,3 +237,9 @@ def test_plan_training__archives_of_a_known_set_are_not_taken_for_shards(tmp_pat
     assert plan.data == "imagenet, as known by name"
     with pytest.raises(DataError, match="expected shards with split 'train'"):
         open_split("train", dataset="imagenet", root=str(tmp_path))
+
+
+def test_plan_training__replicas_that_the_processes_cannot_hold() -> None:
+    values = {"machine.sharding": "fsdp", "machine.sharding_replicas": 3, "machine.processes": 2}
+    with pytest.raises(LaunchError, match="2 processes cannot hold so many copies"):
+        plan_training(recipe("smoke", **values))

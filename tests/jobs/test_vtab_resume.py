@@ -77,6 +77,7 @@ def straight(speck: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dic
         return do("vtab", folder, **given(speck)), results(folder)
 
 
+@pytest.mark.slow
 def test_vtab__killed_in_task_seven_and_in_its_evaluation(
     straight: tuple[dict[str, Any], dict[str, Any]], speck: Path, tmp_path: Path
 ) -> None:

@@ -34,7 +34,8 @@ PROVEN = {"cifar100", "patch_camelyon", "eurosat", "clevr-count", "clevr-dist", 
 INVENTED = {"dtd", "pets", "retinopathy", "kitti-dist"}  # names of files that only the originals have
 
 
-@pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["parts", "whole"])
+@pytest.mark.slow
+@pytest.mark.parametrize("whole", [False, True], ids=["parts", "whole"])
 def test_vtab__all_nineteen_tasks(whole: bool, speck: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The sweep, the final runs and the table. `parts` cuts test splits that end their folder; `whole` scores 388,000 images."""
     monkeypatch.setattr(vtab_images, "open_split", Catalog(whole_tests=whole).open_split)

@@ -188,6 +188,7 @@ def hostile(tmp_path: Path) -> dict[str, str]:
     return {**os.environ, **variables, "HF_HOME": str(tmp_path / "hf")}
 
 
+@pytest.mark.slow
 def test_two_launches_at_once__beside_a_configuration_of_somebody_else(
     hostile: dict[str, str], load: Load, run: Run, tiny_data: Path, tmp_path: Path
 ) -> None:

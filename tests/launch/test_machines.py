@@ -65,6 +65,7 @@ def test_two_machines__one_is_told_to_stop_both_save_and_one_process_goes_on(
     assert sample_keys(folder) == sample_keys(one_process)
 
 
+@pytest.mark.slow
 def test_restart__a_killed_process_costs_nothing(run: Run, tiny_data: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     one = machine(folder, tiny_data, "--restarts", "1", **EXACT, **{"machine.processes": 2})
@@ -269,6 +270,7 @@ def test_torchrun__typed_by_a_person_starts_a_killed_process_again(run: Run, tin
     assert checkpoint(folder, 20) == checkpoint(run("straight", **EXACT), 20)
 
 
+@pytest.mark.slow
 def test_line__pasted_on_two_machines_with_a_killed_process(run: Run, load: Load, tmp_path: Path) -> None:
     """RUN/launch.txt, typed into two shells."""
     folder, config = tmp_path / "run", LaunchConfig(2, "127.0.0.1", free_port(), restarts=1)

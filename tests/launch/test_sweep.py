@@ -74,6 +74,7 @@ def test_sweep__print_makes_folders_and_a_line_for_each(tmp_path: Path, tiny_dat
     assert not (out / "depth_2" / "log.jsonl").exists()
 
 
+@pytest.mark.slow
 def test_sweep__slurm_writes_a_job_for_each_run_and_submits_it(
     tmp_path: Path, tiny_data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

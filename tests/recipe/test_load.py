@@ -109,6 +109,10 @@ def test_load_recipe__names_every_problem_at_once(tmp_path: Path) -> None:
             ('name = "softmax"', 'name = "softmax"\nsmoothing = "per_class"'),
             "smoothing = 'per_class' belongs to the sigmoid loss",
         ),
+        (
+            ("[loss]", "[machine]\nsharding_replicas = 2\n[loss]"),
+            "sharding_replicas does nothing while nothing is sharded; leave it out, or set sharding = 'fsdp'",
+        ),
         (("[loss]", "[averaging]\ndebias = true\n[loss]"), "averaging: debias does nothing without an average"),
         (("lr = 0.1", "lr = nan"), "a.toml:8: optimizer.lr = nan is not allowed: input should be a finite number"),
         (("lr = 0.1", "lr = 0"), "a.toml:8: optimizer.lr = 0 is not allowed: input should be greater than 0"),

@@ -57,6 +57,7 @@ def test_table_9__ours_by_task_and_by_group() -> None:
     assert {name: one.mean for name, one in two.items() if one} == {"natural": 80.0, "mean of 19 tasks": 70.0}
 
 
+@pytest.mark.slow
 def test_figures__are_drawn_with_ours_beside_and_differ_by_them(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     ours = OurResults({(B32, "finetune_imagenet"): (70.0, 71.0), (Pretraining("jft_h14"), "vtab"): (60.0, 66.0)})

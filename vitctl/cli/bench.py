@@ -31,6 +31,7 @@ Seconds = Annotated[
         help="Time to measure, about; building the network comes on top. Ctrl-C ends earlier and keeps what was measured. "
         "Default: 60; with --resolutions 8 for each network and size.",
         min=1,
+        max=10**7,
     ),
 ]
 Threads = Annotated[
@@ -59,7 +60,10 @@ def model(
     batch_size: Annotated[
         int | None,
         typer.Option(
-            "--batch-size", help="Images of an update; default: the recipe's, or as many as there is time for.", min=1
+            "--batch-size",
+            help="Images of an update; default: the recipe's, or as many as there is time for.",
+            min=1,
+            max=2**30 - 1,
         ),
     ] = None,
     synthetic: Synthetic = False,

@@ -72,6 +72,7 @@ class Trainer:
 
     `model` is wrapped by the runtime, `unwrapped` is the same model unwrapped. `objective(model, batch, step)` sums over its batch,
     `gradients` adds up those of all micro-batches, `lr(step)` is the rate after `step` finished updates, `batch_size` is global.
+    `before_step` is called before weights, optimizer and average change: a checkpoint may still be copying them.
     `is_updating` is true while an update is applied: after an error then, weights, optimizer and average belong to no step, and
     cannot be saved.
     """
@@ -88,6 +89,7 @@ class Trainer:
     clip_norm: float
     stop: StopFlag
     is_updating: bool = False
+    before_step: Callable[[], None] = lambda: None
 
     def update(self, step: int, micro_batches: list[Batch]) -> Update:
         """One optimizer step after `step` finished ones, from this process's share of the global batch.
@@ -103,6 +105,7 @@ class Trainer:
         readable = torch.where(sums.num_images > 0, self.batch_size / sums.num_images, 1.0)
         parameters, lr = list(self.unwrapped.parameters()), self.lr(step)
         norm, each = clip_gradients(parameters, self.clip_norm, scale=readable, dtype=self.gradients.norm_dtype)
+        self.before_step()
         self.is_updating = True  # until the step is counted
         self._step(lr, sums.loss.isfinite() & norm.isfinite())
         names = tuple(name for name, p in self.unwrapped.named_parameters() if p.grad is not None)

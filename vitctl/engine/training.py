@@ -3,6 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -205,7 +206,7 @@ class Run:
         if step == self.task.total_steps:
             self.save(step, last=True)  # if the process ends during the last evaluation, no step is lost
         began = time.perf_counter()
-        with averaged(self.trainer.unwrapped, self.trainer.average):
+        with self._averaged():
             score = self.task.score(self.trainer.unwrapped)
         self.scores[step] = score
         seconds = round(time.perf_counter() - began, 3)
@@ -220,7 +221,7 @@ class Run:
         if step == self.task.total_steps:
             self.save(step)
         began = time.perf_counter()
-        with averaged(self.trainer.unwrapped, self.trainer.average):
+        with self._averaged():
             scores = self.task.probe(self.trainer.unwrapped)
         self.probed.add(step)
         seconds = round(time.perf_counter() - began, 3)
@@ -229,6 +230,10 @@ class Run:
             self.journal.write("fewshot", step=step, shots=shots, accuracy=means[shots], seeds=values, seconds=seconds)
         self.runtime.accelerator.log({f"fewshot_{shots}": mean for shots, mean in means.items()}, step=step)
         self._exclude_time(seconds)
+
+    def _averaged(self) -> AbstractContextManager[None]:
+        self.saver.wait_for_copy()  # the averages take the place of the weights
+        return averaged(self.trainer.unwrapped, self.trainer.average)
 
     def _exclude_time(self, seconds: float) -> None:
         """Exclude time that was not spent on training from the throughput."""
@@ -265,7 +270,8 @@ class Run:
             state = {"samples": step * self.trainer.batch_size, **asdict(self.counts)}
             state |= self.task.identity.state if self.task.identity else {}
             state |= {STEPS_HEAD: head(self.folder / STEP_RECORDS)} if self.recorder else {}
-            self.saver.start(step, everything, state, self._accuracies)
+            live = not is_sharded(self.trainer.unwrapped)
+            self.saver.start(step, everything, state, self._accuracies, live=live)
         elif is_sharded(self.trainer.unwrapped):
             for _ in everything:
                 pass
@@ -304,6 +310,7 @@ def fit(folder: Path, task: TrainingTask, trainer: Trainer, saver: Saver) -> Sco
         DataError: too many bad samples.
     """
     run = Run(folder, task, trainer, saver)
+    trainer.before_step = saver.wait_for_copy
     try:
         return _fit(run)
     finally:

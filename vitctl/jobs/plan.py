@@ -191,8 +191,7 @@ def _held_sums(recipe: Pretrain | Finetune) -> int:
 
 
 def _shards(recipe: Pretrain | Finetune) -> int:
-    machine = recipe.machine
-    return machine.processes // machine.sharding_replicas if machine.sharding == "fsdp" else 1
+    return recipe.machine.shards(recipe.machine.processes)
 
 
 def _ways(config: Config, recipe: Pretrain | Finetune, memory: _Memory) -> list[tuple[str, int]]:

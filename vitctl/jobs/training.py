@@ -263,6 +263,7 @@ def _shard(machine: TrainMachine, runtime: Runtime, model: Model, probe: Probe |
             f"machine.sharding_dtype = 'bf16': this run computes in {runtime.precision}, and would lose precision; set "
             "machine.precision to 'bf16' or machine.sharding_dtype to 'float32'"
         )
+    machine.shards(runtime.num_processes)  # raises where they cannot be divided so
     shard(model, runtime.device, runtime.num_processes, machine.sharding_replicas, gathers_bf16=gathers_bf16)
 
 

@@ -2,6 +2,9 @@
 
 from typing import Literal
 
+from pydantic import model_validator
+
+from vitctl.errors import LaunchError
 from vitctl.recipe.sections import Names, Section, knob
 
 
@@ -73,6 +76,32 @@ class ShardedMachine(TrainMachine):
         "bf16 copy of the whole model in memory, for the same bits; gradients are added up in float32. With compile a layer then "
         "becomes several graphs",
     )
+
+    def shards(self, processes: int) -> int:
+        """Parts that each copy of the model is cut into.
+
+        Raises:
+            LaunchError: the processes cannot be divided so.
+        """
+        if self.sharding == "none":
+            return 1
+        if processes % self.sharding_replicas:
+            raise LaunchError(
+                f"machine.sharding_replicas = {self.sharding_replicas}: {processes} processes cannot hold so many copies of equal parts; "
+                "set it to a divisor of machine.processes, such as the number of nodes"
+            )
+        return processes // self.sharding_replicas
+
+    @model_validator(mode="after")
+    def _nothing_idle(self) -> "ShardedMachine":
+        idle = [
+            k for k in ("sharding_replicas", "sharding_dtype") if getattr(self, k) != type(self).model_fields[k].default
+        ]
+        if idle and self.sharding == "none":
+            raise ValueError(
+                f"{', '.join(idle)} does nothing while nothing is sharded; leave it out, or set sharding = 'fsdp'"
+            )
+        return self
 
 
 class Checkpoint(Section):

@@ -178,7 +178,7 @@ class Schedule(Section):
     """[schedule] Batch, length and learning rate over time."""
 
     batch_size: int = knob(
-        ..., "global batch, whatever the number of processes", unit="images", source="Tables 3, 4", ge=1
+        ..., "global batch, whatever the number of processes", unit="images", source="Tables 3, 4", ge=1, lt=2**30
     )
     total_steps: int = knob(0, "length in updates; exactly one of total_steps and total_epochs", unit="steps",
                             source="Table 4", ge=0)  # fmt: skip
@@ -234,7 +234,7 @@ class FittedSchedule(Schedule):
 
     batch_size: int = knob(
         0, "global batch; 0: an eighth of the training images, rounded down to a power of 2, from 8 to 512", unit="images",
-        source="Table 4", ge=0,
+        source="Table 4", ge=0, lt=2**30,
     )  # fmt: skip
     total_steps: int = knob(0, "length in updates; with total_epochs 0 too: 20 epochs, from 200 steps to 20,000", unit="steps",
                             source="Table 4", ge=0)  # fmt: skip

@@ -42,7 +42,7 @@ def draw_speed(result: Mapping[str, Any], path: Path) -> Path:
     _axes(batch, f"largest batch, {bytes_text(result['free_memory_bytes'])} free", sides)
     speed.set_title("Fig. 12: speed", fontsize=9, color=INK)
     batch.set_title("Fig. 12: memory (hollow: not tried, from bytes per image)", fontsize=7, color=INK)
-    cost.set_title("Fig. 13: speed and cost", fontsize=9, color=INK)
+    cost.set_title("the costs of Fig. 13: FLOPs and speed", fontsize=9, color=INK)
     _number_decades(cost.xaxis)
     _number_decades(cost.yaxis)
     cost.set_xlabel(f"GFLOPs of an image at {_side(sides)}", fontsize=8)

@@ -49,6 +49,44 @@ def test_start__what_changes_later_is_not_saved(tmp_path: Path, monkeypatch: pyt
         assert saved.state["a"] == step
 
 
+def test_start__live_tensors_are_copied_until_they_may_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    go, copy = threading.Event(), Saver._copy
+    said: list[dict[str, Any]] = []
+
+    def late(*given: Any) -> Any:
+        assert go.wait(20)
+        return copy(*given)
+
+    monkeypatch.setattr(Saver, "_copy", late)
+    weight, one = torch.zeros(3), saver(tmp_path, said.append)
+    one.wait_for_copy()  # nothing is copied yet
+    for step in (1, 2):
+        go.clear()
+        weight.fill_(step)
+        one.start(step, [("model", "w", weight)], {}, {}, live=True)
+        threading.Timer(0.2, go.set).start()
+        one.wait_for_copy()
+        weight.fill_(99)
+        assert one.finish() == ""
+        saved = read_checkpoint(tmp_path / "checkpoints" / f"step_{step:08d}")
+        assert saved.tensors("model")["w"].tolist() == [step] * 3
+        assert 0.1 < said[-1]["stall_seconds"] < 10
+
+
+def test_start__a_copy_that_fails_holds_nothing_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(*_: Any) -> Any:
+        raise MemoryError("no room for a copy")
+
+    one = saver(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(Saver, "_copy", wrong)
+        one.start(3, [("model", "w", torch.zeros(3))], {}, {}, live=True)
+        one.wait_for_copy()
+        assert "MemoryError: no room for a copy" in one.finish()
+    one.start(4, [("model", "w", torch.zeros(3))], {}, {}, live=True)
+    assert one.finish() == ""
+
+
 def test_start__tells_what_it_took(tmp_path: Path) -> None:
     said: list[dict[str, Any]] = []
     one = saver(tmp_path, said.append)

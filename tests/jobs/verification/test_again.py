@@ -37,8 +37,13 @@ EQUAL = [("ok", "steps 1 to 12: equal, bit for bit")]
         {},
         {"model.dropout": 0.3, "model.drop_path": 0.2, "machine.micro_batch": 5},
         {"data.mixup_alpha": 0.4, "data.cutmix_alpha": 1.0, "machine.micro_batch": 7, "machine.workers": 1},
-        {"optimizer.name": "sgd", "machine.precision": "float32", "log.every_steps": 5},
-        {"model.name": "Ti/4", "model.pre_logits": False, "loss.name": "softmax", "schedule.batch_size": 13},
+        pytest.param(
+            {"optimizer.name": "sgd", "machine.precision": "float32", "log.every_steps": 5}, marks=pytest.mark.slow
+        ),
+        pytest.param(
+            {"model.name": "Ti/4", "model.pre_logits": False, "loss.name": "softmax", "schedule.batch_size": 13},
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["plain", "dropout", "mixing", "sgd", "odd"],
 )
@@ -206,6 +211,7 @@ def test_another_environment__is_compared_within_a_tolerance(train: Train, monke
     assert "step 2: the loss: recorded" in dict(found(folder, steps="2"))["replay"]
 
 
+@pytest.mark.slow
 def test_two_processes__are_compared_within_a_tolerance(tiny_data: Path, tmp_path: Path) -> None:
     folder = tmp_path / "two"
     run_as_two(folder, tiny_data, **SHORT)

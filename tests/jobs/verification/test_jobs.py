@@ -20,6 +20,7 @@ def tuned(job: Job, tmp_path: Path) -> Path:
     return tmp_path / "a"
 
 
+@pytest.mark.slow
 def test_finetune__all_its_trainings_are_replayed(tuned: Path) -> None:
     assert found(tuned, steps="all", scores=True) == []
     replayed = {
@@ -56,6 +57,7 @@ def test_finetune__start_weights_lie_elsewhere(job: Job, pretrained: Path, tmp_p
     assert said(folder, "replay", steps="all", weights=str(tmp_path / "moved")) == equal
 
 
+@pytest.mark.slow
 def test_vtab__a_task_is_replayed(pretrained: Path, tmp_path: Path) -> None:
     folder = tmp_path / "suite"
     table(folder, pretrained, **CPU, **{"vtab.keep_checkpoints": True, "log.every_steps": 1})

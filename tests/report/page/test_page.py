@@ -207,6 +207,7 @@ def test_page__curves_of_everything_that_was_logged(tmp_path: Path) -> None:
     assert "2 skipped, 2 bad images" in shown.text
 
 
+@pytest.mark.slow
 def test_page__stays_below_3_mb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sixty long runs, each with pictures of noise; and a limit that only the smallest page keeps."""
     noise = np.random.default_rng(0).integers(0, 255, (300, 300, 3), np.uint8)

@@ -1,5 +1,6 @@
 """`vitctl bench`: from its options to the numbers, and how they are printed."""
 
+import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -40,9 +41,14 @@ class Asked:
     sets: tuple[str, ...]
 
     def check(self) -> None:
-        """Raises RecipeError where --json is no .json."""
-        if self.json is not None and self.json.suffix.lower() != ".json":
+        """Raises RecipeError where --json is no .json, or its folder takes no files: said before anything is measured."""
+        if self.json is None:
+            return
+        if self.json.suffix.lower() != ".json":
             raise RecipeError(f"--json {self.json}: should be the name of a .json file")
+        folder = next(path for path in self.json.absolute().parents if path.exists())
+        if not (folder.is_dir() and os.access(folder, os.W_OK)):
+            raise RecipeError(f"--json {self.json}: no file can be written into {folder}")
 
 
 def run_model(asked: Asked, flags: Flags, *, batch_size: int | None, synthetic: bool, compiled: bool) -> None:
@@ -216,14 +222,14 @@ def _model_rows(r: Mapping[str, Any]) -> list[tuple[str, str]]:
     kernels = [r["precision"], f"attention {r['attention']}, linear {r['linear']}"]
     kernels += ["compiled"] * r["compile"] + ["blocks recomputed"] * r["checkpoint_blocks"]
     machine = r["machine"]
-    where = f"{machine['device_name']}, {machine['threads']} thread(s) of {machine['cores']} cores"
+    where = f"{machine['device_name']}, {machine['threads']} thread{'s' * (machine['threads'] > 1)} of {machine['cores']} cores"
     if machine["device"] == "cuda":
         where = machine["device_name"]
     each = f" in each of {r['processes']} processes" if r["processes"] > 1 else ""
     rows = [
         (
             "network",
-            f"{r['parameters']:,} parameters, {r['image_size']} pixels, {r['flops_per_image'] / 1e9:.4g} GFLOPs an image",
+            f"{r['parameters']:,} parameters, {r['image_size']} pixels, {r['flops_per_image'] / 1e9:.4g} GFLOPs an image (with backward)",
         ),
         ("update", f"{r['batch_size']:,} images, {r['micro_batch']:,} in a pass{each}; {', '.join(kernels)}"),
         ("images", f"{r['data']}, {r['workers']} loader worker(s)" if r["data"] != "noise" else "noise"),
@@ -292,6 +298,10 @@ def show_resolutions(result: Mapping[str, Any]) -> None:
     title = f"forward passes on {machine['device_name']}, {result['precision']}, load {machine.get('load', 0):.1f}"
     show_table(
         ("model", "pixels", "GFLOPs", f"images/s of a {result['core']}", "at batch", "largest batch"), rows, title=title
+    )
+    chosen = sorted({f"{cell['attention']}, {cell['linear']}" for cell in result["cells"] if cell["attention"]})
+    CONSOLE.print(
+        "GFLOPs: of a forward pass, as computed; kernels (attention, linear): " + "; ".join(chosen), soft_wrap=True
     )
     CONSOLE.print(
         "* not tried: from the memory that smaller batches took; -: no time or no memory for it", soft_wrap=True

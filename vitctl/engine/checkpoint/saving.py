@@ -1,4 +1,8 @@
-"""Checkpoints in the background: the state is copied to host memory, and written to disk while training continues."""
+"""Checkpoints in the background: the state is copied to host memory, and written to disk, while training continues.
+
+Weights, averages and the optimizer's state change in the optimizer step alone, so the copy has the whole forward and backward pass of
+the next step; only what is left of it then holds training up.
+"""
 
 import errno
 import os
@@ -27,6 +31,7 @@ from vitctl.errors import CheckpointError, os_code
 from vitctl.system.text import bytes_text
 
 Snapshot = dict[str, dict[str, Tensor]]
+Copy = tuple[Snapshot, list[torch.cuda.Event]]  # and what to wait for, where a GPU copies
 RETRY_SECONDS = 10.0  # between two attempts on a full disk
 SPARE_BYTES = 2**16  # kept free for the logs
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -51,26 +56,47 @@ class Saver:
     journal: Journal
     _buffers: Snapshot = field(default_factory=dict)
     _thread: threading.Thread | None = None
+    _copied: threading.Event = field(default_factory=threading.Event)
+    _stall: float = 0.0  # seconds that the save held training up
+    _waiting_since: float | None = None
     _problem: str = ""
     _stop_waiting: threading.Event = field(default_factory=threading.Event)  # set: give up on a full disk
 
-    def start(self, step: int, parts: Iterable[tuple[str, str, Tensor]], state: Mapping[str, Any], scores: Any) -> None:
-        """Copy what is to be saved, and start to write it; the caller waits for the copy only.
+    def __post_init__(self) -> None:
+        self._copied.set()
+
+    def start(
+        self,
+        step: int,
+        parts: Iterable[tuple[str, str, Tensor]],
+        state: Mapping[str, Any],
+        scores: Any,
+        *,
+        live: bool = False,
+    ) -> None:
+        """Start to copy and to write what is to be saved.
 
         Args:
             step: finished steps.
             parts: (file, name, tensor) of the model, of its average if there is one, and of the optimizer.
             state: what else is needed to resume.
             scores: step -> accuracy, to choose the best that are kept.
+            live: the tensors are those of the training, which calls `wait_for_copy` before it changes them; else they are copied
+                before this returns.
         """
         began = time.perf_counter()
-        snapshot = self._copy(parts)
-        stall = time.perf_counter() - began
-        self._thread = threading.Thread(
-            target=self._write, args=(step, snapshot, dict(state), dict(scores), stall), daemon=True
-        )
+        copy = partial(self._copy, list(parts)) if live else _already(self._copy(parts))
+        self._stall, self._waiting_since = time.perf_counter() - began, None
+        self._thread = threading.Thread(target=self._save, args=(step, copy, dict(state), dict(scores)), daemon=True)
         self._stop_waiting.clear()
+        self._copied.clear()
         self._thread.start()
+
+    def wait_for_copy(self) -> None:
+        """Wait until live tensors may change; on a GPU, until it was told to copy them before."""
+        if not self._copied.is_set():
+            self._waiting_since = time.perf_counter()
+            self._copied.wait()
 
     def finish(self) -> str:
         """Wait for the write in progress, but not for disk space; returns what went wrong, "" when it is complete on disk."""
@@ -88,10 +114,24 @@ class Saver:
         except OSError as error:
             self.journal.write("warning", step=0, text=f"{self.root}: old checkpoints stay ({error.strerror})")
 
-    def _copy(self, parts: Iterable[tuple[str, str, Tensor]]) -> Snapshot:
-        """Copy the tensors to buffers that are allocated once; from a GPU, to pinned memory."""
+    def _save(self, step: int, copy: Callable[[], Copy], state: dict[str, Any], scores: dict[int, float]) -> None:
+        try:
+            snapshot, devices = copy()
+        except Exception as error:  # out of memory
+            self._fail(step, _reason(error))
+            return
+        finally:
+            if self._waiting_since is not None:
+                self._stall += time.perf_counter() - self._waiting_since
+            self._copied.set()
+        for copied in devices:
+            copied.synchronize()
+        self._write(step, snapshot, state, scores)
+
+    def _copy(self, parts: Iterable[tuple[str, str, Tensor]]) -> Copy:
+        """Copy the tensors to buffers that are allocated once; from a GPU, to pinned memory, which it does when the events say so."""
         snapshot: Snapshot = {}
-        waits = False
+        devices: set[torch.device] = set()
         for part, name, tensor in parts:
             buffer = self._buffers.setdefault(part, {}).get(name)
             if buffer is None:
@@ -99,15 +139,12 @@ class Saver:
                 buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=pinned)
                 self._buffers[part][name] = buffer
             buffer.copy_(tensor.detach(), non_blocking=True)
-            waits = waits or tensor.device.type == "cuda"
             snapshot.setdefault(part, {})[name] = buffer
-        if waits:
-            torch.cuda.synchronize()
-        return snapshot
+            if tensor.device.type == "cuda":
+                devices.add(tensor.device)
+        return snapshot, [torch.cuda.current_stream(device).record_event() for device in devices]
 
-    def _write(
-        self, step: int, snapshot: Snapshot, state: dict[str, Any], scores: dict[int, float], stall: float
-    ) -> None:
+    def _write(self, step: int, snapshot: Snapshot, state: dict[str, Any], scores: dict[int, float]) -> None:
         began = time.perf_counter()
         write = partial(
             save_checkpoint,
@@ -125,7 +162,9 @@ class Saver:
         self._problem = ""
         self.keep(scores)
         seconds = round(time.perf_counter() - began, 3)
-        self.journal.write("checkpoint", step=step, path=str(path), seconds=seconds, stall_seconds=round(stall, 4))
+        self.journal.write(
+            "checkpoint", step=step, path=str(path), seconds=seconds, stall_seconds=round(self._stall, 4)
+        )
 
     def _try_write(
         self, step: int, write: Callable[[], Path], num_bytes: int, scores: Mapping[int, float]
@@ -149,12 +188,16 @@ class Saver:
                     reason, is_full = _reason(error), os_code(error) in _FULL
                 if is_full and self._delete_old(step, scores):  # a quota, which disk_usage does not show
                     continue
-            if not self._problem:
-                self._problem = f"step {step} could not be saved in {self.root} ({reason})"
-                text = f"{self._problem}; earlier checkpoints are complete"
-                self.journal.write("warning", step=step, text=text)
+            self._fail(step, reason)
             if not is_full or self._stop_waiting.wait(RETRY_SECONDS):
                 return None
+
+    def _fail(self, step: int, reason: str) -> None:
+        """Say once why a checkpoint is not written."""
+        if not self._problem:
+            self._problem = f"step {step} could not be saved in {self.root} ({reason})"
+            text = f"{self._problem}; earlier checkpoints are complete"
+            self.journal.write("warning", step=step, text=text)
 
     def _free_bytes(self) -> int:
         """Free bytes on the disk."""
@@ -166,6 +209,10 @@ class Saver:
         with suppress(OSError):
             return keep(self.root, last=self.last, best=self.best, scores=scores, coming=step)
         return False
+
+
+def _already(copy: Copy) -> Callable[[], Copy]:
+    return lambda: copy
 
 
 def _reason(error: Exception) -> str:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, TypeGuard, cast
 import torch
 from torch import Tensor, nn
 
-from vitctl.errors import LaunchError
 from vitctl.models.blocks import Block
 from vitctl.models.kernels.linear import Head, Linear
 
@@ -38,19 +37,11 @@ def shard(
         replicas: copies of the model, each sharded over successive processes (HSDP); gradients are added up over the copies.
         gathers_bf16: gather the linear layers of blocks in bf16, for a model that runs under bf16 autocast. Their gradients are added up
             in float32. What autocast leaves in float32, such as norms and the head, is gathered in float32, once for all blocks.
-
-    Raises:
-        LaunchError: the processes cannot be divided so.
     """
     # Imported here and not above: that takes longer than all other imports of a run on one device after torch's own.
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-    if num_processes % replicas:
-        raise LaunchError(
-            f"machine.sharding_replicas = {replicas}: {num_processes} processes cannot hold so many copies of equal parts; set it "
-            "to a divisor of machine.processes, such as the number of nodes"
-        )
     if replicas > 1:
         mesh = init_device_mesh(
             device.type, (replicas, num_processes // replicas), mesh_dim_names=("replicate", "shard")

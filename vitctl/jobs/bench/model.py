@@ -109,19 +109,20 @@ def _measure(prepared: Prepared, measured: Measured, budget: Budget, *, compiled
         more, note = try_compile(prepared, one_step, budget)
         trials, notes = [*trials, *more], [note]
     speed = _speed(prepared, measured, steps, exchange, rates)
+    free = free_bytes(runtime.device)
     result = {
         **_described(prepared, measured, kernel),
         **speed,
         "peak_memory_bytes": steps.peak,
-        "free_memory_bytes": free_bytes(runtime.device),
+        "free_memory_bytes": free,
         "largest_micro_batch": None if largest is None else asdict(largest),
         "micro_batches": [asdict(one) for one in sizes],
         "trials": [{**asdict(one), "gain": one.gain} for one in trials],
-        "notes": [*_notes(measured, largest, speed["cpu_share"]), *notes],
+        "notes": [*_notes(measured, largest, speed["cpu_share"], free), *notes],
         "stopped": budget.stop.raised,
         "machine": machine_facts(runtime.computation),
     }
-    return result | _verdict(result, trials)
+    return result | _verdict(result, trials, speed["cpu_share"])
 
 
 def _other_sizes(micro_batch: int, images: int, sizes: list[Attempt]) -> list[int]:
@@ -213,7 +214,7 @@ def _cpu_share(prepared: Prepared, steps: Steps) -> float | None:
     return steps.cpu_seconds / max(1e-9, sum(total(steps.split).values()) - waited) / torch.get_num_threads()
 
 
-def _notes(measured: Measured, largest: Largest | None, cpu_share: float | None) -> list[str]:
+def _notes(measured: Measured, largest: Largest | None, cpu_share: float | None, free: int) -> list[str]:
     """What a user must know to read the numbers, or to start the run."""
     notes = []
     if cpu_share is not None and cpu_share < _QUIET:
@@ -224,15 +225,17 @@ def _notes(measured: Measured, largest: Largest | None, cpu_share: float | None)
         notes.append(
             f"an update of {measured.recipe.schedule.batch_size:,} images was measured; the recipe's own has {measured.recipe_batch:,}"
         )
-    if largest is not None and largest.bound == "memory" and largest.images < measured.recipe_micro_batch:
+    is_memory = largest is not None and largest.bound == "memory" and measured.recipe_bytes > free
+    if largest is not None and is_memory and largest.images < measured.recipe_micro_batch:
+        needed = largest.image_bytes * measured.recipe_micro_batch or measured.recipe_bytes
         notes.append(
-            f"a run of this recipe asks for {measured.recipe_micro_batch:,} images in a pass, about "
-            f"{bytes_text(measured.recipe_bytes)}: set machine.micro_batch = {largest.images} or less"
+            f"a run of this recipe asks for {measured.recipe_micro_batch:,} images in a pass, about {bytes_text(needed)}: "
+            f"set machine.micro_batch = {largest.images} or less"
         )
     return notes
 
 
-def _verdict(result: dict[str, Any], trials: list[Trial]) -> dict[str, Any]:
+def _verdict(result: dict[str, Any], trials: list[Trial], cpu_share: float | None) -> dict[str, Any]:
     rates, precision = result["matrix_tflops"], result["precision"]
     facts = StepFacts(
         split=result["split"],
@@ -247,7 +250,12 @@ def _verdict(result: dict[str, Any], trials: list[Trial]) -> dict[str, Any]:
         trials=trials,
     )
     found = bottleneck(facts)
-    return {"bottleneck": found.part, "verdict": found.text, "setting": found.setting}
+    busy = (
+        ""
+        if cpu_share is None or cpu_share >= _QUIET
+        else " Other programs took part of the time: measure again without them."
+    )
+    return {"bottleneck": found.part, "verdict": found.text + busy, "setting": found.setting}
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from torch import Tensor
 from vitctl.models.hardware import bf16_tflops
 
 _SHAPES = {"cpu": ((1576, 768, 3072), (2048, 2048, 2048)), "cuda": ((8192, 8192, 8192), (50_176, 1024, 4096))}
-_TYPES = {"bf16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
+_TYPES = {"bf16": torch.bfloat16, "float32": torch.float32, "tf32": torch.float32, "float64": torch.float64}
 
 
 class Peak(NamedTuple):
@@ -27,7 +27,7 @@ def matrix_rate(device: torch.device, precision: str, seconds: float = 1.0) -> f
 
     Args:
         device: that computes.
-        precision: bf16, float32 or float64.
+        precision: bf16, float32, tf32 (which the process has switched on) or float64.
         seconds: spent on it, about.
     """
     best = 0.0

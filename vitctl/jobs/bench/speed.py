@@ -19,14 +19,15 @@ from vitctl.jobs.bench.budget import Budget
 from vitctl.jobs.bench.machine import machine_facts
 from vitctl.jobs.bench.memory import KEPT_FREE, Attempt, attempted, free_bytes, guarded, largest_batch, used_bytes
 from vitctl.jobs.bench.rates import matrix_rate, peak
+from vitctl.jobs.record.kernels import measured_kernels, use_kernels
 from vitctl.models.build import build
-from vitctl.models.flops import count_macs
-from vitctl.models.kernels.attention import set_attention
+from vitctl.models.flops import FORWARD_AND_BACKWARD, computed_flops
 from vitctl.models.variants import variant
 
 SIDES = (64, 128, 224, 384, 512)  # of the paper's figure
 MODELS = ("B/32", "B/16", "R50+B/16", "R50x1", "Axial-B/16", "AxialR50")
 _CLASSES, _MOST = 1000, 2**14
+_KERNEL_IMAGES = 64  # for which kernels are chosen
 _MATRIX_SECONDS, _LEAST = 1.0, 0.25  # share of a cell's time that is kept for its fastest batch
 
 
@@ -36,7 +37,7 @@ class Cell:
 
     `images_per_second` are those of the device at its best batch size, `batches` every size that was tried. `largest_batch` is
     0 where it is unknown; `largest_tried`: it was computed, else it follows from the memory that smaller batches took. `note`
-    says why there is no number.
+    says why there is no number. `gflops` are of a forward pass as it is computed, `attention` and `linear` the fastest kernels.
     """
 
     model: str
@@ -48,6 +49,8 @@ class Cell:
     largest_tried: bool = False
     largest_bound: str = ""
     image_bytes: int = 0
+    attention: str = ""
+    linear: str = ""
     batches: tuple[dict[str, Any], ...] = ()
     note: str = ""
 
@@ -91,7 +94,6 @@ def bench_resolutions(
     for name in models:
         variant(name)
     computation = alone(precision=precision, device=device)
-    set_attention("fused")
     budget.say("measuring matrix products")
     matrix = matrix_rate(computation.device, computation.precision, _MATRIX_SECONDS)
     at_peak = peak(computation.device, computation.precision, matrix)
@@ -109,7 +111,6 @@ def bench_resolutions(
         "cores": torch.get_num_threads() if computation.device.type == "cpu" else 1,
         "core": "thread" if computation.device.type == "cpu" else "GPU",
         "precision": computation.precision,
-        "attention": "fused",
         "compile": False,
         "num_classes": _CLASSES,
         "peak_tflops": at_peak.flops / 1e12,
@@ -126,8 +127,10 @@ def measure_cell(name: str, side: int, computation: Computation, budget: Budget)
         config = variant(name, image_size=side, num_classes=_CLASSES)
     except RecipeError as error:
         return Cell(name, side, note=str(error))
-    gflops = 2 * count_macs(config) / 1e9
+    gflops = computed_flops(config) / FORWARD_AND_BACKWARD / 1e9
     device = computation.device
+    kernels = measured_kernels(config, _KERNEL_IMAGES, computation.product_dtype, device)
+    use_kernels(kernels)
     try:
         with guarded(device):
             model = filled(build(config, dtype=computation.dtype, device="meta"), device)
@@ -145,6 +148,7 @@ def measure_cell(name: str, side: int, computation: Computation, budget: Budget)
     def attempt(images: int) -> Attempt:
         return attempted(device, images, predict)
 
+    known.append(attempt(1))  # whatever the time: each cell has a number
     kept = _LEAST * budget.seconds
     largest = largest_batch(attempt, _MOST, room, lambda: budget.left - kept, known)
     fast = best(known)
@@ -161,6 +165,8 @@ def measure_cell(name: str, side: int, computation: Computation, budget: Budget)
         largest_tried=largest.tried,
         largest_bound=largest.bound,
         image_bytes=largest.image_bytes,
+        attention=kernels.attention,
+        linear=kernels.linear,
         batches=tuple(asdict(one) for one in known if one.images),
     )
 

@@ -123,8 +123,8 @@ def _data(facts: StepFacts) -> Verdict:
     return Verdict(
         "data",
         f"{begin}; {rates}, and {wanted} workers that would keep up are more than {facts.cores} core(s) carry beside the step: "
-        "data.decode = 'scaled', or smaller images (`vitctl data shards --max-side`); `vitctl bench data` measures the first.",
-        "data.decode=scaled",
+        "`vitctl bench data` tells what takes the time; for large photographs data.decode = 'scaled', or smaller images (`vitctl data "
+        "shards --max-side`).",
     )
 
 

@@ -40,7 +40,10 @@ def read_kept(path: Path, model: type[M]) -> M:
     Raises:
         CheckpointError: the file cannot be read, or is invalid.
     """
-    value: Any = read_json(path, _MOST_BYTES, error=CheckpointError)
+    try:
+        value: Any = read_json(path, _MOST_BYTES, error=CheckpointError)
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}; delete it to measure again") from None
     try:
         return model.model_validate(value)
     except ValidationError as error:

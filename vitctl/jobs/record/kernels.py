@@ -66,6 +66,8 @@ def _own_kernels(
         kept = read_kept(file, Kernels)
         attention = kept.attention if attention == "auto" else attention
         linear = kept.linear if linear == "auto" and not usable else linear
+    if attention != "auto" and linear != "auto":
+        return Kernels(attention=attention, linear=linear)
     if measured:
         found = measured_kernels(config, micro_batch, dtype, runtime.device)
     else:

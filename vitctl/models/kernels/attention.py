@@ -16,7 +16,8 @@ from vitctl.models.kernels.fastest import fastest
 
 Kernel = Literal["fused", "math"]
 _SHORT = 1024  # tokens; of longer sequences the plain product would keep too large matrices
-_WORTH_MEASURING = 2**20  # logits of all heads and images; below, either is done in a millisecond
+_WORTH_MEASURING = 2**17  # logits of all heads and images; below, either is done in some milliseconds
+_ENOUGH = 2**20  # of more, the measurement takes longer and says the same
 
 _kernel: Kernel = "fused"
 
@@ -68,17 +69,17 @@ def _logits(query: Tensor, key: Tensor, bias: Tensor | None) -> Tensor:
 def choose_attention(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Kernel:
     """Return the kernel whose forward and backward pass is clearly the faster for query, key and value of `shape`, or the fused one.
 
-    Where sequences are short and there is enough to do, it is measured on as many images as that takes, once for the life of the
+    Where sequences are short and there is enough to do, it is measured on so many images or fewer, once for the life of the
     process. No random number is drawn.
 
     Args:
         shape: `[B, H, N, Dh]`.
     """
     images, heads, tokens, size = shape
-    enough = -(-_WORTH_MEASURING // (heads * tokens * tokens))
-    if tokens > _SHORT or images < enough:
+    logits = heads * tokens * tokens
+    if tokens > _SHORT or images * logits < _WORTH_MEASURING:
         return "fused"
-    return _measured((enough, heads, tokens, size), dtype, device)
+    return _measured((min(images, -(-_ENOUGH // logits)), heads, tokens, size), dtype, device)
 
 
 @cache

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-_ROUNDS = 3
+_ROUNDS = 5
 _CLEARLY = 1.1  # by less it would be chance that decides, and two runs of one recipe would differ in their last bits
 
 

@@ -17,6 +17,7 @@ from vitctl.models.kernels.fastest import fastest
 
 Kernel = Literal["torch", "onednn"]
 _WORTH_MEASURING = 2**28  # multiplications; below, either is done in some milliseconds
+_ENOUGH = 2**30  # of more, the measurement takes longer and says the same; of a quarter, it is another
 
 _kernel: Kernel = "torch"
 
@@ -77,17 +78,17 @@ def onednn_problem(dtype: torch.dtype, device: torch.device) -> str:
 def choose_linear(rows: int, inputs: int, outputs: int, dtype: torch.dtype, device: torch.device) -> Kernel:
     """Return the library whose forward and backward pass is clearly the faster, or torch's.
 
-    Where there is enough to do, it is measured on as many rows as that takes, once for the life of the process. No random number is
+    Where there is enough to do, it is measured on so many rows or fewer, once for the life of the process. No random number is
     drawn.
 
     Args:
         rows: tokens of all images of a micro-batch.
         inputs, outputs: widths of the layer.
     """
-    enough = -(-_WORTH_MEASURING // (inputs * outputs))
-    if rows < enough or onednn_problem(dtype, device):
+    each = inputs * outputs
+    if rows * each < _WORTH_MEASURING or onednn_problem(dtype, device):
         return "torch"
-    return _measured(enough, inputs, outputs, dtype)
+    return _measured(min(rows, -(-_ENOUGH // each)), inputs, outputs, dtype)
 
 
 @cache
