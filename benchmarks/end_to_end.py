@@ -8,6 +8,7 @@ asked for, imports, data and evaluations included. `loss` and `accuracy` of the 
 
 import argparse
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -37,7 +38,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--every", type=int, default=30, help="steps between evaluations")
     parser.add_argument("--batch-size", type=int, default=128)
-    parser.add_argument("--accuracy", type=float, default=0.35)
+    parser.add_argument("--accuracy", type=float, default=0.3)
     parser.add_argument("--precision", choices=("bf16", "float32"), default="float32")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--results", type=Path, default=Path(__file__).resolve().parent / "results")
@@ -55,14 +56,15 @@ def main() -> None:
 
 
 def rows(found: dict[str, list[Numbers]], given: argparse.Namespace) -> list[Row]:
-    """Both figures."""
+    """Both figures; without the second where a run did not get that far."""
     peer = f"create_loader, 1 worker, AdamW fused, {'autocast bf16' if given.precision == 'bf16' else 'float32'}"
     own, other = Side(f"`vitctl pretrain`, {given.precision}, 1 worker", found["ours"]), Side(peer, found["theirs"])
     what = f"CIFAR-10 JPEG, ViT of 4 x 128, batch {given.batch_size}, {given.steps} steps"
-    return [
-        Row(what, "images/s", "more", own, other, 1.5),
-        Row(f"{what}, to {given.accuracy:.0%}", "seconds to accuracy", "less", own, other, 1.5),
-    ]
+    of_all = [Row(what, "images/s", "more", own, other, 1.5)]
+    if all(math.isfinite(one["seconds to accuracy"]) for side in found.values() for one in side):
+        to = f"{what}, to {given.accuracy:.0%}"
+        of_all.append(Row(to, "seconds to accuracy", "less", own, other, 1.5))
+    return of_all
 
 
 def ours(folder: Path, given: argparse.Namespace) -> Numbers:
