@@ -494,7 +494,7 @@ def test_load_classifier__answers_as_predict(
         ({"device": "tpu"}, "machine.device"),
         ({"device": "cuda"}, "machine.device = 'cuda': PyTorch finds no GPU here"),
         ({"precision": "int8"}, "machine.precision"),
-        ({"batch_size": 0}, "evaluation.batch_size"),
+        ({"batch_size": 0}, "batch_size = 0: should be at least 1"),
         ({"weights": "worst"}, "weights.which"),
     ],
 )

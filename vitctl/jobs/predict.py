@@ -279,8 +279,9 @@ def load_classifier(
 
     Paper: Section 3.1
     """
-    if top < 1:
-        raise RecipeError(f"top = {top}: should be at least 1")
+    for name, number in (("top", top), ("batch_size", batch_size)):
+        if number < 1:
+            raise RecipeError(f"{name} = {number}: should be at least 1")
     values: dict[str, Any] = {
         "weights.source": str(source),
         "weights.which": weights,
@@ -288,8 +289,8 @@ def load_classifier(
         "data.image_size": image_size,
         "machine.device": device,
         "machine.precision": precision,
-        "evaluation.batch_size": batch_size,
     }
+    # evaluation.batch_size stays that of `predict` and `evaluate`, so that kernels are chosen for the same number of images.
     recipe = load_recipe("evaluate", [*values.items()]).recipe
     assert isinstance(recipe, Evaluate)
     return Classifier(open_classifier(recipe, needs_head=False), top, batch_size)

@@ -208,6 +208,7 @@ def _from_weights(recipe: Evaluate, needs_head: bool) -> OpenClassifier:
         model.to(device=computation.device, dtype=computation.dtype).eval(),
         computation,
         computation.normaliser(meta["mean"], meta["std"]),
+        recipe.evaluation.batch_size,
         found.weights.has_head,
     )
     return _opened(

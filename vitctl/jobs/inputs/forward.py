@@ -62,11 +62,16 @@ class Network(Protocol):
 
 @dataclass(frozen=True)
 class TorchNetwork:
-    """A model in evaluation mode on its device. `normalise` has the mean and deviation of its weights."""
+    """A model in evaluation mode on its device. `normalise` has the mean and deviation of its weights.
+
+    `batch_size`: of an `evaluate` of the same recipe, for which kernels are chosen, however few images come at once: both
+    give the same answers.
+    """
 
     model: Model
     computation: Computation
     normalise: Normaliser
+    batch_size: int
     has_head: bool
     has_features: bool = True
     resizes: bool = False
@@ -79,7 +84,7 @@ class TorchNetwork:
     @torch.inference_mode()
     def __call__(self, images: Tensor, *, with_features: bool = False) -> Outputs:
         inputs, computation = self.normalise(images), self.computation
-        kernels = measured_kernels(self.model.config, len(images), computation.product_dtype, computation.device)
+        kernels = measured_kernels(self.model.config, self.batch_size, computation.product_dtype, computation.device)
         use_kernels(kernels)
         if not with_features:
             return Outputs(class_logits(self.computation, self.model, inputs).cpu(), None)
