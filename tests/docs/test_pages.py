@@ -7,6 +7,7 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.docs.conftest import DOCS, PAGES, anchors
+from vitctl.models.kernels import attention, linear
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
@@ -59,3 +60,10 @@ def test_pictures__are_shown_on_a_page_and_small() -> None:
     pictures = {path.resolve() for path in (DOCS / "images").iterdir()}
     assert pictures == shown
     assert sum(path.stat().st_size for path in pictures) < 900_000
+
+
+def test_speed__says_from_where_on_kernels_are_measured() -> None:
+    said = " ".join(PAGES["docs/speed.md"].split())
+    assert f"from {attention._WORTH_MEASURING:,} logits a layer" in said
+    assert f"up to {attention._SHORT:,} tokens" in said
+    assert f"2^{linear._WORTH_MEASURING.bit_length() - 1} multiplications on" in said
