@@ -28,6 +28,7 @@ SIDES = (64, 128, 224, 384, 512)  # of the paper's figure
 MODELS = ("B/32", "B/16", "R50+B/16", "R50x1", "Axial-B/16", "AxialR50")
 _CLASSES, _MOST = 1000, 2**14
 _KERNEL_IMAGES = 64  # for which kernels are chosen
+_ONE_PASS = "one image at a time was measured, and no time was left for more: its rate says little; give more --seconds"
 _MATRIX_SECONDS, _LEAST = 1.0, 0.25  # share of a cell's time that is kept for its fastest batch
 
 
@@ -37,7 +38,8 @@ class Cell:
 
     `images_per_second` are those of the device at its best batch size, `batches` every size that was tried. `largest_batch` is
     0 where it is unknown; `largest_tried`: it was computed, else it follows from the memory that smaller batches took. `note`
-    says why there is no number. `gflops` are of a forward pass as it is computed, `attention` and `linear` the fastest kernels.
+    says why there is no number, or why it says little. `gflops` are of a forward pass as it is computed, `attention` and `linear` the
+    fastest kernels.
     """
 
     model: str
@@ -167,6 +169,7 @@ def measure_cell(name: str, side: int, computation: Computation, budget: Budget)
         image_bytes=largest.image_bytes,
         attention=kernels.attention,
         linear=kernels.linear,
+        note=_ONE_PASS if largest.bound == "time" and fast.images == 1 else "",
         batches=tuple(asdict(one) for one in known if one.images),
     )
 
