@@ -76,7 +76,7 @@ def test_choose_attention__measures_each_shape_once_where_it_is_worth_it(monkeyp
             assert (
                 choose_attention((99, 6, 197, 16), torch.float32, CPU) == "math"
             )  # the same for any number of images above
-            assert choose_attention((3, 1, 197, 16), torch.float32, CPU) == "fused"  # too little to do
+            assert choose_attention((8, 6, 17, 16), torch.float32, CPU) == "fused"  # too little to do
             assert choose_attention((1, 1, 1025, 16), torch.float32, CPU) == "fused"  # too long
     assert measured == [["fused", "math"]]
     assert torch.equal(torch.get_rng_state(), before)

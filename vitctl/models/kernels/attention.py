@@ -16,7 +16,7 @@ from vitctl.models.kernels.fastest import fastest
 
 Kernel = Literal["fused", "math"]
 _SHORT = 1024  # tokens; of longer sequences the plain product would keep too large matrices
-_WORTH_MEASURING = 2**17  # logits of all heads and images; below, either is done in some milliseconds
+_WORTH_MEASURING = 2**15  # logits of all heads and images; below, either is done in few milliseconds
 _ENOUGH = 2**20  # of more, the measurement takes longer and says the same
 
 _kernel: Kernel = "fused"
