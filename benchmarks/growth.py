@@ -60,7 +60,7 @@ def main() -> None:
     }
     (given.results / "growth.json").write_text(json.dumps(record, indent=1) + "\n")
     for name, one in found.items():
-        print(f"{name}: {one['seconds']} at {one['sizes']}, slope {one['slope']:.2f}")
+        print(f"{name}: {one['seconds']} at {one['sizes']}, slope {number_text(one['slope'])}")
     print(save_figure(plot(found), given.results / "growth.png"))
 
 
@@ -79,11 +79,16 @@ def curve(name: str, folder: Path, rounds: int, largest: int) -> dict[str, Any]:
     return {"sizes": sizes, "seconds": seconds, "slope": slope(sizes, seconds), "last": slope(sizes[-2:], seconds[-2:])}
 
 
-def slope(sizes: Sequence[float], seconds: Sequence[float]) -> float:
-    """Of the straight line through the logarithms; not a number of a single size."""
+def slope(sizes: Sequence[float], seconds: Sequence[float]) -> float | None:
+    """Of the straight line through the logarithms; None of a single size."""
     if len(sizes) < 2:
-        return float("nan")
+        return None
     return float(np.polyfit(np.log(sizes), np.log(seconds), 1)[0])
+
+
+def number_text(number: float | None) -> str:
+    """With two decimals, - for none."""
+    return "-" if number is None else f"{number:.2f}"
 
 
 def plot(found: dict[str, dict[str, Any]]) -> Any:
@@ -94,7 +99,7 @@ def plot(found: dict[str, dict[str, Any]]) -> Any:
         # Attention aside, tokens and with them the work grow with the square of the image size.
         power = {"tokens": 2, "processes": -1}.get(name, 1)
         axes.loglog(sizes, seconds[0] * (sizes / sizes[0]) ** power, color=GREY, lw=1, label=f"slope {power}")
-        axes.loglog(sizes, seconds, "o-", color=BLUE, ms=4, label=f"measured, slope {one['slope']:.2f}")
+        axes.loglog(sizes, seconds, "o-", color=BLUE, ms=4, label=f"measured, slope {number_text(one['slope'])}")
         x, y, _ = CURVES[name]
         axes.set_xlabel(x, fontsize=8, color=PALE)
         axes.set_ylabel(y, fontsize=8, color=PALE)

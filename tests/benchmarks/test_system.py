@@ -121,7 +121,7 @@ def test_growth__slope_of_planted_seconds() -> None:
     sizes = [1, 10, 100, 1000]
     assert growth.slope(sizes, [2.0 * size**1.5 for size in sizes]) == pytest.approx(1.5)
     assert growth.slope(sizes, [3.0] * 4) == pytest.approx(0, abs=1e-12)
-    assert np.isnan(growth.slope([1], [1.0]))
+    assert growth.slope([1], [1.0]) is None
 
 
 def test_waiting__share_of_planted_seconds() -> None:

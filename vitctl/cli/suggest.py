@@ -19,6 +19,7 @@ OTHER_NAMES = {
 }
 SWITCHES = {"no_sweep": "sweep.lrs=[]"}
 MOST = 3
+_TRAINED = ["pretrain", "finetune"]  # what `bench` measures
 
 
 def set_instead(error: Any, arguments: Sequence[str]) -> str:
@@ -36,7 +37,8 @@ def set_instead(error: Any, arguments: Sequence[str]) -> str:
 
     word = option.lstrip("-").replace("-", "_").lower()
     job = RECIPE_OF.get(context.command.name, context.command.name)
-    schemas = [JOBS[job]] if job in JOBS else list(JOBS.values())
+    jobs = [job] if job in JOBS else _TRAINED if context.parent and context.parent.info_name == "bench" else list(JOBS)
+    schemas = [JOBS[job] for job in jobs]
     known = list(dict.fromkeys(key for schema in schemas for key in every_key(schema)))
     if word in SWITCHES and SWITCHES[word].partition("=")[0] in known:
         return f"--set {shlex.quote(SWITCHES[word])}"
@@ -45,7 +47,9 @@ def set_instead(error: Any, arguments: Sequence[str]) -> str:
 
 
 def _keys(word: str, known: Sequence[str]) -> list[str]:
-    """Keys that end in `word`, else the key with this name in other programs, else those with the nearest last part."""
+    """The name of a section `word`; keys that end in it; the key of this name in other programs; the nearest last part."""
+    if f"{word}.name" in known:
+        return [f"{word}.name"]
     if same := [key for key in known if key.rpartition(".")[2] == word or key.replace(".", "_") == word]:
         return same
     if OTHER_NAMES.get(word) in known:

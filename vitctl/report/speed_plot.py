@@ -1,7 +1,7 @@
 """Fig. 12 and the right of Fig. 13 from the numbers of `vitctl bench model --resolutions`. Needs matplotlib."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +30,10 @@ def draw_speed(result: Mapping[str, Any], path: Path) -> Path:
         own = [cell for cell in cells if cell["model"] == name and cell["images_per_second"]]
         style = {"color": SERIES[number % len(SERIES)], "marker": _MARKERS[number % len(_MARKERS)], "markersize": 5}
         style["linestyle"] = "-" if number < len(SERIES) else "--"
-        x = [cell["image_size"] for cell in own]
-        speed.plot(x, [cell["images_per_second"] / result["cores"] for cell in own], label=label_text(name), **style)
-        _draw_batches(batch, own, style)
+        speed.plot([], [], label=label_text(name), **style)
+        _draw_line(speed, own, lambda cell: cell["images_per_second"] / result["cores"], _well_measured, style)
+        fits = [cell for cell in own if cell["largest_batch"]]
+        _draw_line(batch, fits, lambda cell: cell["largest_batch"], lambda cell: cell["largest_tried"], style)
         _draw_cost(cost, own, result, style, name)
     if not any(cell["largest_batch"] for cell in cells):
         hint = "no time to find it:\ngive more --seconds"
@@ -40,7 +41,10 @@ def draw_speed(result: Mapping[str, Any], path: Path) -> Path:
     core = result["core"]
     _axes(speed, f"images/s of a {core}", sides)
     _axes(batch, f"largest batch, {bytes_text(result['free_memory_bytes'])} free", sides)
-    speed.set_title("Fig. 12: speed", fontsize=9, color=INK)
+    batch.set_xlim(speed.get_xlim())  # also where no batch is known
+    weak = any(cell["images_per_second"] and not _well_measured(cell) for cell in cells)
+    hollow = " (hollow: one image at a time)" if weak else ""
+    speed.set_title(f"Fig. 12: speed{hollow}", fontsize=7 if hollow else 9, color=INK)
     batch.set_title("Fig. 12: memory (hollow: not tried, from bytes per image)", fontsize=7, color=INK)
     cost.set_title("the costs of Fig. 13: FLOPs and speed", fontsize=9, color=INK)
     _number_decades(cost.xaxis)
@@ -62,16 +66,26 @@ def draw_speed(result: Mapping[str, Any], path: Path) -> Path:
     return save_figure(figure, path)
 
 
-def _draw_batches(panel: Any, own: Sequence[Mapping[str, Any]], style: Mapping[str, Any]) -> None:
-    """Filled where the batch was computed, hollow where it follows from the memory of smaller ones."""
-    known = [cell for cell in own if cell["largest_batch"]]
-    if not known:
-        return
-    lines = {key: value for key, value in style.items() if not key.startswith("marker")}
-    panel.plot([cell["image_size"] for cell in known], [cell["largest_batch"] for cell in known], **lines)
-    for cell in known:
-        face = style["color"] if cell["largest_tried"] else "white"
-        panel.plot([cell["image_size"]], [cell["largest_batch"]], mfc=face, **{**style, "linestyle": ""})
+def _well_measured(cell: Mapping[str, Any]) -> bool:
+    return not cell["note"]
+
+
+def _draw_line(
+    panel: Any,
+    cells: Sequence[Mapping[str, Any]],
+    value: Callable[[Mapping[str, Any]], float],
+    measured: Callable[[Mapping[str, Any]], bool],
+    style: Mapping[str, Any],
+) -> None:
+    """A value against the resolution: filled where it was measured, hollow where it was not, or says little."""
+    lines = {key: what for key, what in style.items() if not key.startswith("marker")}
+    panel.plot([cell["image_size"] for cell in cells], [value(cell) for cell in cells], **lines)
+    for cell in cells:
+        panel.plot([cell["image_size"]], [value(cell)], mfc=_face(measured(cell), style), **{**style, "linestyle": ""})
+
+
+def _face(measured: bool, style: Mapping[str, Any]) -> str:
+    return str(style["color"]) if measured else "white"
 
 
 def _draw_cost(
@@ -81,7 +95,8 @@ def _draw_cost(
     for cell in own:
         if cell["image_size"] == side:
             at = (cell["gflops"], cell["images_per_second"] / result["cores"])
-            panel.plot(*([value] for value in at), **{**style, "linestyle": ""})
+            face = _face(_well_measured(cell), style)
+            panel.plot(*([value] for value in at), mfc=face, **{**style, "linestyle": ""})
             panel.annotate(label_text(name), at, (4, 3), textcoords="offset points", fontsize=6)
 
 

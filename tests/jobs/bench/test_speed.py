@@ -52,6 +52,10 @@ def test_resolutions__a_cell_for_each_network_and_size_and_its_picture(tmp_path:
     with Image.open(picture) as image:
         assert image.width > 1200
         assert len(image.convert("RGB").getcolors(2**24) or ()) > 50
+    assert "hollow: one image at a time" in draw_speed(result, tmp_path / "speed.svg").read_text()
+    for cell in cells:
+        cell["note"] = ""
+    assert "hollow: one image at a time" not in draw_speed(result, tmp_path / "speed.svg").read_text()
 
 
 def test_resolutions__what_a_network_cannot_do_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import cycle
@@ -169,8 +170,9 @@ def _from_the_start(lr: Callable[[int], float], total_steps: int) -> Callable[[i
 
 def _clocked(batches: Iterator[Batch], prepared: Prepared, clock: Clock, budget: Budget, least: int) -> Iterator[Batch]:
     """The same batches, with a stamp before the first of each step; ends the loop when enough steps were measured."""
-    share, step = len(prepared.task.own), -_WARM_UP
+    share, step, began = len(prepared.task.own), -_WARM_UP, time.monotonic()
     while True:
+        took, began = time.monotonic() - began, time.monotonic()
         if step == -_WARM_UP + 1 and budget.left < budget.seconds / 2:
             step = 0  # steps are so long that one is enough to warm up
         if step == 0:
@@ -179,7 +181,8 @@ def _clocked(batches: Iterator[Batch], prepared: Prepared, clock: Clock, budget:
         clock.begin_step()
         if step >= least and _agreed(prepared, budget.left <= 0):
             raise _Enough
-        budget.say(f"training step {step + 1}" if step >= 0 else "warming up")
+        longer = f"; a step takes {took:.0f} s, longer than the time that is left" if took > max(1, budget.left) else ""
+        budget.say((f"training step {step + 1}" if step >= 0 else "warming up") + longer)
         given = 0
         while given < share:
             batch = next(batches)
