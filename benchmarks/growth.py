@@ -92,8 +92,10 @@ def number_text(number: float | None) -> str:
 
 
 def plot(found: dict[str, dict[str, Any]]) -> Any:
-    """A panel for each curve, with the line of slope 1 through its first point."""
-    figure = new_figure(3.0 * len(found), 3.2)
+    """A panel for each curve, with the line that is expected through its first point."""
+    from matplotlib.ticker import FuncFormatter, LogLocator
+
+    figure = new_figure(2.6 * len(found), 3.0)
     for axes, (name, one) in zip(np.atleast_1d(figure.subplots(1, len(found))), found.items(), strict=True):
         sizes, seconds = np.array(one["sizes"], float), np.array(one["seconds"])
         # Attention aside, tokens and with them the work grow with the square of the image size.
@@ -104,9 +106,10 @@ def plot(found: dict[str, dict[str, Any]]) -> Any:
         axes.set_xlabel(x, fontsize=8, color=PALE)
         axes.set_ylabel(y, fontsize=8, color=PALE)
         axes.set_title(name, fontsize=9)
-        if len(sizes) < 6 and sizes[-1] / sizes[0] < 10:
-            axes.set_xticks(sizes, [f"{size:g}" for size in sizes])
-            axes.minorticks_off()
+        axes.set_xticks(sizes, [f"{size / 1000:g}k" if size >= 1000 else f"{size:g}" for size in sizes])
+        axes.yaxis.set_major_locator(LogLocator(10, (1, 2, 5)))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.minorticks_off()
         plain_axes(axes)
         axes.legend(fontsize=7, frameon=False)
     return figure
