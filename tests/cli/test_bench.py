@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file
 
 from tests.cli.conftest import Vitctl
 from tests.conftest import TINY
@@ -27,6 +28,29 @@ def test_model__prints_the_split_and_the_verdict_and_writes_the_numbers(vitctl: 
         assert any(line.startswith(part) for line in said.out.splitlines()), part
     assert "communication: none, one process" in said.out
     assert not Path("runs").exists()
+
+
+def test_model__of_a_finetuning_takes_its_weights_and_its_classes(
+    vitctl: Vitctl, tiny_data: Path, one_process: Path
+) -> None:
+    weights = load_file(one_process / "checkpoints" / "step_00000020" / "model.safetensors")
+    kept = sum(tensor.numel() for name, tensor in weights.items() if not name.startswith("pre_logits"))
+    line = (
+        "--recipe",
+        "finetune",
+        "--data",
+        tiny_data,
+        "--set",
+        f"weights.source={one_process}",
+        "--batch-size",
+        16,
+        "--res",
+        16,
+    )
+    said = vitctl("bench", "model", *line, *QUICK, "--json", "f.json")
+    assert (said.code, "finetune" in said.out) == (0, True), said.err
+    numbers = json.loads(Path("f.json").read_text())
+    assert (numbers["batch_size"], numbers["parameters"]) == (16, kept)
 
 
 @pytest.mark.parametrize("which", ["model", "data"])

@@ -52,11 +52,11 @@ def compile_errors() -> Iterator[None]:
     Raises:
         LaunchError: torch's compiler failed, with the first line of what it said.
     """
-    from torch._dynamo.exc import BackendCompilerFailed
+    from torch._dynamo.exc import TorchDynamoException
 
     try:
         yield
-    except BackendCompilerFailed as error:
+    except TorchDynamoException as error:
         said = next((line.strip() for line in str(error).splitlines() if line.strip()), "no reason given")
         raise LaunchError(
             f"machine.compile: torch could not compile this model here ({said[:200]}); set machine.compile = false, "

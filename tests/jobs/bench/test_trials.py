@@ -1,15 +1,17 @@
 """Other values of knobs: which are tried, on which images, and that the training is left as it was."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from torch._dynamo.exc import BackendCompilerFailed
 
 from vitctl.jobs.bench import trials as module
 from vitctl.jobs.bench.budget import Budget
 from vitctl.jobs.bench.training import Prepared
-from vitctl.jobs.bench.trials import enlarged, largest_micro_batch, regrouped, trial_of, try_knobs
+from vitctl.jobs.bench.trials import enlarged, largest_micro_batch, regrouped, trial_of, try_compile, try_knobs
 from vitctl.models.kernels import attention
 
 
@@ -92,6 +94,39 @@ def test_micro_batch__a_planted_limit(prepared: Callable[..., Any], monkeypatch:
     found, gradients = prepared(measure)
     assert (found.images, found.tried, found.bound) == (11, True, "memory")
     assert gradients == [None] * len(gradients)
+
+
+def test_compile__is_compared_and_a_failure_is_a_note(
+    prepared: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without compiling: with a stand-in that succeeds, and one that fails as torch does without a compiler."""
+
+    def measure(one: Prepared) -> Any:
+        return try_compile(one, one.step_of(one.batches()), Budget(1e9))
+
+    asked: list[Any] = []
+    monkeypatch.setattr(module, "compile_blocks", asked.append)
+    (trial,), note = prepared(measure)
+    assert (trial.knob, trial.value, trial.rounds) == ("machine.compile", "true", 2)
+    assert len(asked) == 1
+    assert re.fullmatch(r"compiling takes \d+ s, once at each start", note)
+
+    def fail(_model: Any) -> None:
+        raise BackendCompilerFailed(compile, RuntimeError("no C++ compiler"), None)
+
+    monkeypatch.setattr(module, "compile_blocks", fail)
+    trials, note = prepared(measure)
+    assert trials == []
+    assert "machine.compile" in note
+    assert "\n" not in note
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch's own, while it compiles
+def test_compile__for_real(prepared: Callable[..., Any]) -> None:
+    (trial,), note = prepared(lambda one: try_compile(one, one.step_of(one.batches()), Budget(1e9)))
+    assert 0 < trial.seconds < 60
+    assert "compiling takes" in note
 
 
 def test_regrouped__the_same_images_in_their_order(prepared: Callable[..., Any]) -> None:
