@@ -21,6 +21,15 @@ NAMES = (
     "start",
     "ridge",
 )  # in the order of the table
+UNITS = {
+    "cpu": " CPU s",
+    "wall": " s",
+    "stall": " s",
+    "seconds to accuracy": " s",
+    "seconds per step": " s",
+    "peak_mib": " MiB",
+    "per CPU second": " images",
+}
 BEGIN, END = "<!-- table: python benchmarks/table.py --write -->", "<!-- end of the table -->"
 
 
@@ -50,7 +59,8 @@ def table(results: Path = HERE / "results") -> str:
 
 def row(one: Mapping[str, Any]) -> str:
     """A line of the table: medians of both sides with their settings, and the ratio in the rounds."""
-    sides = [f"{one[side]['median'][one['number']]:.4g}: {one[side]['settings']}" for side in ("ours", "theirs")]
+    unit = UNITS.get(one["number"], "")
+    sides = [f"{one[side]['median'][one['number']]:.4g}{unit}: {one[side]['settings']}" for side in ("ours", "theirs")]
     ratio, goal = one["ratio"], "-"
     if one["goal"] is not None:
         goal = f"{one['goal']:.2f} {'reached' if one['reached'] else '**missed**'}"

@@ -108,6 +108,7 @@ def test_resolutions__draws_and_writes_both_files(vitctl: Vitctl) -> None:
         ("model --resolutions 64 --recipe smoke", "--recipe: --resolutions measures networks by their names"),
         ("model --resolutions 64 --res 32", "--res: --resolutions measures networks by their names"),
         ("model --resolutions 64 --plot a.jpg", "should be the name of a .png or .svg file"),
+        ("model --recipe finetune_cifar10 Ti/16", "is that of its weights: --set weights.source=RUN"),
         ("model --recipe evaluate", "bench takes one of pretrain or finetune"),
         ("model S/16 --json a.txt", "should be the name of a .json file"),
         ("model S/16 --json /dev/null/a.json", "no file can be written into /dev/null"),

@@ -27,6 +27,7 @@ STEPS, WARMUP = 20, 5  # of TINY
         ("inspect --batch-size 3", "--set evaluation.batch_size=3"),
         ("export --batch-sizes 4", "--set export.batch_sizes=4"),
         ("resume runs/x --label-smoothing 0.1", "--set loss.label_smoothing=0.1"),
+        ("resume runs/x --steps 20", "--set schedule.total_steps=20"),
         ("pretrain --model B/16", "--set model.name=B/16"),
         ("bench model --model B/16", "--set model.name=B/16"),
         ("bench data --crop none", "--set data.crop=none"),

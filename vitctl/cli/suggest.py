@@ -15,6 +15,8 @@ OTHER_NAMES = {
     "grad_clip": "optimizer.clip_norm",
     "num_workers": "machine.workers",
     "img_size": "data.image_size",
+    "steps": "schedule.total_steps",
+    "epochs": "schedule.total_epochs",
     "ema_decay": "averaging.decay",
 }
 SWITCHES = {"no_sweep": "sweep.lrs=[]"}

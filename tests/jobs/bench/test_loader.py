@@ -1,17 +1,24 @@
 """`bench data`: its numbers agree with each other."""
 
+import io
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from tests.jobs.bench.conftest import tiny_recipe
-from vitctl.data.images.transforms import TrainTransform, augmentation_rng
-from vitctl.data.source.read import SyntheticSource
+from vitctl.data.images.transforms import EvalTransform, TrainTransform, augmentation_rng
+from vitctl.data.shards.index import read_index
+from vitctl.data.source.read import ShardSource, SyntheticSource
+from vitctl.data.writer.items import Item
+from vitctl.data.writer.write import write_split
 from vitctl.errors import DataError
 from vitctl.jobs.bench import loader as module
 from vitctl.jobs.bench.budget import Budget
-from vitctl.jobs.bench.loader import bench_data, image_parts
+from vitctl.jobs.bench.loader import bench_data, image_parts, measure_images, scaled_gain
+from vitctl.jobs.training import Images
 
 
 def test_data__numbers_agree(tiny_data: Path) -> None:
@@ -57,6 +64,20 @@ def test_parts__the_image_is_that_of_the_loader() -> None:
 
     plain = TrainTransform(32)(open_picture(source.read(3)), augmentation_rng(5, 1, 3))
     assert (seen[0] == plain).all()
+
+
+@pytest.mark.parametrize(("side", "helps"), [(32, False), (2048, True)])
+def test_scaled__is_worth_it_for_large_photographs_only(tmp_path: Path, side: int, helps: bool) -> None:
+    file, line = io.BytesIO(), np.linspace(0, 255, side).astype(np.uint8)
+    Image.fromarray(np.stack([np.broadcast_to(line, (side, side))] * 3, axis=-1)).save(file, "JPEG")
+    data = file.getvalue()
+    write_split(
+        [Item(f"{n}", 0, lambda: data, len(data)) for n in range(4)], tmp_path / "s", ("a",), seed=0, source_text=""
+    )
+    images = Images(ShardSource(read_index(tmp_path / "s")), TrainTransform(32, crop="none"), None, EvalTransform(32))
+    split, _ = measure_images(images, 0, Budget(2.0))
+    gain = scaled_gain(images, split, 0, Budget(2.0))
+    assert gain > 1 if helps else gain < 0.5
 
 
 def test_data__noise_is_refused() -> None:

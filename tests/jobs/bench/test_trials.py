@@ -77,6 +77,15 @@ def test_micro_batch__the_whole_share_is_tried(prepared: Callable[..., Any]) -> 
     assert [one.images for one in known] == [1, 2, 4, 8, 16]
 
 
+def test_micro_batch__without_time_that_of_the_steps(prepared: Callable[..., Any]) -> None:
+    def measure(one: Prepared) -> Any:
+        batch = one.step_of(one.batches())[0]
+        return largest_micro_batch(one, batch, 1000, Looks(2))[0], len(batch)
+
+    found, own = prepared(measure)
+    assert (found.images, found.tried, found.bound) == (own, True, "time")
+
+
 def test_micro_batch__a_planted_limit(prepared: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """The device holds 11 images; none above the limit leaves a gradient behind."""
     own = module.gradient_seconds

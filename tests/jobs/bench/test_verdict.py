@@ -19,21 +19,45 @@ def facts(split: dict[str, float], **values: Any) -> StepFacts:
 
 
 def test_data__workers_that_would_keep_up() -> None:
-    """One worker gives 100 images in 4 seconds; the step alone takes 100 in 1: four workers."""
-    found = bottleneck(facts({"data": 3.0, "forward": 0.4, "backward": 0.5, "optimizer": 0.1, "log": 0.0}))
+    """One worker alone gives 25 images/s, as measured; the step needs 100: four workers."""
+    split = {"data": 3.0, "forward": 0.4, "backward": 0.5, "optimizer": 0.1, "log": 0.0}
+    found = bottleneck(facts(split, loader=25.0))
     assert (found.part, found.setting) == ("data", "machine.workers=4")
     assert found.text == (
-        "Data is the bottleneck: a step waits 75% of its time for images; the loader gives 25 images/s, the step alone takes 100 "
-        "with 1 worker(s): machine.workers = 4 would keep up."
+        "Data is the bottleneck: a step waits 75% of its time for images; the loader alone gives 25 images/s with 1 worker(s), the "
+        "step needs 100: machine.workers = 4 would keep up."
     )
+    unknown = bottleneck(facts(split))
+    assert (unknown.setting, unknown.text.partition("; ")[2]) == ("", "`vitctl bench data` measures the loader alone.")
+
+
+def test_data__a_loader_that_gives_enough_is_no_bottleneck() -> None:
+    """A step waits an eighth of its time though the loader alone gives three times what it needs: no number of workers helps."""
+    split = {"data": 0.5, "forward": 1.5, "backward": 1.0, "optimizer": 0.9, "log": 0.1}
+    found = bottleneck(facts(split, loader=90.0))
+    assert (found.part, found.setting) == ("forward", "")
+    assert (
+        "waits 12% of its time for images, though the loader alone gives 90 images/s and the step needs 28.6"
+        in found.text
+    )
+    assert bottleneck(facts(split, loader=20.0)).part == "data"
+
+
+@pytest.mark.parametrize("part", ["data", "communication", "optimizer", "log"])
+def test_best_knob__is_named_whatever_the_bottleneck(part: str) -> None:
+    trials = [Trial("machine.compile", "true", 1.0, 1.5, rounds=4, wins=4)]
+    found = bottleneck(facts({**COMPUTE, part: 5.0}, trials=trials, recipe_batch=10_000))
+    assert found.part == part
+    assert found.text.endswith("machine.compile = true made forward and backward 50% faster when tried in this run.")
+    assert found.setting
 
 
 def test_data__without_workers_and_without_cores() -> None:
     split = {"data": 3.0, "forward": 0.4, "backward": 0.6}
     assert bottleneck(facts(split, workers=0)).setting == "machine.workers=1"
-    few = bottleneck(facts(split, cores=2))
-    assert (few.setting, "data.decode" in few.text) == ("", True)
-    assert "4 workers that would keep up are more than 2 core(s)" in few.text
+    few = bottleneck(facts(split, cores=2, loader=25.0))
+    assert few.setting == ""
+    assert "it would take 4 workers, too many for 2 core(s) that also compute the step" in few.text
 
 
 def test_computing__the_fastest_knob_that_won() -> None:
@@ -83,17 +107,18 @@ def test_communication__is_worth_a_word_before_computing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("needed", "cores", "part", "setting"),
+    ("needed", "cores", "scaled", "part", "setting"),
     [
-        (50.0, 2, "step", ""),
-        (400.0, 4, "loader", "machine.workers=4"),
-        (400.0, 2, "loader", "data.decode=scaled"),
-        (0.0, 2, "decode", ""),
+        (50.0, 2, 1.0, "step", ""),
+        (400.0, 4, 1.0, "loader", "machine.workers=4"),
+        (400.0, 2, 1.0, "loader", "data.decode=scaled"),
+        (400.0, 2, 0.1, "loader", ""),  # as of small images, where it changes nothing
+        (0.0, 2, 1.0, "decode", ""),
     ],
 )
-def test_loader__against_the_step(needed: float, cores: int, part: str, setting: str) -> None:
+def test_loader__against_the_step(needed: float, cores: int, scaled: float, part: str, setting: str) -> None:
     """100 images/s of one worker."""
     loader = LoaderRate(workers=1, images=200, seconds=2.0, cpu_seconds=2.5)
     assert (loader.images_per_second, loader.images_per_worker, loader.images_per_cpu_second) == (100.0, 100.0, 80.0)
-    found = verdict(loader, {"read": 1.0, "decode": 7.0, "augment": 2.0}, needed, cores=cores, decode="exact")
+    found = verdict(loader, {"read": 1.0, "decode": 7.0, "augment": 2.0}, needed, cores=cores, scaled=scaled)
     assert (found.part, found.setting) == (part, setting)

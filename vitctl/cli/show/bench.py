@@ -97,6 +97,10 @@ def chosen_recipe(asked: Asked, flags: Flags, member: Member | None = None) -> t
     given += [Override(key, value, flag) for flag, (key, value) in flags.items() if value is not None]
     given += processes_from_launcher(member)
     name = asked.recipe or DEFAULT_RECIPE
+    if asked.names and not plain and load_recipe(name).recipe.job == "finetune":
+        raise RecipeError(
+            f"{asked.names[0]}: the network of recipe '{name}' is that of its weights: --set weights.source=RUN, and no name"
+        )
     recipe = load_recipe(name, given).recipe
     if not isinstance(recipe, Pretrain | Finetune):
         raise RecipeError(f"recipe '{name}' is for `vitctl {recipe.job}`: bench takes one of pretrain or finetune")
@@ -238,7 +242,7 @@ def _model_rows(r: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
     if r["recipe_batch_size"] != r["batch_size"]:
         text = f"{_rate(r['recipe_images_per_second'])} images/s, the optimizer's time shared by more images"
-        rows.append((f"  in {r['recipe_batch_size']:,}", text))
+        rows.append(("", f"in the recipe's {r['recipe_batch_size']:,}: {text}"))
     rows += [
         ("", f"{r['tflops']:.3g} TFLOP/s, MFU {r['mfu']:.0%} of {r['peak_tflops']:.3g}: {r['mfu_against']}"),
         (
@@ -287,7 +291,7 @@ def show_resolutions(result: Mapping[str, Any]) -> None:
         (
             cell["model"],
             str(cell["image_size"]),
-            f"{cell['gflops']:,.1f}",
+            f"{cell['gflops']:,.3g}",
             _rate(cell["images_per_second"] / result["cores"]) if cell["images_per_second"] else "-",
             str(cell["best_batch"] or "-"),
             (f"{cell['largest_batch']:,}" + "*" * (not cell["largest_tried"])) if cell["largest_batch"] else "-",
@@ -299,18 +303,24 @@ def show_resolutions(result: Mapping[str, Any]) -> None:
     show_table(
         ("model", "pixels", "GFLOPs", f"images/s of a {result['core']}", "at batch", "largest batch"), rows, title=title
     )
-    chosen = sorted({f"{cell['attention']}, {cell['linear']}" for cell in result["cells"] if cell["attention"]})
-    CONSOLE.print(
-        "GFLOPs: of a forward pass, as computed; kernels (attention, linear): " + "; ".join(chosen), soft_wrap=True
-    )
+    CONSOLE.print("GFLOPs: of a forward pass, as computed", soft_wrap=True)
+    for kernels in sorted({_kernels(cell) for cell in result["cells"] if cell["attention"]}):
+        cells = [f"{cell['model']} at {cell['image_size']}" for cell in result["cells"] if _kernels(cell) == kernels]
+        CONSOLE.print(f"{kernels}: {', '.join(cells)}", markup=False, soft_wrap=True)
     CONSOLE.print(
         "* not tried: from the memory that smaller batches took; -: no time or no memory for it", soft_wrap=True
     )
+    for note in result["notes"]:
+        CONSOLE.print(f"note: {note}", markup=False, soft_wrap=True)
     for cell in result["cells"]:
         if cell["note"]:
             CONSOLE.print(
                 f"note: {cell['model']} at {cell['image_size']}: {cell['note']}", markup=False, soft_wrap=True
             )
+
+
+def _kernels(cell: Mapping[str, Any]) -> str:
+    return f"attention {cell['attention']}, linear {cell['linear']}"
 
 
 def run_data(asked: Sequence[Asked], flags: Flags, step_rate: float | None) -> None:

@@ -17,9 +17,9 @@ from vitctl.jobs.bench.machine import machine_facts
 from vitctl.jobs.bench.memory import Attempt, Largest, free_bytes, guarded
 from vitctl.jobs.bench.planned import Measured, plan_measurement
 from vitctl.jobs.bench.rates import matrix_rate, peak
-from vitctl.jobs.bench.training import Prepared, Steps, measure_steps, reach, with_images, without_extras
+from vitctl.jobs.bench.training import Prepared, Steps, loader_rate, measure_steps, reach, with_images, without_extras
 from vitctl.jobs.bench.trials import communication, largest_micro_batch, try_compile, try_knobs
-from vitctl.jobs.bench.verdict import StepFacts, Trial, bottleneck
+from vitctl.jobs.bench.verdict import WAITS, StepFacts, Trial, bottleneck
 from vitctl.jobs.inputs.length import fitted_recipe
 from vitctl.jobs.plan import plan_training
 from vitctl.jobs.training import num_workers
@@ -31,7 +31,7 @@ from vitctl.system.text import bytes_text
 
 COMMUNICATION = "communication"
 ONCE = (OPTIMIZER, COMMUNICATION, LOG)  # done once in an update, whatever its number of images
-_STEPS, _LARGEST, _KNOBS, _RATES = 0.4, 0.25, 0.2, 0.04  # shares of the budget
+_STEPS, _LARGEST, _KNOBS, _RATES, _LOADER = 0.4, 0.25, 0.2, 0.04, 0.05  # shares of the budget
 
 _MATRIX_SECONDS = 2.0  # for each precision at most: the rate of a quiet machine is known sooner
 _COMPARISONS = 20  # passes over one update's images, for which there should be time to compare knobs on all of them
@@ -94,6 +94,9 @@ def _measure(prepared: Prepared, measured: Measured, budget: Budget, *, compiled
     steps = measure_steps(prepared, budget.part(_STEPS))
     one_step = prepared.step_of(prepared.batches())
     exchange = communication(prepared, one_step, budget)
+    loader = 0.0
+    if not prepared.synthetic and total(steps.split)[DATA] >= WAITS * sum(total(steps.split).values()):
+        loader = loader_rate(prepared, budget.part(_LOADER)) * runtime.num_processes
     largest, sizes, trials, notes = None, list[Attempt](), list[Trial](), list[str]()
     kernel = str((prepared.task.facts or {}).get("attention", measured.recipe.machine.attention))
     if not quick and not budget.stop.raised:
@@ -113,6 +116,7 @@ def _measure(prepared: Prepared, measured: Measured, budget: Budget, *, compiled
     result = {
         **_described(prepared, measured, kernel),
         **speed,
+        "loader_images_per_second": loader,
         "peak_memory_bytes": steps.peak,
         "free_memory_bytes": free,
         "largest_micro_batch": None if largest is None else asdict(largest),
@@ -242,6 +246,7 @@ def _verdict(result: dict[str, Any], trials: list[Trial], cpu_share: float | Non
         images=result["batch_size"],
         recipe_batch=result["recipe_batch_size"],
         workers=result["workers"],
+        loader=result["loader_images_per_second"],
         cores=result["machine"]["cores"],
         precision=precision,
         bf16_gain=rates["bf16"] / rates[precision] if "bf16" in rates else 0.0,
@@ -253,7 +258,7 @@ def _verdict(result: dict[str, Any], trials: list[Trial], cpu_share: float | Non
     busy = (
         ""
         if cpu_share is None or cpu_share >= _QUIET
-        else " Other programs took part of the time: measure again without them."
+        else " Its threads did not run all of the time: measure again while nothing else runs."
     )
     return {"bottleneck": found.part, "verdict": found.text + busy, "setting": found.setting}
 

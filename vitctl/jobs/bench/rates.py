@@ -82,5 +82,5 @@ def peak(device: torch.device, precision: str, measured: float) -> Peak:
         name = torch.cuda.get_device_name(device)
         if tera := bf16_tflops(name):
             return Peak(tera * 1e12, f"the maker's dense bf16 peak of {name}")
-    threads = f", {torch.get_num_threads()} threads" if device.type == "cpu" else ""
+    threads = f", {torch.get_num_threads()} thread{'s' * (torch.get_num_threads() > 1)}" if device.type == "cpu" else ""
     return Peak(measured, f"matrix products measured in this run, {precision}{threads}")

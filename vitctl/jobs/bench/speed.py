@@ -16,7 +16,7 @@ from torch import nn
 from vitctl.engine.distributed.runtime import Computation, alone
 from vitctl.errors import RecipeError, is_out_of_memory
 from vitctl.jobs.bench.budget import Budget
-from vitctl.jobs.bench.machine import machine_facts
+from vitctl.jobs.bench.machine import OtherWork, machine_facts
 from vitctl.jobs.bench.memory import KEPT_FREE, Attempt, attempted, free_bytes, guarded, largest_batch, used_bytes
 from vitctl.jobs.bench.rates import matrix_rate, peak
 from vitctl.jobs.record.kernels import measured_kernels, use_kernels
@@ -26,7 +26,7 @@ from vitctl.models.variants import variant
 
 SIDES = (64, 128, 224, 384, 512)  # of the paper's figure
 MODELS = ("B/32", "B/16", "R50+B/16", "R50x1", "Axial-B/16", "AxialR50")
-_CLASSES, _MOST = 1000, 2**14
+_CLASSES, _MOST = 1000, 2**24
 _KERNEL_IMAGES = 64  # for which kernels are chosen
 _ONE_PASS = "one image at a time was measured, and no time was left for more: its rate says little; give more --seconds"
 _MATRIX_SECONDS, _LEAST = 1.0, 0.25  # share of a cell's time that is kept for its fastest batch
@@ -96,6 +96,7 @@ def bench_resolutions(
     for name in models:
         variant(name)
     computation = alone(precision=precision, device=device)
+    others = OtherWork()
     budget.say("measuring matrix products")
     matrix = matrix_rate(computation.device, computation.precision, _MATRIX_SECONDS)
     at_peak = peak(computation.device, computation.precision, matrix)
@@ -118,6 +119,7 @@ def bench_resolutions(
         "peak_tflops": at_peak.flops / 1e12,
         "peak_source": at_peak.source,
         "free_memory_bytes": free_bytes(computation.device),
+        "notes": others.notes(),
         "stopped": budget.stop.raised,
         "machine": machine_facts(computation),
     }

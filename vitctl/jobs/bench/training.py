@@ -33,6 +33,7 @@ from vitctl.recipe.sections import Evaluation
 
 SYNTHETIC_IMAGES = 1_281_167
 _JOBS: dict[str, Callable[..., Any]] = {"pretrain": pretrain, "finetune": finetune}
+_MADE_AHEAD = 8  # batches that a loader may have ready
 _WARM_UP = 2  # steps before those that are measured: the first allocates memory, the optimizer's too
 
 
@@ -163,6 +164,18 @@ def measure_steps(prepared: Prepared, budget: Budget, least: int = 1) -> Steps:
     return Steps(clock.steps(), peak_bytes(prepared.device), clock.cpu_seconds())
 
 
+def loader_rate(prepared: Prepared, budget: Budget) -> float:
+    """Images/s that the loader of this process gives without a step beside it, after what it had made ahead."""
+    budget.say("measuring the loader alone")
+    batches = prepared.batches()
+    for _ in range(_MADE_AHEAD):
+        next(batches)
+    began, taken = time.perf_counter(), 0
+    while not taken or budget.left > 0:
+        taken += len(next(batches))
+    return taken / (time.perf_counter() - began)
+
+
 def _from_the_start(lr: Callable[[int], float], total_steps: int) -> Callable[[int], float]:
     """The rates of the run, again and again: more steps may be measured than it has."""
     return lambda step: lr(step % max(1, total_steps))
@@ -181,7 +194,7 @@ def _clocked(batches: Iterator[Batch], prepared: Prepared, clock: Clock, budget:
         clock.begin_step()
         if step >= least and _agreed(prepared, budget.left <= 0):
             raise _Enough
-        longer = f"; a step takes {took:.0f} s, longer than the time that is left" if took > max(1, budget.left) else ""
+        longer = f"; a step takes {took:.0f} s" if took > max(1, budget.left) else ""
         budget.say((f"training step {step + 1}" if step >= 0 else "warming up") + longer)
         given = 0
         while given < share:

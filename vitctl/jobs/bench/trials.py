@@ -238,6 +238,8 @@ def largest_micro_batch(
 
     room = room_of(prepared.device)
     found = largest_batch(attempt, most, room, lambda: budget.left, known)
+    if found.images < len(batch) and not (found.tried and found.bound == "memory"):  # the steps before had so many
+        found = Largest(len(batch), True, "time")
     return found, [one for one in known if one.images]
 
 

@@ -2,11 +2,11 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 WORTH = 0.03  # a gain below this is within what two measurements of the same differ by
 _MOST = 0.75  # share of the rounds that a faster knob wins
-_WAITS = 0.10  # share of a step above which waiting is what to mend, even where computing takes longer
+WAITS = 0.10  # share of a step above which waiting is what to mend, even where computing takes longer
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,7 @@ class StepFacts:
         images: of a step, over all processes.
         recipe_batch: images of an update of the recipe.
         workers: loader workers of each process.
+        loader: images/s of the loaders of all processes alone, without the step beside; 0: unknown.
         cores: that this process may use.
         precision: of the matrix products.
         bf16_gain: how much faster matrix products are in bf16 than in `precision`, as measured; 0: unknown.
@@ -61,6 +62,7 @@ class StepFacts:
     workers: int
     cores: int
     precision: str
+    loader: float = 0.0
     bf16_gain: float = 0.0
     utilisation: float = 0.0
     against: str = ""
@@ -75,6 +77,16 @@ class StepFacts:
         """Of a part in the step."""
         return self.split.get(part, 0.0) / self.seconds
 
+    @property
+    def needed(self) -> float:
+        """Images/s of a step that does not wait for them."""
+        return self.images / (self.seconds - self.split.get("data", 0.0))
+
+    @property
+    def best(self) -> Trial | None:
+        """The knob that helped most."""
+        return max((trial for trial in self.trials if trial.helps), key=lambda trial: trial.gain, default=None)
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -86,45 +98,62 @@ class Verdict:
 
 
 def bottleneck(facts: StepFacts) -> Verdict:
-    """The bottleneck of a step: a wait where there is one worth mending, else the longest part."""
-    if facts.share("data") >= _WAITS:
-        return _data(facts)
-    part = max(facts.split, key=lambda name: facts.split[name])
-    if part != "communication" and facts.share("communication") >= _WAITS:
+    """The bottleneck of a step: a wait where there is one worth mending, else the longest part; and the knob that helped."""
+    waits = facts.share("data") >= WAITS
+    keeps_up = facts.loader >= facts.needed
+    if waits and not keeps_up:
+        return _with_best(_data(facts), facts)
+    found = _longest(facts)
+    if waits:
+        also = (
+            f" A step also waits {facts.share('data'):.0%} of its time for images, though the loader alone gives {rate(facts.loader)} "
+            f"images/s and the step needs {rate(facts.needed)}: they share the cores."
+        )
+        found = replace(found, text=found.text + also)
+    return found
+
+
+def _with_best(found: Verdict, facts: StepFacts) -> Verdict:
+    """With the knob that made forward and backward faster, which the verdict on another part does not name."""
+    best = facts.best
+    if best is None:
+        return found
+    text = f"{found.text} {best.knob} = {best.value} made forward and backward {best.gain:.0%} faster when tried in this run."
+    return replace(found, text=text, setting=found.setting or best.setting)
+
+
+def _longest(facts: StepFacts) -> Verdict:
+    """Of the longest part but data; of communication where it is worth a word."""
+    part = max((name for name in facts.split if name != "data"), key=lambda name: facts.split[name])
+    if part != "communication" and facts.share("communication") >= WAITS:
         part = "communication"
-    if part == "communication":
-        return _communication(facts)
-    if part == "optimizer":
-        return _optimizer(facts)
-    if part == "log":
-        return _log(facts)
-    return _computing(facts, part)
+    once = {"communication": _communication, "optimizer": _optimizer, "log": _log}
+    return _with_best(once[part](facts), facts) if part in once else _computing(facts, part)
 
 
 def _data(facts: StepFacts) -> Verdict:
-    """The loader gives what the step consumes, so its rate is known; so is that of a step that does not wait."""
-    loader = facts.images / facts.seconds
-    alone = facts.images / (facts.seconds - facts.split["data"])
+    """What the loader gives alone, and what a step needs that does not wait."""
     begin = f"Data is the bottleneck: a step waits {facts.share('data'):.0%} of its time for images"
-    rates = f"the loader gives {rate(loader)} images/s, the step alone takes {rate(alone)}"
     if not facts.workers:
         return Verdict(
             "data",
             f"{begin}, which are made between steps; machine.workers = 1 makes them beside.",
             "machine.workers=1",
         )
-    wanted = math.ceil(facts.workers * alone / loader)
+    if not facts.loader:
+        return Verdict("data", f"{begin}; `vitctl bench data` measures the loader alone.")
+    rates = f"the loader alone gives {rate(facts.loader)} images/s with {facts.workers} worker(s), the step needs {rate(facts.needed)}"
+    wanted = math.ceil(facts.workers * facts.needed / facts.loader)
     if wanted <= max(facts.cores - 1, 1) and wanted > facts.workers:
         return Verdict(
             "data",
-            f"{begin}; {rates} with {facts.workers} worker(s): machine.workers = {wanted} would keep up.",
+            f"{begin}; {rates}: machine.workers = {wanted} would keep up.",
             f"machine.workers={wanted}",
         )
     return Verdict(
         "data",
-        f"{begin}; {rates}, and {wanted} workers that would keep up are more than {facts.cores} core(s) carry beside the step: "
-        "`vitctl bench data` tells what takes the time; for large photographs data.decode = 'scaled', or smaller images (`vitctl data "
-        "shards --max-side`).",
+        f"{begin}; {rates}: it would take {wanted} workers, too many for {facts.cores} core(s) that also compute the step; "
+        "`vitctl bench data` tells what takes the time.",
     )
 
 
@@ -169,8 +198,7 @@ def _log(facts: StepFacts) -> Verdict:
 def _computing(facts: StepFacts, part: str) -> Verdict:
     """Forward or backward: the knob that was faster when tried, else what the precision gives, else the limit of the machine."""
     begin = f"The {part} pass is the bottleneck: {facts.share(part):.0%} of a step"
-    best = max((trial for trial in facts.trials if trial.helps), key=lambda trial: trial.gain, default=None)
-    if best is not None:
+    if (best := facts.best) is not None:
         return Verdict(
             part,
             f"{begin}; {best.knob} = {best.value} made forward and backward {best.gain:.0%} faster when "
