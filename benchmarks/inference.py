@@ -42,9 +42,11 @@ NARROWED: Choices = {
     "autocast": {"autocast": True},
     "autocast, plain attention": {"autocast": True, "plain": True},
     "autocast, compiled": {"autocast": True, "compile": True},
+    "autocast, plain attention, compiled": {"autocast": True, "plain": True, "compile": True},
     "bf16 weights": {"narrow": True},
     "bf16 weights, plain attention": {"narrow": True, "plain": True},
     "bf16 weights, compiled": {"narrow": True, "compile": True},
+    "bf16 weights, plain attention, compiled": {"narrow": True, "plain": True, "compile": True},
 }
 SIDES: dict[str, dict[str, Choices]] = {
     "float32": {
@@ -53,6 +55,7 @@ SIDES: dict[str, dict[str, Choices]] = {
             DEFAULT: {},
             "plain attention": {"plain": True},
             "compiled": {"compile": True},
+            "plain attention, compiled": {"plain": True, "compile": True},
         },
         "our ONNX": {DEFAULT: {}},
         "timm's ONNX": {DEFAULT: {"dynamo": True}, "TorchScript exporter": {"dynamo": False}},
@@ -186,7 +189,7 @@ def timm_model(weights: Path, model: str, size: int, *, exportable: bool = False
 
 
 def timm_network(weights: Path, model: str, settings: Mapping[str, Any], shown: Any) -> Forward:
-    """timm's model in torch, as its benchmark.py runs it: inference mode, autocast or bf16 weights, torch.compile."""
+    """timm's model in torch, as its benchmark.py runs it: autocast or bf16 weights, torch.compile; without gradients."""
     import torch
     from timm.layers import set_fused_attn
 

@@ -206,17 +206,13 @@ def rows(found: dict[str, list[Numbers]], what: str) -> list[Row]:
         "dcp": "torch.distributed.checkpoint.async_save, DefaultStager kept",
         "dcp, staged later": "the same with use_async_staging",
     }
-    return [
-        Row(
-            f"checkpoint of {what}",
-            "stall",
-            "less",
-            own,
-            Side(peers[name], found[name]),
-            GOAL if name in GOAL_OF else None,
-        )
+    goals = {name: GOAL if name in GOAL_OF else None for name in peers}
+    stalls = [
+        Row(f"checkpoint of {what}", "stall", "less", own, Side(peers[name], found[name]), goals[name])
         for name in peers
     ]
+    whole = f"checkpoint of {what}, with what it slows the next pass down"
+    return stalls + [Row(whole, "lost", "less", own, Side(peers[name], found[name])) for name in peers]
 
 
 if __name__ == "__main__":

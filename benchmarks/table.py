@@ -25,6 +25,7 @@ UNITS = {
     "cpu": " CPU s",
     "wall": " s",
     "stall": " s",
+    "lost": " s",
     "seconds to accuracy": " s",
     "seconds per step": " s",
     "peak_mib": " MiB",

@@ -42,8 +42,8 @@ def test_quickstart__fine_tuned_beats_scratch_beats_majority(
     assert read_weights(result["files"]["safetensors"]).config.num_classes == 10
     said = capsys.readouterr().out
     assert "vitctl data shards PHOTOS" in said
-    assert (tmp_path / "report.html").as_uri() in said
-    page = (tmp_path / "report.html").read_text()
+    assert (out / "report.html").as_uri() in said
+    page = (out / "report.html").read_text()
     assert len(page) < 3_000_000
     assert all(f">{name}<" in page for name in quickstart.FOLDERS)
     assert "as in the result" in page

@@ -1,11 +1,14 @@
 """`vitctl bench` as typed: what is printed and written, and errors of one line."""
 
 import json
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from safetensors.torch import load_file
 
@@ -109,6 +112,8 @@ def test_resolutions__draws_and_writes_both_files(vitctl: Vitctl) -> None:
         ("model --resolutions 64 --res 32", "--res: --resolutions measures networks by their names"),
         ("model --resolutions 64 --plot a.jpg", "should be the name of a .png or .svg file"),
         ("model --recipe finetune_cifar10 Ti/16", "is that of its weights: --set weights.source=RUN"),
+        ("model --resolutions 64 --plot /dev/null/a.png", "no file can be written into /dev/null"),
+        ("model --resolutions 64 --plot .png/a.png --json .", "should be the name of a .json file"),
         ("model --recipe evaluate", "bench takes one of pretrain or finetune"),
         ("model S/16 --json a.txt", "should be the name of a .json file"),
         ("model S/16 --json /dev/null/a.json", "no file can be written into /dev/null"),
@@ -135,6 +140,65 @@ def test_model__a_name_alone_is_a_plain_network_of_the_default_recipe() -> None:
     assert (beside.model.name, beside.model.dropout) == ("S/16", 0.1)
     with pytest.raises(RecipeError):
         chosen_recipe(Asked(("S/16",), None, 1.0, None, None, ("model.fnord=1",)), {})
+
+
+def test_target__a_folder_is_refused_before_anything_is_measured(vitctl: Vitctl) -> None:
+    Path("a.png").mkdir()
+    Path("b.json").mkdir()
+    for line in (
+        "model Ti/32 --resolutions 32 --plot a.png",
+        "model Ti/32 --resolutions 32 --plot b.png",
+        "data --json b.json",
+    ):
+        said = vitctl("bench", *line.split(), *QUICK)
+        assert (said.code, said.err.partition(": ")[2].partition(", ")[2]) == (2, "should be a file\n")
+
+
+def test_files__are_written_before_anything_is_printed(
+    vitctl: Vitctl, tiny_data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader that closes the pipe, as `| head -1` does, ends the command at its first line."""
+
+    def closed(*_: Any, **__: Any) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr(show, "show_table", closed)
+    step = ("--recipe", TINY, "--data", tiny_data, *QUICK)
+    vitctl("bench", "model", *step, "--json", "m.json")
+    vitctl("bench", "data", *step, "--step-rate", 1, "--json", "d.json")
+    vitctl("bench", "model", "Ti/32", "--resolutions", 32, *QUICK, "--plot", "p.png")
+    assert all(Path(name).stat().st_size for name in ("m.json", "d.json", "p.json", "p.png"))
+
+
+def test_data__of_a_recipe_with_several_processes_is_that_of_one(vitctl: Vitctl, tiny_data: Path) -> None:
+    line = ("--recipe", TINY, "--data", tiny_data, *QUICK, "--set", "machine.processes=2", "--json", "d.json")
+    said = vitctl("bench", "data", *line)
+    assert said.code == 0, said.err
+    (numbers,) = json.loads(Path("d.json").read_text())["loaders"]
+    assert "8 noise images" in numbers["step_source"]  # of the 16 of an update
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_processes__end_with_a_signal_to_the_command(tiny_data: Path, tmp_path: Path, number: signal.Signals) -> None:
+    """To the command alone, as `kill` and `timeout` send it: the processes stop, keep what they have, and none is left."""
+    line = ["--recipe", TINY, "--data", tiny_data, "--seconds", 300, "--processes", 2, "--json", tmp_path / "a.json"]
+    command = [sys.executable, "-m", "vitctl", "bench", "model", *map(str, line)]
+    log = tmp_path / "log"
+    with log.open("w") as file, subprocess.Popen(command, stdout=file, stderr=file, cwd=tmp_path) as started:
+        for _ in range(1200):
+            if "measuring:" in log.read_text():
+                break
+            time.sleep(0.1)
+        own = psutil.Process(started.pid).children(recursive=True)
+        assert len(own) >= 3  # accelerate's agent and two processes
+        started.send_signal(number)
+        code = started.wait(timeout=120)
+    assert code == (-number if number == signal.SIGKILL else 3), log.read_text()
+    assert not psutil.wait_procs(own, timeout=20)[1]
+    if number != signal.SIGKILL:
+        assert json.loads((tmp_path / "a.json").read_text())["stopped"] is True
+        assert "Traceback" not in log.read_text()
 
 
 @pytest.mark.slow

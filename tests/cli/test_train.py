@@ -136,6 +136,40 @@ def test_resume__goes_on_with_a_stopped_run(vitctl: Vitctl, tiny_data: Path, tmp
     assert again == first
 
 
+def test_resume__with_other_kernels_says_so(vitctl: Vitctl, tiny_data: Path) -> None:
+    line = (
+        "pretrain",
+        "--recipe",
+        TINY,
+        "--data",
+        tiny_data,
+        "--steps",
+        3,
+        "--out",
+        "a",
+        "--set",
+        "machine.attention=fused",
+    )
+    assert vitctl(*line).code == 0
+    said = vitctl(
+        "resume",
+        "a",
+        "--set",
+        "machine.attention=math",
+        "--set",
+        "schedule.total_steps=4",
+        "--allow",
+        "schedule.total_steps",
+    )
+    assert said.code == 0, said.err
+    records = [json.loads(one) for one in Path("a/log.jsonl").read_text().splitlines()]
+    told = [one["text"] for one in records if one["kind"] == "warning" and "kernels" in one["text"]]
+    assert told == [
+        "the kernels were attention fused, linear torch and are now attention math, linear torch: from here on results differ by rounding"
+    ]
+    assert "the kernels were attention fused" in said.out + said.err
+
+
 @pytest.mark.parametrize("recipe", ["jft_h14", "smoke", "in1k_b32"])
 def test_dry_run__needs_no_data_and_writes_nothing(vitctl: Vitctl, tmp_path: Path, recipe: str) -> None:
     said = vitctl("pretrain", "--recipe", recipe, "--dry-run", "--set", "machine.processes=8")

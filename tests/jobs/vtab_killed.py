@@ -23,7 +23,8 @@ def interrupted(folder: Path, where: str, number: int) -> None:
             return
         if (where, record["kind"], record.get("step")) in {("training", "train", 3), ("scored", "evaluate", 4)}:
             os.kill(os.getpid(), number)
-        armed[0] = where == "evaluation" and record["kind"] == "checkpoint" and record["step"] == 4
+        if where == "evaluation" and record["kind"] == "checkpoint" and record["step"] == 4:
+            armed[0] = 1
 
     def counted(*arguments: Any) -> None:
         if armed[0]:

@@ -101,7 +101,7 @@ Precision = Annotated[
     str | None,
     typer.Option(
         "--precision",
-        help="auto (bf16 where the device is fast at it), bf16, float32 or float64.",
+        help="auto (bf16 where the device is fast at it), bf16, tf32 (NVIDIA GPUs), float32 or float64.",
         autocompletion=completion.one_of(completion.PRECISIONS),
         rich_help_panel=MACHINE,
     ),

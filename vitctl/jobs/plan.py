@@ -342,6 +342,7 @@ def _check_training(recipe: Pretrain | Finetune, run_dir: Path) -> None:
             f"after schedule.warmup_steps = {s.warmup_steps}; lower it, or train longer"
         )
     lanes_of(recipe, recipe.machine.processes)
+    _shards(recipe)  # raises where the processes cannot be divided so
     if s.batch_size < recipe.machine.processes:
         raise RecipeError(
             f"schedule.batch_size = {s.batch_size} is less than machine.processes = {recipe.machine.processes}"

@@ -211,7 +211,7 @@ def _train(
     shown, size, most = images.pre_processing, recipe.evaluation.batch_size, most_images(machine.micro_batch, share)
     look = ImagePass(runtime, context.journal, shown, mean, std, size, workers, context.stop, lanes is not None)
 
-    kernels = choose_kernels(machine, runtime, folder, model, most, measured=not lanes)
+    kernels = choose_kernels(machine, runtime, folder, model, most, context.journal, measured=not lanes)
     _shard(machine, runtime, model, probe)
     micro_batch = choose_micro_batch(recipe, runtime, folder, model, loss, lambda n: next(batches(0, n, 0)), share)
     made_by = {**kernels.model_dump(), "compile": machine.compile, "versions": versions()}

@@ -87,8 +87,8 @@ class ShardedMachine(TrainMachine):
             return 1
         if processes % self.sharding_replicas:
             raise LaunchError(
-                f"machine.sharding_replicas = {self.sharding_replicas}: {processes} processes cannot hold so many copies of equal parts; "
-                "set it to a divisor of machine.processes, such as the number of nodes"
+                f"machine.sharding_replicas = {self.sharding_replicas}: {processes} process{'es' * (processes > 1)} cannot hold so "
+                "many copies of equal parts; set it to a divisor of machine.processes, such as the number of nodes"
             )
         return processes // self.sharding_replicas
 

@@ -17,7 +17,7 @@ from vitctl.data.writer.write import write_split
 from vitctl.errors import DataError
 from vitctl.jobs.bench import loader as module
 from vitctl.jobs.bench.budget import Budget
-from vitctl.jobs.bench.loader import bench_data, image_parts, measure_images, scaled_gain
+from vitctl.jobs.bench.loader import LoaderRate, bench_data, image_parts, measure_images, scaled_gain
 from vitctl.jobs.training import Images
 
 
@@ -78,6 +78,15 @@ def test_scaled__is_worth_it_for_large_photographs_only(tmp_path: Path, side: in
     split, _ = measure_images(images, 0, Budget(2.0))
     gain = scaled_gain(images, split, 0, Budget(2.0))
     assert gain > 1 if helps else gain < 0.5
+
+
+def test_rate__of_little_or_of_broken_images_has_a_note() -> None:
+    assert LoaderRate(1, 2000, 2.0, 1.5).notes == []
+    early = LoaderRate(2, 64, 0.005, 0.0)
+    assert (early.images_per_cpu_second, len(early.notes)) == (0.0, 1)
+    assert "for 0.005 s on 64 images, some made before: its rate says little" in early.notes[0]
+    (note,) = LoaderRate(1, 2000, 2.0, 1.5, bad=27).notes
+    assert note.startswith("27 of the 2,000 images could not be used")
 
 
 def test_data__noise_is_refused() -> None:

@@ -12,7 +12,7 @@ import typer
 
 from vitctl.cli.common import check_flags, processes_from_launcher, start_command
 from vitctl.cli.show.render import CONSOLE, show_table
-from vitctl.engine.preemption import StopFlag, stop_on_signals
+from vitctl.engine.preemption import die_with_parent, stop_on_signals
 from vitctl.errors import RecipeError, writing
 from vitctl.launch.environment import Member
 from vitctl.models.variants import variant
@@ -41,14 +41,20 @@ class Asked:
     sets: tuple[str, ...]
 
     def check(self) -> None:
-        """Raises RecipeError where --json is no .json, or its folder takes no files: said before anything is measured."""
-        if self.json is None:
-            return
-        if self.json.suffix.lower() != ".json":
-            raise RecipeError(f"--json {self.json}: should be the name of a .json file")
-        folder = next(path for path in self.json.absolute().parents if path.exists())
-        if not (folder.is_dir() and os.access(folder, os.W_OK)):
-            raise RecipeError(f"--json {self.json}: no file can be written into {folder}")
+        """Raises RecipeError where --json cannot be written: said before anything is measured."""
+        if self.json is not None:
+            check_target("--json", self.json, (".json",))
+
+
+def check_target(flag: str, file: Path, kinds: tuple[str, ...]) -> None:
+    """Raises RecipeError where a file has another ending, is a folder, or its folder takes no files."""
+    if file.suffix.lower() not in kinds:
+        raise RecipeError(f"{flag} {file}: should be the name of a {' or '.join(kinds)} file")
+    if file.is_dir():
+        raise RecipeError(f"{flag} {file}: is a folder, should be a file")
+    folder = next(path for path in file.absolute().parents if path.exists())
+    if not (folder.is_dir() and os.access(folder, os.W_OK)):
+        raise RecipeError(f"{flag} {file}: no file can be written into {folder}")
 
 
 def run_model(asked: Asked, flags: Flags, *, batch_size: int | None, synthetic: bool, compiled: bool) -> None:
@@ -61,6 +67,8 @@ def run_model(asked: Asked, flags: Flags, *, batch_size: int | None, synthetic: 
             f"{' '.join(asked.names)}: a training step is measured of one model; several need --resolutions"
         )
     member = start_command()
+    if member is not None:
+        die_with_parent()
     recipe, name = chosen_recipe(
         asked, {**flags, "--synthetic": ("data.synthetic", SYNTHETIC_IMAGES if synthetic else None)}, member
     )
@@ -78,8 +86,9 @@ def run_model(asked: Asked, flags: Flags, *, batch_size: int | None, synthetic: 
     if member is not None and member.rank > 0:
         return
     result = {"recipe": name, "seconds_asked": asked.seconds, "set": list(asked.sets), **result}
+    _write(result, asked.json)
     show_model(result)
-    _finish(result, asked.json, stop)
+    _finish(asked.json, stop.raised, exits=member is None)
 
 
 def chosen_recipe(asked: Asked, flags: Flags, member: Member | None = None) -> tuple[Pretrain | Finetune, str]:
@@ -130,8 +139,8 @@ def run_resolutions(
         odd = "--recipe" if asked.recipe is not None else (*others, "--set")[0]
         raise RecipeError(f"{odd}: --resolutions measures networks by their names, and no recipe; leave it out")
     picture = plot or _PLOT
-    if picture.suffix.lower() not in (".png", ".svg"):
-        raise RecipeError(f"--plot {picture}: should be the name of a .png or .svg file")
+    check_target("--plot", picture, (".png", ".svg"))
+    check_target("--plot", picture.with_suffix(".json"), (".json",))
     sides = parse_sides(resolutions)
     precision = next((value for flag, (_, value) in flags.items() if flag == "--precision" and value), "auto")
     _set_threads(asked.threads)
@@ -139,19 +148,27 @@ def run_resolutions(
         models = asked.names or MODELS
         budget = Budget(seconds or _CELL_SECONDS * len(models) * len(sides), stop, say)
         result = bench_resolutions(models, sides, budget, precision=precision)
+    numbers = asked.json or picture.with_suffix(".json")
+    if result["cells"]:
+        _write(result, numbers)
+        said = _draw(result, picture)
     show_resolutions(result)
     if not result["cells"]:
         raise typer.Exit(3)
-    if can_plot():
-        from vitctl.report.speed_plot import draw_speed
+    CONSOLE.print(said, markup=False, soft_wrap=True)
+    _finish(numbers, stop.raised)
 
-        with writing(picture):
-            picture.parent.mkdir(parents=True, exist_ok=True)
-            draw_speed(result, picture)
-        CONSOLE.print(f"plot: {picture}", markup=False, soft_wrap=True)
-    else:
-        CONSOLE.print(f"no plot: {NOT_INSTALLED}", markup=False, soft_wrap=True)
-    _finish(result, asked.json or picture.with_suffix(".json"), stop)
+
+def _draw(result: Mapping[str, Any], picture: Path) -> str:
+    """Draw the plot where that is possible, and say so."""
+    if not can_plot():
+        return f"no plot: {NOT_INSTALLED}"
+    from vitctl.report.speed_plot import draw_speed
+
+    with writing(picture):
+        picture.parent.mkdir(parents=True, exist_ok=True)
+        draw_speed(result, picture)
+    return f"plot: {picture}"
 
 
 def _set_threads(threads: int | None) -> None:
@@ -161,16 +178,22 @@ def _set_threads(threads: int | None) -> None:
         torch.set_num_threads(threads)
 
 
-def _finish(result: Mapping[str, Any], json: Path | None, stop: StopFlag) -> None:
-    """Write the numbers; ends with code 3 where a signal cut the measurement short."""
+def _write(result: Mapping[str, Any], json: Path | None) -> None:
+    """Write the numbers, before anything is printed: whoever reads the screen may close the pipe."""
     if json is not None:
         with writing(json):
             json.parent.mkdir(parents=True, exist_ok=True)
             write_json(json, result)
+
+
+def _finish(json: Path | None, stopped: bool, *, exits: bool = True) -> None:
+    """Name the file; ends with code 3 where a signal cut the measurement short, unless a launcher says so."""
+    if json is not None:
         CONSOLE.print(f"numbers: {json}", markup=False, soft_wrap=True)
-    if stop.raised:
+    if stopped:
         CONSOLE.print("stopped early: what was measured until then is above", style="bold yellow")
-        raise typer.Exit(3)
+        if exits:
+            raise typer.Exit(3)
 
 
 @contextmanager
@@ -339,21 +362,23 @@ def run_data(asked: Sequence[Asked], flags: Flags, step_rate: float | None) -> N
             results.append({"recipe": name, **bench_data(recipe, budget, step_rate=step_rate)})
             if stop.raised:
                 break
+    _write({"kind": "loaders", "loaders": results}, asked[0].json)
     for result in results:
         show_data(result)
-    _finish({"kind": "loaders", "loaders": results}, asked[0].json, stop)
+    _finish(asked[0].json, stop.raised)
 
 
 def show_data(r: Mapping[str, Any]) -> None:
     """Print a loader: its rate, the time of an image, and whether it keeps up."""
-    needs = r["step_images_per_second"]
+    needs, per_cpu = r["step_images_per_second"], r["images_per_cpu_second"]
+    of_cpu = f", {_rate(per_cpu)} of a CPU second" if per_cpu else ""
     rows = [
         (
             "images",
             f"{r['data']}: {r['num_images']:,} images, {bytes_text(r['image_bytes'])} each, to {r['image_size']} pixels",
         ),
         ("loader", f"{_rate(r['images_per_second'])} images/s with {r['workers']} worker(s)"),
-        ("", f"{_rate(r['images_per_worker'])} of a worker, {_rate(r['images_per_cpu_second'])} of a CPU second"),
+        ("", f"{_rate(r['images_per_worker'])} of a worker{of_cpu}"),
         ("the step", f"{_rate(needs)} images/s ({r['step_source']})" if needs else "not measured"),
         ("machine", f"{r['machine']['cpu']}, {r['machine']['cores']} cores, load {r['machine'].get('load', 0):.1f}"),
     ]

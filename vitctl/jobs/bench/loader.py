@@ -32,17 +32,19 @@ from vitctl.recipe.schema import Finetune, Pretrain
 READ, DECODE, AUGMENT = "read", "decode", "augment"
 _LOADER, _SPLIT, _STEP = 0.35, 0.2, 0.4  # shares of the budget
 _SCALED_WORTH = 0.25  # of another pass over the same images: less is what two passes differ by
+_LEAST_SECONDS, _LEAST_CPU = 0.5, 0.1
 _BATCH, _WARM_UP, _MOST_IMAGES = 64, 2, 512
 
 
 @dataclass(frozen=True)
 class LoaderRate:
-    """Of a loader with so many workers: images, seconds of the clock, and seconds of CPU of all processes."""
+    """Of a loader with so many workers: images, seconds of the clock, of CPU of all processes, and images that are unusable."""
 
     workers: int
     images: int
     seconds: float
     cpu_seconds: float
+    bad: int = 0
 
     @property
     def images_per_second(self) -> float:
@@ -56,8 +58,22 @@ class LoaderRate:
 
     @property
     def images_per_cpu_second(self) -> float:
-        """Whatever else the machine does."""
-        return self.images / max(self.cpu_seconds, 1e-9)
+        """Whatever else the machine does; 0 where too little was computed to tell."""
+        return self.images / self.cpu_seconds if self.cpu_seconds >= _LEAST_CPU else 0.0
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader of its rate must know."""
+        notes = []
+        if self.seconds < _LEAST_SECONDS:
+            notes.append(
+                f"the loader was measured for {self.seconds:.2g} s on {self.images:,} images, some made before: its rate says little"
+            )
+        if self.bad:
+            notes.append(
+                f"{self.bad:,} of the {self.images:,} images could not be used, and cost less than others; see `vitctl data check`"
+            )
+        return notes
 
 
 def bench_data(recipe: Pretrain | Finetune, budget: Budget, *, step_rate: float | None = None) -> dict[str, Any]:
@@ -114,7 +130,8 @@ def bench_data(recipe: Pretrain | Finetune, budget: Budget, *, step_rate: float 
         "scaled_gain": scaled,
         "step_images_per_second": needed,
         "step_source": origin,
-        "notes": busy,
+        "unusable_images": measured.bad,
+        "notes": [*measured.notes, *busy],
         "stopped": budget.stop.raised,
         "machine": machine_facts(computation),
         "bottleneck": found.part,
@@ -159,11 +176,12 @@ def measure_loader(
     budget.say("starting the loader")
     for _ in range(_WARM_UP * max(1, workers)):
         next(batches)
-    began, before, taken = time.perf_counter(), cpu_seconds(), 0
+    began, before, taken, bad = time.perf_counter(), cpu_seconds(), 0, 0
     while not taken or budget.left > 0:
-        taken += len(next(batches))
+        batch = next(batches)
+        taken, bad = taken + len(batch), bad + len(batch.bad)
         budget.say(f"loading: {taken:,} images")
-    return LoaderRate(workers, taken, time.perf_counter() - began, cpu_seconds() - before)
+    return LoaderRate(workers, taken, time.perf_counter() - began, cpu_seconds() - before, bad)
 
 
 def measure_images(images: Images, seed: int, budget: Budget) -> tuple[dict[str, float], float]:
@@ -231,9 +249,17 @@ def image_parts(
 
 def _step_rate(recipe: Pretrain | Finetune, given: float | None, budget: Budget) -> tuple[float, str]:
     """Images/s of the training step without a wait for images, and where the number is from."""
-    if given is not None or budget.left <= 0:
-        return given or 0.0, "as given"
-    noise = recipe.model_copy(update={"data": recipe.data.model_copy(update={"synthetic": SYNTHETIC_IMAGES})})
+    if given is not None:
+        return given, "as given"
+    if budget.left <= 0:
+        return 0.0, "no time to measure it"
+    processes = recipe.machine.processes  # one of them is measured, with its share of the images, as its loader is
+    changes = {
+        "data": recipe.data.model_copy(update={"synthetic": SYNTHETIC_IMAGES}),
+        "machine": recipe.machine.model_copy(update={"processes": 1}),
+        "schedule": recipe.schedule.model_copy(update={"batch_size": -(-recipe.schedule.batch_size // processes)}),
+    }
+    noise = recipe.model_copy(update=changes)
     result = bench_model(noise, replace(budget, seconds=_STEP * budget.seconds), quick=True)
     step = result["seconds"] - result["split"].get(DATA, 0.0)
     return result["batch_size"] / step, f"measured here, {result['precision']}, {result['batch_size']:,} noise images"

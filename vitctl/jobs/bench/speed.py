@@ -25,7 +25,7 @@ from vitctl.models.flops import FORWARD_AND_BACKWARD, computed_flops
 from vitctl.models.variants import variant
 
 SIDES = (64, 128, 224, 384, 512)  # of the paper's figure
-MODELS = ("B/32", "B/16", "R50+B/16", "R50x1", "Axial-B/16", "AxialR50")
+MODELS = ("B/32", "B/16", "R50+B/16", "R50x1", "Axial-B/16", "Axial-B/32", "AxialR50")
 _CLASSES, _MOST = 1000, 2**24
 _KERNEL_IMAGES = 64  # for which kernels are chosen
 _ONE_PASS = "one image at a time was measured, and no time was left for more: its rate says little; give more --seconds"

@@ -12,7 +12,7 @@ from vitctl.data.loader.batches import Batch
 from vitctl.engine.distributed.micro_batch import fits_everywhere, largest_micro_batch
 from vitctl.engine.distributed.runtime import Runtime
 from vitctl.engine.distributed.sharding import is_sharded
-from vitctl.engine.journal import write_run_json
+from vitctl.engine.journal import Journal, write_run_json
 from vitctl.errors import LaunchError
 from vitctl.jobs.record.kept import Kernels, MicroBatch, read_kept
 from vitctl.models.blocks import compile_blocks
@@ -28,12 +28,20 @@ KERNELS, MICRO_BATCH = "kernels.json", "micro_batch.json"
 
 
 def choose_kernels(
-    machine: TrainMachine, runtime: Runtime, run_dir: Path, model: Model, micro_batch: int, *, measured: bool = True
+    machine: TrainMachine,
+    runtime: Runtime,
+    run_dir: Path,
+    model: Model,
+    micro_batch: int,
+    journal: Journal,
+    *,
+    measured: bool = True,
 ) -> Kernels:
     """Set how layers are computed: kernels, activation checkpointing, compilation; returns the kernels.
 
     They are written to RUN/kernels.json, and where machine.attention or machine.linear is 'auto' a resume uses them again. Unless
-    `measured`, 'auto' is what every machine has, because a measurement may end otherwise on another one.
+    `measured`, 'auto' is what every machine has, because a measurement may end otherwise on another one. The journal
+    has a warning where a resume computes with others than before.
 
     Raises:
         LaunchError: machine.linear = 'onednn', and it cannot compute this.
@@ -44,6 +52,10 @@ def choose_kernels(
     )
     kernels = Kernels.model_validate_json(runtime.broadcast(own.model_dump_json() if own else ""))
     if runtime.is_main:
+        before = read_kept(file, Kernels) if file.exists() else kernels
+        if before != kernels:
+            text = f"the kernels were {_names(before)} and are now {_names(kernels)}: from here on results differ by rounding"
+            journal.write("warning", step=0, text=text)
         write_run_json(file, kernels.model_dump())
     use_kernels(kernels)
     if machine.checkpoint_blocks:
@@ -51,6 +63,10 @@ def choose_kernels(
     if machine.compile:
         compile_blocks(model)
     return kernels
+
+
+def _names(kernels: Kernels) -> str:
+    return f"attention {kernels.attention}, linear {kernels.linear}"
 
 
 def _own_kernels(

@@ -1,7 +1,8 @@
 """The attention product, and which of two kernels computes it: torch's fused one, or plain matrix products.
 
 The fused kernel keeps no `[N, N]` matrix. The plain one is often faster in training where sequences are short, on a
-CPU above all. Both compute the same, up to rounding; a run that must repeat another bit for bit forces one of them.
+CPU above all. Both compute the same, up to rounding, which in bf16 is coarser in the plain one: it keeps the logits in bf16. A run
+that must repeat another bit for bit forces one of them.
 """
 
 import math
