@@ -328,22 +328,24 @@ def show_resolutions(result: Mapping[str, Any]) -> None:
     )
     CONSOLE.print("GFLOPs: of a forward pass, as computed", soft_wrap=True)
     for kernels in sorted({_kernels(cell) for cell in result["cells"] if cell["attention"]}):
-        cells = [f"{cell['model']} at {cell['image_size']}" for cell in result["cells"] if _kernels(cell) == kernels]
-        CONSOLE.print(f"{kernels}: {', '.join(cells)}", markup=False, soft_wrap=True)
+        CONSOLE.print(f"{kernels}: {_cells_with(result, kernels)}", markup=False, soft_wrap=True)
     CONSOLE.print(
         "* not tried: from the memory that smaller batches took; -: no time or no memory for it", soft_wrap=True
     )
     for note in result["notes"]:
         CONSOLE.print(f"note: {note}", markup=False, soft_wrap=True)
-    for cell in result["cells"]:
-        if cell["note"]:
-            CONSOLE.print(
-                f"note: {cell['model']} at {cell['image_size']}: {cell['note']}", markup=False, soft_wrap=True
-            )
+    for note in dict.fromkeys(cell["note"] for cell in result["cells"] if cell["note"]):
+        CONSOLE.print(f"note: {_cells_with(result, note)}: {note}", markup=False, soft_wrap=True)
 
 
 def _kernels(cell: Mapping[str, Any]) -> str:
     return f"attention {cell['attention']}, linear {cell['linear']}"
+
+
+def _cells_with(result: Mapping[str, Any], text: str) -> str:
+    """The networks and sizes that have a note, or kernels."""
+    found = [cell for cell in result["cells"] if text in (cell["note"], _kernels(cell))]
+    return ", ".join(f"{cell['model']} at {cell['image_size']}" for cell in found)
 
 
 def run_data(asked: Sequence[Asked], flags: Flags, step_rate: float | None) -> None:
