@@ -186,6 +186,7 @@ def measured(save: Save, training: Training, numbers: Iterator[int]) -> Numbers:
     return {
         "stall": called + ended - waiting,
         "lost": ended - began - alone,
+        "whole": ended - began,
         "finished": time.perf_counter() - began,
         "pass": alone,
     }
@@ -211,8 +212,8 @@ def rows(found: dict[str, list[Numbers]], what: str) -> list[Row]:
         Row(f"checkpoint of {what}", "stall", "less", own, Side(peers[name], found[name]), goals[name])
         for name in peers
     ]
-    whole = f"checkpoint of {what}, with what it slows the next pass down"
-    return stalls + [Row(whole, "lost", "less", own, Side(peers[name], found[name])) for name in peers]
+    whole = f"the pass with a checkpoint of {what}"
+    return stalls + [Row(whole, "whole", "less", own, Side(peers[name], found[name])) for name in peers]
 
 
 if __name__ == "__main__":

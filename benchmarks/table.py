@@ -25,7 +25,7 @@ UNITS = {
     "cpu": " CPU s",
     "wall": " s",
     "stall": " s",
-    "lost": " s",
+    "whole": " s",
     "seconds to accuracy": " s",
     "seconds per step": " s",
     "peak_mib": " MiB",

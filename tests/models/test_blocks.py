@@ -11,7 +11,10 @@ from vitctl.models.blocks import Block, compile_blocks, compile_errors
 from vitctl.models.build import build
 
 # Torch hides this warning of its own tracing, but not from filters that make warnings errors.
-pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
+    pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated"),  # by the compiler of torch 2.11
+]
 
 
 @pytest.mark.parametrize(

@@ -155,6 +155,7 @@ def test_forward__compiles_as_one_graph(family: Config, random_model: MakeModel,
     ],
     indirect=True,
 )
+@pytest.mark.filterwarnings("ignore:.*LeafSpec")  # by the exporter of torch 2.11
 def test_forward__exports_to_onnx_with_any_batch(
     family: Config, random_model: MakeModel, images_for: MakeImages
 ) -> None:

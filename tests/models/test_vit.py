@@ -183,6 +183,7 @@ def test_forward__compiles_as_one_graph(tiny: ViTConfig, random_model: MakeModel
     assert (found - expected).abs().max() < 1e-12 * expected.abs().max()  # compiled, the GELU is x sigmoid(2 u)
 
 
+@pytest.mark.filterwarnings("ignore:.*LeafSpec")  # by the exporter of torch 2.11
 def test_forward__exports_to_onnx_with_any_batch(
     tiny: ViTConfig, random_model: MakeModel, images_for: MakeImages
 ) -> None:

@@ -1,6 +1,7 @@
 """`bench data`: its numbers agree with each other."""
 
 import io
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -66,18 +67,18 @@ def test_parts__the_image_is_that_of_the_loader() -> None:
     assert (seen[0] == plain).all()
 
 
-@pytest.mark.parametrize(("side", "helps"), [(32, False), (2048, True)])
-def test_scaled__is_worth_it_for_large_photographs_only(tmp_path: Path, side: int, helps: bool) -> None:
-    file, line = io.BytesIO(), np.linspace(0, 255, side).astype(np.uint8)
-    Image.fromarray(np.stack([np.broadcast_to(line, (side, side))] * 3, axis=-1)).save(file, "JPEG")
+def test_scaled__is_worth_it_for_large_photographs(tmp_path: Path) -> None:
+    file, line = io.BytesIO(), np.linspace(0, 255, 2048).astype(np.uint8)
+    Image.fromarray(np.stack([np.broadcast_to(line, (2048, 2048))] * 3, axis=-1)).save(file, "JPEG")
     data = file.getvalue()
-    write_split(
-        [Item(f"{n}", 0, lambda: data, len(data)) for n in range(4)], tmp_path / "s", ("a",), seed=0, source_text=""
-    )
+    items = [Item(f"{n}", 0, lambda: data, len(data)) for n in range(4)]
+    write_split(items, tmp_path / "s", ("a",), seed=0, source_text="")
     images = Images(ShardSource(read_index(tmp_path / "s")), TrainTransform(32, crop="none"), None, EvalTransform(32))
     split, _ = measure_images(images, 0, Budget(2.0))
-    gain = scaled_gain(images, split, 0, Budget(2.0))
-    assert gain > 1 if helps else gain < 0.5
+    assert scaled_gain(images, split, 0, Budget(2.0)) > 0.5
+    assert scaled_gain(images, {**split, "augment": 9.0}, 0, Budget(0.0)) == 0  # decoding is not what takes the time
+    scaled = replace(images, augmentation=replace(images.augmentation, decode="scaled"))
+    assert scaled_gain(scaled, split, 0, Budget(0.0)) == 0
 
 
 def test_rate__of_little_or_of_broken_images_has_a_note() -> None:

@@ -58,8 +58,9 @@ class Head(Linear):
 
     def forward(self, features: Tensor) -> Tensor:
         device = features.device.type
-        # Left alone where nothing is on: exporters would otherwise find a region in the graph.
-        is_on = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+        # Left alone where nothing is on: exporters would otherwise find a region in the graph. torch 2.11 cannot compile
+        # `is_autocast_available`, and `meta` is the one device without autocast that a network meets.
+        is_on = device != "meta" and torch.is_autocast_enabled(device)
         off = torch.autocast(device, enabled=False) if is_on else nullcontext()
         with off:
             return super().forward(features.to(self.weight.dtype))
