@@ -185,20 +185,24 @@ def _fits(known: list[Attempt]) -> list[Attempt]:
 
 
 def _slope(known: list[Attempt]) -> int:
-    """Bytes of one more image, from the two largest sizes that fitted."""
+    """Bytes of one more image, between the smallest and the largest size that fitted: between two near ones the allocator decides."""
+    ends = _ends(known)
+    return max(0, (ends[1].peak - ends[0].peak) // (ends[1].images - ends[0].images)) if ends else 0
+
+
+def _ends(known: list[Attempt]) -> tuple[Attempt, Attempt] | None:
+    """The smallest and the largest size that fitted; no images at all is one of them only where there is but one other."""
     fits = _fits(known)
-    if len(fits) < 2:
-        return 0
-    small, large = fits[-2:]
-    return max(0, (large.peak - small.peak) // (large.images - small.images))
+    some = fits[1:] if len(fits) > 2 and not fits[0].images else fits
+    return (some[0], some[-1]) if len(some) > 1 else None
 
 
 def _foreseen(known: list[Attempt], room: float) -> float:
     """The most images whose memory fits into `room`, by those that were measured; infinite where that tells nothing."""
-    fits, slope = _fits(known), _slope(known)
-    if room == float("inf") or not slope or fits[-1].peak - fits[-2].peak < NOISE:
+    ends, slope = _ends(known), _slope(known)
+    if room == float("inf") or ends is None or not slope or ends[1].peak - ends[0].peak < NOISE:
         return float("inf")
-    return max(fits[-1].images, int(fits[-1].images + (room - fits[-1].peak) / slope))
+    return max(ends[1].images, int(ends[1].images + (room - ends[1].peak) / slope))
 
 
 def _seconds(known: list[Attempt], images: int) -> float:
