@@ -55,6 +55,9 @@ def test_best_knob__is_named_whatever_the_bottleneck(part: str) -> None:
 def test_data__without_workers_and_without_cores() -> None:
     split = {"data": 3.0, "forward": 0.4, "backward": 0.6}
     assert bottleneck(facts(split, workers=0)).setting == "machine.workers=1"
+    assert (
+        bottleneck(facts(split, workers=0, loader=900.0)).setting == "machine.workers=1"
+    )  # a fast loader is waited for, too
     few = bottleneck(facts(split, cores=2, loader=25.0))
     assert few.setting == ""
     assert "it would take 4 workers, too many for 2 core(s) that also compute the step" in few.text

@@ -139,8 +139,9 @@ def run_resolutions(
         odd = "--recipe" if asked.recipe is not None else (*others, "--set")[0]
         raise RecipeError(f"{odd}: --resolutions measures networks by their names, and no recipe; leave it out")
     picture = plot or _PLOT
+    numbers = asked.json or picture.with_suffix(".json")
     check_target("--plot", picture, (".png", ".svg"))
-    check_target("--plot", picture.with_suffix(".json"), (".json",))
+    check_target("--plot", numbers, (".json",))
     sides = parse_sides(resolutions)
     precision = next((value for flag, (_, value) in flags.items() if flag == "--precision" and value), "auto")
     _set_threads(asked.threads)
@@ -148,7 +149,6 @@ def run_resolutions(
         models = asked.names or MODELS
         budget = Budget(seconds or _CELL_SECONDS * len(models) * len(sides), stop, say)
         result = bench_resolutions(models, sides, budget, precision=precision)
-    numbers = asked.json or picture.with_suffix(".json")
     if result["cells"]:
         _write(result, numbers)
         said = _draw(result, picture)

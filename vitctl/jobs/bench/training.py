@@ -169,7 +169,8 @@ def loader_rate(prepared: Prepared, budget: Budget) -> float:
     budget.say("measuring the loader alone")
     batches = prepared.batches()
     for _ in range(_MADE_AHEAD):
-        next(batches)
+        if budget.left > 0:
+            next(batches)
     began, taken = time.perf_counter(), 0
     while not taken or budget.left > 0:
         taken += len(next(batches))

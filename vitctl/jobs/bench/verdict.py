@@ -100,7 +100,7 @@ class Verdict:
 def bottleneck(facts: StepFacts) -> Verdict:
     """The bottleneck of a step: a wait where there is one worth mending, else the longest part; and the knob that helped."""
     waits = facts.share("data") >= WAITS
-    keeps_up = facts.loader >= facts.needed
+    keeps_up = facts.workers > 0 and facts.loader >= facts.needed
     if waits and not keeps_up:
         return _with_best(_data(facts), facts)
     found = _longest(facts)
