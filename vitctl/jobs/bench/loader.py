@@ -285,7 +285,7 @@ def verdict(loader: LoaderRate, split: dict[str, float], needed: float, *, cores
     if ratio >= 1:
         return Verdict(
             "step",
-            f"The loader is not the bottleneck: {rate(loader.images_per_second)} images/s, {ratio:.3g} times what the step needs"
+            f"The loader is not the bottleneck: {rate(loader.images_per_second)} images/s, {rate(ratio)} times what the step needs"
             + (f"; {workers} worker(s) would do." if loader.workers > workers else "."),
         )
     begin = f"The loader is the bottleneck: {rate(loader.images_per_second)} images/s, the step needs {rate(needed)}"
