@@ -13,7 +13,7 @@ from vitctl.engine.metrics import baselines, mean_per_class
 from vitctl.engine.nonfinite import Counts, check_share
 from vitctl.errors import VitctlError
 
-COMPUTED = {"precision", "device", "device_name", "processes", "threads", "versions"}
+COMPUTED = {"precision", "device", "device_name", "hardware", "processes", "threads", "versions"}
 SHOWN = {"image_size", "eval_method", "eval_resize", "resample"}
 WEIGHTS = {"chosen", "step", "averaged", "sha256"}
 FEW = {"fewshot.shots": (1,), "fewshot.seeds": (0,)}

@@ -33,7 +33,7 @@ def test_prepare__writes_what_the_processes_need(load: Load, tmp_path: Path) -> 
         str(folder),
     ]
     env = json.loads((folder / "env.json").read_text())
-    assert {"versions", "python", "platform", "host", "cpus", "git_commit"} == set(env)
+    assert {"versions", "python", "platform", "host", "cpu", "cpus", "git_commit"} == set(env)
     assert env["versions"]["torch"][0].isdigit()
 
 

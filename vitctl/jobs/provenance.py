@@ -5,7 +5,6 @@ Every job writes these into the provenance of its result; `vitctl compare` compa
 
 import hashlib
 import json
-import platform
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from vitctl.data.images.transforms import EvalTransform
 from vitctl.data.source.provenance import source_text
 from vitctl.data.source.read import Source
 from vitctl.engine.checkpoint.files import SavedCheckpoint, read_state
+from vitctl.engine.distributed.exact import processor
 from vitctl.engine.distributed.runtime import Runtime
 from vitctl.engine.evaluation import Score
 from vitctl.engine.metrics import baselines
@@ -25,6 +25,7 @@ from vitctl.jobs.record.identity import changed_on_purpose
 from vitctl.jobs.record.kernels import kernels_used
 from vitctl.jobs.record.result import RunResult, data_used, installed
 from vitctl.jobs.record.runs import choose_weights, logged_probes, logged_scores
+from vitctl.models.hardware import cpu_name
 from vitctl.models.weights.load import weights_digest
 from vitctl.recipe.images import TrainImages
 from vitctl.recipe.schema import TrainRecipe
@@ -40,7 +41,8 @@ def computed(runtime: Runtime) -> dict[str, Any]:
     own: dict[str, Any] = {
         "precision": runtime.precision,
         "device": runtime.device.type,
-        "device_name": torch.cuda.get_device_name(runtime.device) if is_cuda else platform.machine(),
+        "device_name": torch.cuda.get_device_name(runtime.device) if is_cuda else cpu_name(),
+        "hardware": processor(runtime.device),
         "processes": runtime.num_processes,
     }
     own |= kernels_used()

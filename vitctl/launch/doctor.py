@@ -58,6 +58,8 @@ def _packages() -> Iterator[Finding]:
 def _torch() -> Iterator[Finding]:
     import torch
 
+    from vitctl.models.hardware import cpu_name
+
     yield Finding(True, "torch", torch.__version__)
     try:
         import torchvision
@@ -65,8 +67,13 @@ def _torch() -> Iterator[Finding]:
         yield Finding(True, "torchvision", torchvision.__version__)
     except (ImportError, RuntimeError) as error:
         yield Finding(False, "torchvision", f"does not fit torch ({error}); install both from the same index")
+    name = f"{cpu_name()} ({torch.backends.cpu.get_cpu_capability()})"
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    yield Finding(True, "cpu", f"{cpus} cores, {torch.get_num_threads()} torch threads")
+    yield Finding(
+        True,
+        "cpu",
+        f"{name}, {cpus} cores, {torch.get_num_threads()} torch threads",
+    )
     if torch.cuda.is_available():
         for i in range(torch.cuda.device_count()):
             p = torch.cuda.get_device_properties(i)

@@ -199,6 +199,7 @@ def _in_words(changes: Sequence[tuple[str, Any, Any]]) -> str:
 def environment() -> dict[str, Any]:
     """Versions, machine and git commit, for RUN/env.json."""
     from vitctl.jobs.record.result import installed
+    from vitctl.models.hardware import cpu_name
 
     git = ["git", "-C", str(Path(__file__).resolve().parents[2]), "rev-parse", "HEAD"]
     try:
@@ -210,6 +211,7 @@ def environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "host": socket.gethostname(),
+        "cpu": cpu_name(),
         "cpus": os.cpu_count(),
         "git_commit": commit or None,
     }

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from vitctl.models.blocks import Block
 from vitctl.models.configs import AxialConfig, AxialResNetConfig, UnitShape, ViTConfig
-from vitctl.models.initialisers import Generator, draw, zero
+from vitctl.models.initialisers import Generator, draw, normal, zero
 from vitctl.models.kernels.linear import Linear
 from vitctl.models.resnet import Backbone, GroupNorm, Numerics, ResNet, RootV1, StdConv, pad_same
 from vitctl.models.resnet import initialise as initialise_resnet
@@ -131,12 +131,12 @@ def axial_resnet(config: AxialResNetConfig) -> ResNet:
 
 
 @torch.no_grad()
-def initialise_axial_resnet(model: ResNet, generator: Generator = None) -> None:
+def initialise_axial_resnet(model: ResNet, generator: Generator) -> None:
     """Draw every weight of `model` in place; see `vit.initialise` for `generator`."""
     initialise_resnet(model, generator)
     for module in model.modules():
         if isinstance(module, AxialAttention):
-            draw(module.qkv.weight, nn.init.normal_, generator, std=1 / module.qkv.in_features)
-            draw(module.relative_position, nn.init.normal_, generator, std=1 / module.head_size)
+            draw(module.qkv.weight, normal, generator, std=1 / module.qkv.in_features)
+            draw(module.relative_position, normal, generator, std=1 / module.head_size)
         elif isinstance(module, AxialUnit):
             zero(module.norm3.weight)

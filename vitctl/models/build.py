@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any, overload
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -27,7 +28,7 @@ from vitctl.models.weights.rules import mismatches, refuse
 Model = VisionTransformer | ResNet
 
 # For each family: its module, and what draws its weights.
-_FAMILIES: dict[type[Config], tuple[Callable[[Any], Model], Callable[[Any, torch.Generator], None]]] = {
+_FAMILIES: dict[type[Config], tuple[Callable[[Any], Model], Callable[[Any, np.random.Generator], None]]] = {
     ViTConfig: (VisionTransformer, vit.initialise),
     HybridConfig: (hybrid.HybridTransformer, hybrid.initialise),
     AxialConfig: (axial.AxialTransformer, vit.initialise),
@@ -53,7 +54,7 @@ def build(
 ) -> Model:
     """Return a freshly initialised model, in training mode.
 
-    The weights depend on `seed` alone: every dtype and device holds the same numbers, up to rounding. On the `meta`
+    The weights depend on `seed` alone: every dtype, device and processor holds the same numbers, up to rounding. On the `meta`
     device the model has shapes and no weights.
     """
     module, initialise = _FAMILIES[type(config)]
@@ -62,7 +63,7 @@ def build(
     model.to(dtype)
     if torch.device(device).type != "meta":
         model.to_empty(device=device)
-        initialise(model, torch.Generator().manual_seed(seed))
+        initialise(model, np.random.default_rng(seed))
     return model
 
 

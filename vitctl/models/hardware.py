@@ -1,6 +1,9 @@
 """What devices can do. Imports no torch."""
 
+import platform
 import re
+from contextlib import suppress
+from pathlib import Path
 
 # Dense peak of the matrix units in TFLOP/s, for bf16 summed in float32; a sparse peak is twice that. Of the device that torch sees: one of
 # the two halves of an MI250(X). float32 has no entry and no MFU. Each entry names where its number is published; not all were held against
@@ -52,3 +55,12 @@ def bf16_tflops(device_name: str) -> float:
         return 0.0
     name = max(found, key=len)
     return 0.0 if name in _NO_BF16 else PEAK_TFLOPS[name]
+
+
+def cpu_name() -> str:
+    """Return the processor's name as Linux has it."""
+    with suppress(OSError):
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+        if model := re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE):
+            return model[1].strip()
+    return platform.processor() or platform.machine()

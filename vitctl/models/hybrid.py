@@ -26,7 +26,7 @@ class HybridTransformer(VisionTransformer):
 
 
 @torch.no_grad()
-def initialise(model: HybridTransformer, generator: Generator = None) -> None:
+def initialise(model: HybridTransformer, generator: Generator) -> None:
     """Draw every weight of `model` in place: the backbone's, then the Transformer's, as `vit.initialise` does."""
     initialise_backbone(model.backbone, generator)
     initialise_transformer(model, generator)

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitctl.models.configs import MaskedPatchConfig
-from vitctl.models.initialisers import Generator, draw
+from vitctl.models.initialisers import Generator, draw, normal
 from vitctl.models.kernels.linear import Head
 from vitctl.models.vit import VisionTransformer
 from vitctl.models.vit import initialise as initialise_transformer
@@ -121,10 +121,10 @@ class MaskedPatchTransformer(VisionTransformer):
 
 
 @torch.no_grad()
-def initialise(model: MaskedPatchTransformer, generator: Generator = None) -> None:
+def initialise(model: MaskedPatchTransformer, generator: Generator) -> None:
     """Draw every weight of `model` in place, as `vit.initialise` does; the mask embedding as a position embedding."""
     initialise_transformer(model, generator)
-    draw(model.mask_embedding, nn.init.normal_, generator, std=0.02)
+    draw(model.mask_embedding, normal, generator, std=0.02)
 
 
 def _color_class(colors: Tensor) -> Tensor:

@@ -223,7 +223,7 @@ class ResNet(nn.Module):
 
 
 @torch.no_grad()
-def initialise(model: ResNet, generator: Generator = None) -> None:
+def initialise(model: ResNet, generator: Generator) -> None:
     """Draw every weight of `model` in place, as the authors' code does; see `vit.initialise` for `generator`."""
     initialise_backbone(model.backbone, generator)
     if model.norm is not None:
@@ -234,7 +234,7 @@ def initialise(model: ResNet, generator: Generator = None) -> None:
 
 
 @torch.no_grad()
-def initialise_backbone(backbone: Backbone, generator: Generator = None) -> None:
+def initialise_backbone(backbone: Backbone, generator: Generator) -> None:
     """Draw every weight of `backbone` in place. A v1 unit begins as its shortcut: its last norm has scale 0."""
     for module in backbone.modules():
         if isinstance(module, StdConv):

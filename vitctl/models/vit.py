@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from vitctl.models.blocks import Block, run
 from vitctl.models.configs import ViTConfig, spares_tokens
-from vitctl.models.initialisers import Generator, draw, lecun_normal, plain_norm, zero
+from vitctl.models.initialisers import Generator, draw, lecun_normal, normal, plain_norm, xavier_uniform, zero
 from vitctl.models.kernels.attention import attend
 from vitctl.models.kernels.linear import Head, Linear
 from vitctl.models.position import grid_table, relative_logits
@@ -196,19 +196,19 @@ class VisionTransformer(nn.Module):
 
 
 @torch.no_grad()
-def initialise(model: VisionTransformer, generator: Generator = None) -> None:
+def initialise(model: VisionTransformer, generator: Generator) -> None:
     """Draw every weight of `model` in place, as the authors' code does.
 
-    `generator` lives on the CPU; with the same seed every dtype and device receives the same float32 draws, rounded.
+    With the same seed every dtype, device and processor receives the same float32 draws, rounded.
     Source: google-research/vision_transformer, models_vit.py
     """
     draw(model.patch_embedding.weight, lecun_normal, generator)
     zero(model.patch_embedding.bias, model.class_token)
     if model.position_embedding is not None:
-        draw(model.position_embedding, nn.init.normal_, generator, std=0.02)
+        draw(model.position_embedding, normal, generator, std=0.02)
     if model.config.position_embedding == "2d":
         for table in (model.position_rows, model.position_columns):
-            draw(table, nn.init.normal_, generator, std=0.02)
+            draw(table, normal, generator, std=0.02)
     for block in model.blocks.modules():
         if isinstance(block, EncoderBlock):
             _initialise_block(block, generator)
@@ -225,11 +225,11 @@ def _initialise_block(block: EncoderBlock, generator: Generator) -> None:
     attention = block.attention
     # Fused in one matrix, but query, key and value are drawn as three: the fan-out is that of each alone.
     for weight in (*attention.qkv.weight.chunk(3), attention.out.weight):
-        draw(weight, nn.init.xavier_uniform_, generator)
+        draw(weight, xavier_uniform, generator)
     zero(attention.qkv.bias, attention.out.bias)
     if attention.relative_position is not None:
-        draw(attention.relative_position, nn.init.normal_, generator, std=0.02)
+        draw(attention.relative_position, normal, generator, std=0.02)
     for dense in (block.mlp.fc1, block.mlp.fc2):
-        draw(dense.weight, nn.init.xavier_uniform_, generator)
-        draw(dense.bias, nn.init.normal_, generator, std=1e-6)
+        draw(dense.weight, xavier_uniform, generator)
+        draw(dense.bias, normal, generator, std=1e-6)
     plain_norm(block.norm1, block.norm2)

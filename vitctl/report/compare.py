@@ -77,6 +77,7 @@ FACTS = (
     # How it is computed, where only the order of sums differs: at most predictions at a tie change.
     Fact("device", "show", "sums in another order, the same precision"),
     Fact("device_name", "show", "as device"),
+    Fact("hardware", "show", "as device: instructions of the processor; driver and libraries of a GPU"),
     Fact("processes", "show", "as device"),
     Fact("versions", "show", "another release may sum in another order; decoders agree to one step of 255"),
     Fact("recipe_sha256", "show", "a digest of everything that was set"),
@@ -230,7 +231,7 @@ def _differences(results: Sequence[RunResult], recorded: Sequence[Mapping[str, A
     for key in (*shown, *others):
         values = [one.get(key, NOT_RECORDED) for one in recorded]
         if any(value != values[0] for value in values):
-            rows += _entry_rows(key, values) if key == "versions" else [(key, list(map(_short, values)))]
+            rows += _entry_rows(key, values) if key in ("versions", "hardware") else [(key, list(map(_short, values)))]
     return rows
 
 

@@ -1,8 +1,10 @@
 """Steps computed again: equal where nothing was changed, and else the first thing that differs, in causal order."""
 
 import json
+import os
 import re
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,8 +25,10 @@ from vitctl.data.source.order import Order
 from vitctl.data.source.read import ShardSource
 from vitctl.data.writer.write import write_split
 from vitctl.engine import loop
+from vitctl.engine.trace.steps import StartLine
 from vitctl.errors import RecipeError
 from vitctl.jobs import provenance, training
+from vitctl.jobs.verification.again import differences
 from vitctl.launch.prepare import prepare_run
 from vitctl.recipe.load import Override, load_recipe
 
@@ -274,3 +278,30 @@ def stopped_after(train: Train, monkeypatch: pytest.MonkeyPatch, step: int) -> N
         patched.setattr(Run, "_log_step", fails)
         with pytest.raises(ZeroDivisionError):
             train("a")
+
+
+def test_honest_run__on_another_processor_is_equal_within_a_tolerance(train: Train) -> None:
+    """The device was recorded as x86_64 alone, and a run was accused where another processor replayed it."""
+    folder = train("a", **{"machine.precision": "float32"})
+    start = next(json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines() if '"start"' in line)
+    assert torch.backends.cpu.get_cpu_capability() in start["hardware"]["processor"].split()
+    assert start["device_name"] != "x86_64"
+    command = [sys.executable, "-m", "vitctl", "verify", str(folder), "--replay", "all"]
+    other = {**os.environ, "ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41"}
+    done = subprocess.run(command, env=other, capture_output=True, text=True)
+    assert (done.returncode, "DIFFERS" in done.stdout) == (0, False), done.stdout + done.stderr
+    assert "processor" in done.stdout
+
+
+def test_differences__of_processor_driver_and_versions() -> None:
+    made_of = {"made_of": {}, "step": 0, "batch_size": 1}
+    before = StartLine.model_validate(
+        {**made_of, "hardware": {"driver": "1", "cuDNN": "9"}, "versions": {"torch": "2"}}
+    )
+    here = StartLine.model_validate({**made_of, "hardware": {"driver": "2", "cuDNN": "9"}, "versions": {"torch": "2"}})
+    assert differences(before, here) == ["driver 1, here 2"]
+    assert differences(StartLine.model_validate(made_of), here) == [
+        "cuDNN not recorded, here 9",
+        "driver not recorded, here 2",
+        "torch not recorded, here 2",
+    ]

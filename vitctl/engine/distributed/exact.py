@@ -4,7 +4,8 @@ import json
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from vitctl.engine.distributed.process_group import check_same
 from vitctl.engine.distributed.runtime import Runtime
 from vitctl.errors import LaunchError
 
+_CPUINFO, _NVIDIA = Path("/proc/cpuinfo"), Path("/proc/driver/nvidia/version")
 _CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
 _NOT_DETERMINISTIC = "does not have a deterministic implementation"
 
@@ -98,8 +100,8 @@ def computation(runtime: Runtime, **chosen: Any) -> dict[str, Any]:
     if runtime.device.type == "cuda":
         own = {"device": torch.cuda.get_device_name(runtime.device)}
     else:
-        own = {"device": cpu_kind(Path("/proc/cpuinfo")), "threads": torch.get_num_threads()}
-    settings = {name: os.environ[name] for name in sorted(os.environ) if name.startswith(_SETTINGS)}
+        own = {"device": cpu_kind(_CPUINFO), "threads": torch.get_num_threads()}
+    settings = _library_settings()
     described = {**own, "precision": runtime.precision, **({"environment": settings} if settings else {}), **chosen}
     if runtime.num_processes > 1:
         facts = {name: json.dumps(value, sort_keys=True) for name, value in described.items()}
@@ -109,6 +111,28 @@ def computation(runtime: Runtime, **chosen: Any) -> dict[str, Any]:
             "schedule.lanes = 0",
         )
     return described
+
+
+def processor(device: torch.device) -> dict[str, str]:
+    """Return what the last bits of a device's products depend on beside versions of packages, by name.
+
+    Of a CPU its instructions, of a GPU its driver and libraries; and the environment variables that choose among kernels.
+    """
+    if device.type != "cuda":
+        return {"processor": cpu_kind(_CPUINFO), **_library_settings()}
+    cudnn: Any = torch.backends.cudnn  # not all of it has types
+    found = {"CUDA": str(torch.version.cuda), "cuDNN": str(cudnn.version())}
+    for package in ("nvidia-cublas", f"nvidia-cublas-cu{found['CUDA'].partition('.')[0]}"):
+        with suppress(PackageNotFoundError):
+            found["cuBLAS"] = version(package)
+    with suppress(OSError):
+        driver = re.search(r"Module\s.*?(\d+\.[\d.]+)", _NVIDIA.read_text(encoding="utf-8", errors="replace"))
+        found |= {"driver": driver[1]} if driver else {}
+    return found | _library_settings()
+
+
+def _library_settings() -> dict[str, str]:
+    return {name: os.environ[name] for name in sorted(os.environ) if name.startswith(_SETTINGS)}
 
 
 def cpu_kind(file: Path) -> str:

@@ -78,6 +78,7 @@ class StartLine(BaseModel):
     precision: str = Field("", max_length=50)
     device: str = Field("", max_length=50)
     device_name: str = Field("", max_length=500)
+    hardware: dict[str, str] = Field(default_factory=dict, max_length=100)
     processes: int = Field(1, ge=1, le=10**6)
     threads: int | None = Field(None, ge=1, le=10**5)
     micro_batch: int = Field(0, ge=0, le=10**9)

@@ -4,14 +4,15 @@ import os
 import platform
 import time
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
 
+from vitctl.engine.distributed.exact import processor
 from vitctl.engine.distributed.runtime import Computation
 from vitctl.jobs.provenance import versions
+from vitctl.models.hardware import cpu_name
 
 _BUSY = 0.25  # cores
 
@@ -26,6 +27,7 @@ def machine_facts(computation: Computation) -> dict[str, Any]:
         "device": device.type,
         "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name(),
         "cpu": cpu_name(),
+        "hardware": processor(device),
         "cores": num_cores(),
         "threads": torch.get_num_threads(),
         **load,
@@ -72,12 +74,3 @@ def _all_seconds() -> float:
 def num_cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def cpu_name() -> str:
-    """The processor as Linux names it."""
-    with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()

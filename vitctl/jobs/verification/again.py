@@ -250,8 +250,9 @@ def differences(before: StartLine, here: StartLine) -> list[str]:
         one, two = getattr(before, name), getattr(here, name)
         if one != two:
             words.append(f"{label} {one}, here {two}")
-    for name in sorted({*before.versions, *here.versions}):
-        one, two = before.versions.get(name, "none"), here.versions.get(name, "none")
+    was, now = before.hardware | before.versions, here.hardware | here.versions
+    for name in sorted({*was, *now}):
+        one, two = was.get(name, "not recorded"), now.get(name, "none")
         if one != two:
             words.append(f"{name} {one}, here {two}")
     return words

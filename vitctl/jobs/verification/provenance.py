@@ -14,7 +14,17 @@ from vitctl.jobs.record.result import DATA_DIGEST, RunResult
 from vitctl.jobs.verification.finding import REST, Finding, differs, ok, unchecked
 from vitctl.jobs.verification.log import readable_records
 
-_OF_THE_START = ("precision", "device", "device_name", "processes", "threads", "versions", "attention", "linear")
+_OF_THE_START = (
+    "precision",
+    "device",
+    "device_name",
+    "hardware",
+    "processes",
+    "threads",
+    "versions",
+    "attention",
+    "linear",
+)
 # What records.py and inputs.py compare.
 _COMPARED_ELSEWHERE = (
     *("weights_step", "weights_averaged", "weights_sha256", "recipe_sha256", "train_sha256", "data_sha256", "labels"),
