@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from measure import Machine, Numbers, Row, Side, decode_rate, matrix_rates, report, take_turns
+from measure import Machine, Numbers, Row, Side, decode_rate, matrix_rates, our_linear, report, take_turns
 
 PHOTOS = Path(__file__).resolve().parents[2] / "shared" / "data" / "cifar10-jpeg.tar"
 PEER = Path(__file__).resolve().parent / "peers" / "timm_cifar.py"
@@ -88,6 +88,7 @@ def ours(folder: Path, given: argparse.Namespace) -> Numbers:
         "log.every_steps": given.every,
         "checkpoint.every_steps": given.steps,
         "machine.workers": 1,
+        "machine.linear": our_linear(given.precision, "cpu"),
     }
     sets = [word for key, value in values.items() for word in ("--set", f"{key}={value}")]
     words = ("pretrain", "--recipe", "cifar10_small", "--data", str(shards), "--steps", str(given.steps))

@@ -170,6 +170,7 @@ def our_network(source: Path, precision: str, images: Any) -> Forward:
     from vitctl.jobs.inputs.classifier import open_classifier
 
     values = {"weights.source": str(source), "machine.device": "cpu", "machine.precision": precision}
+    values["machine.linear"] = measure.our_linear(precision, "cpu")
     network = open_classifier(load_recipe("evaluate", list(values.items())).recipe).network
 
     def forward() -> np.ndarray:

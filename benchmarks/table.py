@@ -47,12 +47,15 @@ def main() -> None:
 
 def table(results: Path = HERE / "results") -> str:
     """All rows that were measured, and below them the machine and its limits in each run."""
-    lines = ["| figure | ours | theirs | times as good | goal |", "|---|---|---|---|---|"]
-    machines = []
+    lines, machines, processor = list[str](), list[str](), ""
     for name in NAMES:
         path = results / f"{name}.json"
         if path.exists():
             found = json.loads(path.read_text())
+            if found["machine"]["processor"] != processor:
+                processor = found["machine"]["processor"]
+                head = f"| figure, on {processor} | ours | theirs | times as good | goal |"
+                lines += [*([""] if lines else []), head, "|---|---|---|---|---|"]
             lines += [row(one) for one in found["rows"]]
             machines += ["", *machine(name, found)]
     return "\n".join(lines + machines)

@@ -61,7 +61,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(autouse=True)
 def first_kernels() -> None:
-    """Each test begins with the kernels that a process begins with; a job leaves those that it measured, which differ with the load."""
+    """Each test begins with the kernels that a process begins with; a job leaves those of its own network."""
     for name, kernel in (("attention", "fused"), ("linear", "torch")):
         if module := sys.modules.get(f"vitctl.models.kernels.{name}"):
             getattr(module, f"set_{name}")(kernel)

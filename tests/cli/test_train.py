@@ -136,38 +136,19 @@ def test_resume__goes_on_with_a_stopped_run(vitctl: Vitctl, tiny_data: Path, tmp
     assert again == first
 
 
-def test_resume__with_other_kernels_says_so(vitctl: Vitctl, tiny_data: Path) -> None:
-    line = (
-        "pretrain",
-        "--recipe",
-        TINY,
-        "--data",
-        tiny_data,
-        "--steps",
-        3,
-        "--out",
-        "a",
-        "--set",
-        "machine.attention=fused",
-    )
-    assert vitctl(*line).code == 0
-    said = vitctl(
-        "resume",
-        "a",
-        "--set",
-        "machine.attention=math",
-        "--set",
-        "schedule.total_steps=4",
-        "--allow",
-        "schedule.total_steps",
-    )
-    assert said.code == 0, said.err
-    records = [json.loads(one) for one in Path("a/log.jsonl").read_text().splitlines()]
-    told = [one["text"] for one in records if one["kind"] == "warning" and "kernels" in one["text"]]
-    assert told == [
-        "the kernels were attention fused, linear torch and are now attention math, linear torch: from here on results differ by rounding"
-    ]
-    assert "the kernels were attention fused" in said.out + said.err
+def test_resume__the_start_records_name_the_kernels(vitctl: Vitctl, tiny_data: Path) -> None:
+    """kernels.json of an earlier release decides for 'auto', and a key of the recipe before it."""
+    three = ("--steps", 3, "--set", "machine.precision=bf16")
+    assert vitctl("pretrain", "--recipe", TINY, "--data", tiny_data, *three, "--out", "a").code == 0
+    assert not Path("a/kernels.json").exists()
+    four = ("--set", "schedule.total_steps=4", "--allow", "schedule.total_steps")
+    Path("a/kernels.json").write_text(json.dumps({"attention": "fused", "linear": "torch"}))
+    assert vitctl("resume", "a", *four).code == 0
+    five = ("--set", "schedule.total_steps=5", "--allow", "schedule.total_steps", "--set", "machine.attention=math")
+    assert vitctl("resume", "a", *five).code == 0
+    records = [json.loads(one) for one in Path("a/steps.jsonl").read_text().splitlines()]
+    starts = [one["attention"] for one in records if one.get("kind") == "start"]
+    assert starts == ["math", "fused", "math"]
 
 
 @pytest.mark.parametrize("recipe", ["jft_h14", "smoke", "in1k_b32"])

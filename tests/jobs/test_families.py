@@ -121,13 +121,9 @@ def test_masked_patches__idle_sections_are_refused(run: Run) -> None:
 
 
 @pytest.mark.parametrize("attention", ["math", "auto"])
-def test_attention__the_kernel_is_chosen_once_and_kept(run: Run, attention: str) -> None:
+def test_attention__the_result_names_the_kernel(run: Run, attention: str) -> None:
     folder = run("kernel", **{"machine.attention": attention, "schedule.total_steps": 6})
-    chosen = json.loads((folder / "kernels.json").read_text())
-    assert chosen == {
-        "attention": "fused" if attention == "auto" else attention,
-        "linear": "torch",
-    }  # too small to be measured
+    chosen = {"attention": "fused" if attention == "auto" else attention, "linear": "torch"}
     used = json.loads((folder / "result.json").read_text())["provenance"]
     assert {name: used[name] for name in chosen} == chosen
     recomputed = run("recomputed", **{"machine.checkpoint_blocks": True, "schedule.total_steps": 6})

@@ -18,7 +18,7 @@ from vitctl.jobs.inputs.same_inputs import check_found
 from vitctl.jobs.inputs.weights import FoundWeights, loaded_model, scored_weights
 from vitctl.jobs.provenance import computed, shown, weights_scored
 from vitctl.jobs.record.integrity import verified, verify
-from vitctl.jobs.record.kernels import use_fastest_kernels
+from vitctl.jobs.record.kernels import choose_kernels, use_kernels
 from vitctl.jobs.record.result import RunResult, data_used
 from vitctl.jobs.training import num_workers, on_device, open_journal, start_runtime
 from vitctl.recipe.schema import Evaluate
@@ -67,7 +67,7 @@ def evaluate(recipe: Evaluate, run_dir: Path, report: Report = silent, stop: Sto
     mean, std, workers = tuple(meta["mean"]), tuple(meta["std"]), num_workers(recipe.machine, runtime)
     look = ImagePass(runtime, journal, transform, mean, std, recipe.evaluation.batch_size, workers, stop)
     model = on_device(model, runtime)
-    use_fastest_kernels(runtime, model.config, recipe.evaluation.batch_size)
+    use_kernels(choose_kernels(recipe.machine, model.config, runtime.computation))
     best = look.through(top_predictions, "scoring", model, source, to_scores=rule.to_scores).numpy()
     data_verified = verified(bytes_read, runtime, journal, is_score=True)
     metrics: dict[str, dict[str, Any]] = {}

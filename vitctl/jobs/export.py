@@ -19,6 +19,8 @@ from vitctl.jobs.export_formats.weights_file import write_weights_file
 from vitctl.jobs.export_formats.written import Exported, Order
 from vitctl.jobs.inputs.weights import FoundWeights, loaded_model, weights_of
 from vitctl.jobs.provenance import versions, weights_scored
+from vitctl.jobs.record.kept import Kernels
+from vitctl.jobs.record.kernels import use_kernels
 from vitctl.jobs.record.result import RunResult, data_used
 from vitctl.jobs.resizing import ResizingCheck, own_transform
 from vitctl.recipe.schema import ExportRecipe
@@ -49,6 +51,7 @@ WRITERS: dict[str, Callable[[Order], Exported]] = {
     "pt2": _write_program,
 }
 _GRAPHS = ("onnx", "pt2")
+_KERNELS = Kernels(attention="fused", linear="torch")  # what exporters know
 
 
 def export(recipe: ExportRecipe, run_dir: Path, report: Report = silent, stop: StopFlag | None = None) -> RunResult:
@@ -77,6 +80,7 @@ def export(recipe: ExportRecipe, run_dir: Path, report: Report = silent, stop: S
     _check_formats(options)
     found = weights_of(recipe)
     model, _ = loaded_model(found, 0, torch.float32)
+    use_kernels(_KERNELS)
     plain = Raw(model.eval(), found.weights.meta)
     images = GivenImages(recipe, found, run_dir, stop) if recipe.data.path or recipe.data.dataset else None
     journal = Journal(run_dir / LOG, report)
@@ -115,6 +119,7 @@ def export(recipe: ExportRecipe, run_dir: Path, report: Report = silent, stop: S
             **weights_scored(found),
             "precision": options.precision,
             "device": "cpu",
+            **_KERNELS.model_dump(),
             "versions": versions(),
             "batch_sizes": list(options.batch_sizes),
             **(data_used(images.source, recipe.data.eval_split) if images else {}),

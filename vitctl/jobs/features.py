@@ -15,6 +15,7 @@ from vitctl.engine.evaluation import representations
 from vitctl.engine.feature_cache import cached_features
 from vitctl.engine.journal import Journal
 from vitctl.engine.preemption import StopFlag
+from vitctl.jobs.record.kernels import kernels_used
 from vitctl.models.build import Model
 from vitctl.models.weights.load import weights_digest
 
@@ -74,6 +75,7 @@ class ImagePass:
             "std": list(self.std),
             "precision": self.runtime.precision,
             "device": self.runtime.device.type,
+            **kernels_used(),
         }
 
 

@@ -25,6 +25,7 @@ from vitctl.jobs.inputs.same_inputs import check_found
 from vitctl.jobs.inputs.weights import FoundWeights, loaded_model, weights_of
 from vitctl.jobs.provenance import computed, shown, weights_used
 from vitctl.jobs.record.integrity import are_whole, verified, verify
+from vitctl.jobs.record.kernels import choose_kernels, use_kernels
 from vitctl.jobs.record.result import RunResult
 from vitctl.jobs.training import num_workers, on_device, open_journal, start_runtime
 from vitctl.models.build import Model, build
@@ -76,6 +77,7 @@ def fewshot(recipe: Fewshot, run_dir: Path, report: Report = silent, stop: StopF
     bytes_read = verify(runtime, run_dir, *(source for one in sets for source in (one.train, one.test)))
 
     model, transform = _frozen(found, recipe, runtime)
+    use_kernels(choose_kernels(recipe.machine, model.config, runtime.computation))
     text = f"frozen, images of {transform.image_size} pixels"
     journal.write("weights", step=0, path=found.path, text="; ".join(filter(None, (found.chosen.text, text))))
     for text in unseen_pixels(found.weights.config, transform.image_size):

@@ -290,7 +290,6 @@ def load_classifier(
         "machine.device": device,
         "machine.precision": precision,
     }
-    # evaluation.batch_size stays that of `predict` and `evaluate`, so that kernels are chosen for the same number of images.
     recipe = load_recipe("evaluate", [*values.items()]).recipe
     assert isinstance(recipe, Evaluate)
     return Classifier(open_classifier(recipe, needs_head=False), top, batch_size)

@@ -44,10 +44,10 @@ from vitctl.jobs.inputs.sampling import training_order
 from vitctl.jobs.provenance import computed, versions
 from vitctl.jobs.record.identity import Identity, identity
 from vitctl.jobs.record.kept import Kernels
-from vitctl.jobs.record.kernels import choose_kernels, choose_micro_batch, most_images
+from vitctl.jobs.record.kernels import choose_kernels, choose_micro_batch, kept_kernels, use_kernels
 from vitctl.jobs.record.runs import choose_weights, logged_scores
 from vitctl.jobs.record.tracking import tracking
-from vitctl.models.blocks import compile_errors
+from vitctl.models.blocks import compile_blocks, compile_errors
 from vitctl.models.build import Model
 from vitctl.models.configs import Config
 from vitctl.models.flops import computed_flops
@@ -208,10 +208,16 @@ def _train(
         objective or _classification(recipe.loss, images.mixing, recipe.seed), normalise=runtime.normaliser(mean, std)
     )
     batches = _batches(recipe, runtime, images, lanes, needs_labels=objective is None)
-    shown, size, most = images.pre_processing, recipe.evaluation.batch_size, most_images(machine.micro_batch, share)
+    shown, size = images.pre_processing, recipe.evaluation.batch_size
     look = ImagePass(runtime, context.journal, shown, mean, std, size, workers, context.stop, lanes is not None)
 
-    kernels = choose_kernels(machine, runtime, folder, model, most, context.journal, measured=not lanes)
+    settled = kept_kernels(machine, runtime, folder)
+    kernels = choose_kernels(settled, model.config, runtime.computation, lanes=lanes is not None)
+    use_kernels(kernels)
+    if machine.checkpoint_blocks:
+        model.checkpoint_blocks = True
+    if machine.compile:
+        compile_blocks(model)
     _shard(machine, runtime, model, probe)
     micro_batch = choose_micro_batch(recipe, runtime, folder, model, loss, lambda n: next(batches(0, n, 0)), share)
     made_by = {**kernels.model_dump(), "compile": machine.compile, "versions": versions()}

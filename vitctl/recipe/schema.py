@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import model_validator
 
 from vitctl.recipe.images import EvaluateImages, ExportImages, PretrainImages, TrainImages
-from vitctl.recipe.machine import Checkpoint, Log, Machine, ShardedMachine, TrainMachine
+from vitctl.recipe.machine import Checkpoint, Log, Machine, NetworkMachine, ShardedMachine, TrainMachine
 from vitctl.recipe.protocols import FewShot, FewshotImages, FewshotProbe, LrSweep, Repeats, Suite, VtabImages
 from vitctl.recipe.sections import (
     Averaging,
@@ -115,6 +115,7 @@ class Fewshot(SeededRecipe):
 
     job: Literal["fewshot"]
     weights: StartWeights = StartWeights()
+    machine: NetworkMachine = NetworkMachine()
     data: FewshotImages = FewshotImages()
     evaluation: Scoring = Scoring()
     fewshot: FewShot = FewShot()
@@ -153,6 +154,7 @@ class Evaluate(Recipe):
 
     job: Literal["evaluate"]
     weights: WeightsSource = WeightsSource()
+    machine: NetworkMachine = NetworkMachine()
     data: EvaluateImages = EvaluateImages()
     evaluation: EvaluateScoring = EvaluateScoring()
 

@@ -1,4 +1,4 @@
-"""How many images go through a network at once, measured with what training holds beside them."""
+"""Kernels by a rule; and how many images go through a network at once, measured with what training holds beside them."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,9 +10,14 @@ from torch import nn
 
 from tests.conftest import TINY
 from tests.engine.conftest import Tiny, batch
+from tests.jobs.conftest import do
 from vitctl.engine.distributed import micro_batch as trials
-from vitctl.jobs.record.kernels import choose_micro_batch
+from vitctl.engine.distributed.runtime import Computation
+from vitctl.errors import LaunchError
+from vitctl.jobs.record.kernels import choose_kernels, choose_micro_batch
+from vitctl.models.variants import variant
 from vitctl.recipe.load import Override, load_recipe
+from vitctl.recipe.machine import NetworkMachine
 
 SHARE, MOST = 8, 3
 ADAM, AVERAGE = 2, 1  # copies of the weights
@@ -52,3 +57,54 @@ def test_choose_micro_batch__holds_gradients_once(
     assert choose_micro_batch(recipe, runtime, tmp_path, model, objective, batch, SHARE) == MOST
     assert seen == {SHARE: processes > 1, 4: True, 2: True, MOST: True}
     assert reserves == {(ADAM + AVERAGE) * weights}
+
+
+@pytest.mark.parametrize(
+    ("given", "model", "precision", "lanes", "expected"),
+    [
+        ({}, {}, "bf16", False, ("math", "torch")),
+        ({}, {}, "float32", False, ("fused", "torch")),
+        ({}, {}, "float32", True, ("math", "torch")),
+        ({}, {"position_embedding": "relative"}, "float32", False, ("math", "torch")),
+        ({}, {"image_size": 1024, "patch_size": 16}, "bf16", False, ("fused", "torch")),
+        ({"attention": "fused"}, {}, "bf16", True, ("fused", "torch")),
+        ({"linear": "onednn"}, {}, "float32", False, ("fused", "onednn")),
+    ],
+)
+def test_choose_kernels__by_rule(
+    given: Any, model: Any, precision: str, lanes: bool, expected: tuple[str, str]
+) -> None:
+    config = variant("Ti/16", **model)
+    found = choose_kernels(NetworkMachine(**given), config, Computation(torch.device("cpu"), precision), lanes=lanes)
+    assert (found.attention, found.linear) == expected
+
+
+def test_choose_kernels__onednn_where_it_cannot_compute_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
+    with pytest.raises(LaunchError, match=r"machine.linear = 'onednn': .* bf16 .*; set it to 'auto' or 'torch'"):
+        choose_kernels(NetworkMachine(linear="onednn"), variant("Ti/16"), Computation(torch.device("cpu"), "bf16"))
+
+
+@pytest.mark.parametrize("precision", ["bf16", "float32"])
+def test_kernels__the_same_recipe_twice_gives_the_same_weights_and_scores(
+    precision: str, tiny_data: Path, tmp_path: Path
+) -> None:
+    """Kernels were measured where a pass had 32,768 logits, and the faster one differed with the load."""
+    size = {
+        "data.image_size": 32,
+        "data.train_resize": 40,
+        "model.patch_size": 2,
+        "schedule.total_steps": 3,
+        "schedule.warmup_steps": 1,
+    }
+    given = {"data.path": str(tiny_data), "machine.precision": precision, "machine.workers": 0, **size}
+    used: list[dict[str, Any]] = []
+    for name in ("a", "b"):
+        used.append(do(TINY, tmp_path / name, **given)["provenance"])
+        scored = {"data.path": str(tiny_data), "weights.source": str(tmp_path / name), "machine.precision": precision}
+        used.append(do("evaluate", tmp_path / f"{name}_score", **scored, **{"machine.workers": 0})["provenance"])
+    assert used[0]["weights_sha256"] == used[2]["weights_sha256"]
+    assert {one["attention"] for one in used} == {"math" if precision == "bf16" else "fused"}
+    assert {one["linear"] for one in used} == {"torch"}
+    forced = do("evaluate", tmp_path / "forced", **scored, **{"machine.attention": "math", "machine.workers": 0})
+    assert forced["provenance"]["attention"] == "math"

@@ -1,20 +1,8 @@
-from collections.abc import Callable, Iterator, Mapping
-
 import pytest
 import torch
 
-from vitctl.models.kernels import attention
-from vitctl.models.kernels.attention import attend, choose_attention, set_attention, used_attention
+from vitctl.models.kernels.attention import attend, attention_rule, set_attention, used_attention
 from vitctl.models.kernels.linear import set_linear, used_linear
-
-CPU = torch.device("cpu")
-
-
-@pytest.fixture(autouse=True)
-def restored() -> Iterator[None]:
-    attention._measured.cache_clear()
-    yield
-    attention._measured.cache_clear()
 
 
 @pytest.mark.parametrize("_test", [1, 2])
@@ -58,25 +46,19 @@ def test_attend__plain_products_in_bf16_take_the_softmax_in_float32() -> None:
     assert (mixed.float() - exact).abs().max() < 0.02
 
 
-def test_choose_attention__measures_each_shape_once_where_it_is_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    measured: list[list[str]] = []
-
-    def fastest(ways: Mapping[str, Callable[[], object]], device: torch.device) -> str:
-        assert device == CPU
-        for way in ways.values():
-            way()
-        measured.append([*ways])
-        return "math"
-
-    monkeypatch.setattr(attention, "fastest", fastest)
-    before = torch.get_rng_state()
-    with torch.inference_mode():
-        for _ in range(2):
-            assert choose_attention((8, 6, 197, 16), torch.float32, CPU) == "math"
-            assert (
-                choose_attention((99, 6, 197, 16), torch.float32, CPU) == "math"
-            )  # the same for any number of images above
-            assert choose_attention((8, 6, 17, 16), torch.float32, CPU) == "fused"  # too little to do
-            assert choose_attention((1, 1, 1025, 16), torch.float32, CPU) == "fused"  # too long
-    assert measured == [["fused", "math"]]
-    assert torch.equal(torch.get_rng_state(), before)
+@pytest.mark.parametrize(
+    ("device", "dtype", "tokens", "expected"),
+    [
+        ("cpu", torch.bfloat16, 5, "math"),
+        ("cpu", torch.bfloat16, 1024, "math"),
+        ("cpu", torch.bfloat16, 1025, "fused"),
+        ("cpu", torch.float32, 197, "fused"),
+        ("cpu", torch.float64, 197, "fused"),
+        ("cuda", torch.bfloat16, 197, "fused"),
+        ("cuda", torch.float32, 17, "fused"),
+    ],
+)
+def test_attention_rule__by_device_precision_and_tokens(
+    device: str, dtype: torch.dtype, tokens: int, expected: str
+) -> None:
+    assert attention_rule(device, dtype, tokens) == expected

@@ -19,15 +19,15 @@ from vitctl.jobs.bench.budget import Budget
 from vitctl.jobs.bench.machine import OtherWork, machine_facts
 from vitctl.jobs.bench.memory import KEPT_FREE, Attempt, attempted, free_bytes, guarded, largest_batch, used_bytes
 from vitctl.jobs.bench.rates import matrix_rate, peak
-from vitctl.jobs.record.kernels import measured_kernels, use_kernels
+from vitctl.jobs.record.kernels import choose_kernels, use_kernels
 from vitctl.models.build import build
 from vitctl.models.flops import FORWARD_AND_BACKWARD, computed_flops
 from vitctl.models.variants import variant
+from vitctl.recipe.machine import NetworkMachine
 
 SIDES = (64, 128, 224, 384, 512)  # of the paper's figure
 MODELS = ("B/32", "B/16", "R50+B/16", "R50x1", "Axial-B/16", "Axial-B/32", "AxialR50")
 _CLASSES, _MOST = 1000, 2**24
-_KERNEL_IMAGES = 64  # for which kernels are chosen
 _ONE_PASS = "one image at a time was measured, and no time was left for more: its rate says little; give more --seconds"
 _MATRIX_SECONDS, _LEAST = 1.0, 0.25  # share of a cell's time that is kept for its fastest batch
 
@@ -39,7 +39,7 @@ class Cell:
     `images_per_second` are those of the device at its best batch size, `batches` every size that was tried. `largest_batch` is
     0 where it is unknown; `largest_tried`: it was computed, else it follows from the memory that smaller batches took. `note`
     says why there is no number, or why it says little. `gflops` are of a forward pass as it is computed, `attention` and `linear` the
-    fastest kernels.
+    kernels that every job takes.
     """
 
     model: str
@@ -133,13 +133,13 @@ def measure_cell(name: str, side: int, computation: Computation, budget: Budget)
         return Cell(name, side, note=str(error))
     gflops = computed_flops(config) / FORWARD_AND_BACKWARD / 1e9
     device = computation.device
-    kernels = measured_kernels(config, _KERNEL_IMAGES, computation.product_dtype, device)
+    kernels = choose_kernels(NetworkMachine(), config, computation)
     use_kernels(kernels)
     try:
         with guarded(device):
             model = filled(build(config, dtype=computation.dtype, device="meta"), device)
             predict = predictor(model, side, computation)
-            predict(1)  # the first pass chooses kernels
+            predict(1)
     except Exception as error:
         if not is_out_of_memory(error):
             raise

@@ -22,9 +22,8 @@ from vitctl.jobs.inputs.forward import Activation, Network, Outputs, TorchNetwor
 from vitctl.jobs.inputs.network import unseen_pixels
 from vitctl.jobs.inputs.onnx_file import OnnxNetwork
 from vitctl.jobs.inputs.weights import loaded_model, scored_weights
+from vitctl.jobs.record.kernels import choose_kernels
 from vitctl.jobs.record.runs import newest_run
-from vitctl.models.kernels.attention import set_attention
-from vitctl.models.kernels.linear import set_linear
 from vitctl.models.weights.download import fetch
 from vitctl.models.weights.sources import locate
 from vitctl.recipe.schema import Evaluate
@@ -180,8 +179,6 @@ def open_classifier(
         RecipeError: a value of the recipe does not fit.
         LaunchError: the device cannot do the precision.
     """
-    set_attention("fused")
-    set_linear("torch")
     if recipe.weights.source == "newest":
         note(newest_run(recipe.job).text)
     opened = _from_onnx(recipe) if recipe.weights.source.endswith(ONNX) else _from_weights(recipe, needs_head)
@@ -208,7 +205,7 @@ def _from_weights(recipe: Evaluate, needs_head: bool) -> OpenClassifier:
         model.to(device=computation.device, dtype=computation.dtype).eval(),
         computation,
         computation.normaliser(meta["mean"], meta["std"]),
-        recipe.evaluation.batch_size,
+        choose_kernels(machine, model.config, computation),
         found.weights.has_head,
     )
     return _opened(

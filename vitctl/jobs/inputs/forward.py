@@ -8,7 +8,8 @@ from torch import Tensor
 
 from vitctl.engine.distributed.runtime import Computation, Normaliser
 from vitctl.engine.evaluation import class_logits, image_features
-from vitctl.jobs.record.kernels import measured_kernels, use_kernels
+from vitctl.jobs.record.kept import Kernels
+from vitctl.jobs.record.kernels import use_kernels
 from vitctl.models.build import Model
 
 Activation = Literal["softmax", "sigmoid"]
@@ -62,16 +63,12 @@ class Network(Protocol):
 
 @dataclass(frozen=True)
 class TorchNetwork:
-    """A model in evaluation mode on its device. `normalise` has the mean and deviation of its weights.
-
-    `batch_size`: of an `evaluate` of the same recipe, for which kernels are chosen, however few images come at once: both
-    give the same answers.
-    """
+    """A model in evaluation mode on its device. `normalise` has the mean and deviation of its weights."""
 
     model: Model
     computation: Computation
     normalise: Normaliser
-    batch_size: int
+    kernels: Kernels
     has_head: bool
     has_features: bool = True
     resizes: bool = False
@@ -83,9 +80,8 @@ class TorchNetwork:
 
     @torch.inference_mode()
     def __call__(self, images: Tensor, *, with_features: bool = False) -> Outputs:
-        inputs, computation = self.normalise(images), self.computation
-        kernels = measured_kernels(self.model.config, self.batch_size, computation.product_dtype, computation.device)
-        use_kernels(kernels)
+        inputs = self.normalise(images)
+        use_kernels(self.kernels)
         if not with_features:
             return Outputs(class_logits(self.computation, self.model, inputs).cpu(), None)
         features = image_features(self.computation, self.model, inputs)

@@ -16,6 +16,7 @@ from vitctl.jobs.evaluate import stored_eval_transform
 from vitctl.jobs.inputs.chosen_images import ChosenImages
 from vitctl.jobs.inputs.weights import FoundWeights, loaded_model
 from vitctl.jobs.provenance import shown
+from vitctl.jobs.record.kernels import choose_kernels, use_kernels
 from vitctl.jobs.training import on_device
 from vitctl.models.build import Model
 from vitctl.models.configs import HybridConfig, ResNetConfig
@@ -73,6 +74,7 @@ def look(
     transform = stored_eval_transform(recipe, meta)
     model, _ = loaded_model(found, transform.image_size, runtime.dtype)
     model = on_device(model, runtime).eval()
+    use_kernels(choose_kernels(recipe.machine, model.config, runtime.computation))
     images = chosen.pixels(transform)
     batch = _batch_size(model, recipe.evaluation.batch_size)
     normalise, parts = runtime.normaliser(meta["mean"], meta["std"]), []

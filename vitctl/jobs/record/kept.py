@@ -1,4 +1,4 @@
-"""Choices that a run measured once and stores, so that it resumes with the same ones: micro_batch.json, kernels.json."""
+"""Choices that a run stores, so that it resumes with the same ones: micro_batch.json, and kernels.json of earlier releases."""
 
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -43,9 +43,9 @@ def read_kept(path: Path, model: type[M]) -> M:
     try:
         value: Any = read_json(path, _MOST_BYTES, error=CheckpointError)
     except CheckpointError as error:
-        raise CheckpointError(f"{error}; delete it to measure again") from None
+        raise CheckpointError(f"{error}; delete it to choose again") from None
     try:
         return model.model_validate(value)
     except ValidationError as error:
         where = ".".join(map(str, error.errors(include_input=False)[0]["loc"])) or "its value"
-        raise CheckpointError(f"{path}: {where} is invalid; delete the file to measure again") from None
+        raise CheckpointError(f"{path}: {where} is invalid; delete the file to choose again") from None

@@ -1,4 +1,4 @@
-"""How layers are computed, and how many images go through them at once: choices of [machine], measured once and kept."""
+"""How layers are computed, by a rule, and how many images go through them at once, measured once and kept: choices of [machine]."""
 
 import json
 from collections.abc import Callable
@@ -10,108 +10,54 @@ from torch import Tensor, nn
 
 from vitctl.data.loader.batches import Batch
 from vitctl.engine.distributed.micro_batch import fits_everywhere, largest_micro_batch
-from vitctl.engine.distributed.runtime import Runtime
+from vitctl.engine.distributed.runtime import Computation, Runtime
 from vitctl.engine.distributed.sharding import is_sharded
-from vitctl.engine.journal import Journal, write_run_json
+from vitctl.engine.journal import write_run_json
 from vitctl.errors import LaunchError
 from vitctl.jobs.record.kept import Kernels, MicroBatch, read_kept
-from vitctl.models.blocks import compile_blocks
-from vitctl.models.build import Model
 from vitctl.models.configs import Config, ViTConfig
 from vitctl.models.costs import OPTIMIZER_SLOTS
-from vitctl.models.kernels.attention import choose_attention, set_attention, used_attention
-from vitctl.models.kernels.linear import choose_linear, onednn_problem, set_linear, used_linear
-from vitctl.recipe.machine import TrainMachine
+from vitctl.models.kernels.attention import attention_rule, set_attention, used_attention
+from vitctl.models.kernels.linear import onednn_problem, set_linear, used_linear
+from vitctl.recipe.machine import NetworkMachine, TrainMachine
 from vitctl.recipe.schema import TrainRecipe
 
 KERNELS, MICRO_BATCH = "kernels.json", "micro_batch.json"
 
 
 def choose_kernels(
-    machine: TrainMachine,
-    runtime: Runtime,
-    run_dir: Path,
-    model: Model,
-    micro_batch: int,
-    journal: Journal,
-    *,
-    measured: bool = True,
+    machine: NetworkMachine, config: Config, computation: Computation, *, lanes: bool = False
 ) -> Kernels:
-    """Set how layers are computed: kernels, activation checkpointing, compilation; returns the kernels.
+    """Return the kernels of [machine], with 'auto' resolved by a rule: the same for training, scoring and predicting.
 
-    They are written to RUN/kernels.json, and where machine.attention or machine.linear is 'auto' a resume uses them again. Unless
-    `measured`, 'auto' is what every machine has, because a measurement may end otherwise on another one. The journal
-    has a warning where a resume computes with others than before.
+    The rule knows the kind of device, the precision and the number of tokens; neither load, batch nor processor change it.
+
+    Args:
+        machine: its attention and linear.
+        config: of the network.
+        computation: device and precision.
+        lanes: the training promises the same bits, which not every fused kernel does.
 
     Raises:
         LaunchError: machine.linear = 'onednn', and it cannot compute this.
     """
-    file = run_dir / KERNELS
-    own = (
-        _own_kernels(machine, runtime, file, model.config, micro_batch, measured=measured) if runtime.is_main else None
-    )
-    kernels = Kernels.model_validate_json(runtime.broadcast(own.model_dump_json() if own else ""))
-    if runtime.is_main:
-        before = read_kept(file, Kernels) if file.exists() else kernels
-        if before != kernels:
-            text = f"the kernels were {_names(before)} and are now {_names(kernels)}: from here on results differ by rounding"
-            journal.write("warning", step=0, text=text)
-        write_run_json(file, kernels.model_dump())
-    use_kernels(kernels)
-    if machine.checkpoint_blocks:
-        model.checkpoint_blocks = True
-    if machine.compile:
-        compile_blocks(model)
-    return kernels
-
-
-def _names(kernels: Kernels) -> str:
-    return f"attention {kernels.attention}, linear {kernels.linear}"
-
-
-def _own_kernels(
-    machine: TrainMachine, runtime: Runtime, file: Path, config: Config, micro_batch: int, *, measured: bool
-) -> Kernels:
-    """What the recipe says, what the run began with, or what this process measures."""
     attention, linear = machine.attention, machine.linear
-    dtype = runtime.computation.product_dtype
-    usable = onednn_problem(dtype, runtime.device)
-    if linear == "onednn" and usable:
-        raise LaunchError(f"machine.linear = 'onednn': {usable}; set it to 'auto' or 'torch'")
-    if "auto" in (attention, linear) and measured and file.exists():
-        kept = read_kept(file, Kernels)
-        attention = kept.attention if attention == "auto" else attention
-        linear = kept.linear if linear == "auto" and not usable else linear
-    if attention != "auto" and linear != "auto":
-        return Kernels(attention=attention, linear=linear)
-    if measured:
-        found = measured_kernels(config, micro_batch, dtype, runtime.device)
-    else:
-        found = Kernels(attention="math", linear="torch")
-    return Kernels(
-        attention=found.attention if attention == "auto" else attention,
-        linear=found.linear if linear == "auto" else linear,
-    )
+    dtype, device = computation.product_dtype, computation.device
+    if linear == "onednn" and (problem := onednn_problem(dtype, device)):
+        raise LaunchError(f"machine.linear = 'onednn': {problem}; set it to 'auto' or 'torch'")
+    if attention == "auto":
+        attention = attention_rule(device.type, dtype, config.num_tokens) if isinstance(config, ViTConfig) else "fused"
+        if lanes or getattr(config, "position_embedding", "") == "relative":
+            attention = "math"
+    return Kernels(attention=attention, linear="torch" if linear == "auto" else linear)
 
 
-def measured_kernels(config: Config, images: int, dtype: torch.dtype, device: torch.device) -> Kernels:
-    """The kernels that are clearly the fastest for so many images at once; torch's own where nothing is to be gained."""
-    if not isinstance(config, ViTConfig):
-        return Kernels(attention="fused", linear="torch")
-    shape = (images, config.num_heads, config.num_tokens, config.hidden_size // config.num_heads)
-    rows = images * config.num_tokens
-    return Kernels(
-        attention=choose_attention(shape, dtype, device),
-        linear=choose_linear(rows, config.hidden_size, config.mlp_size, dtype, device),
-    )
-
-
-def use_fastest_kernels(runtime: Runtime, config: Config, images: int) -> None:
-    """Let every process score with the kernels that are the fastest on the main one, for so many images at once."""
-    computation = runtime.computation
-    own = measured_kernels(config, images, computation.product_dtype, runtime.device) if runtime.is_main else None
-    kernels = Kernels.model_validate_json(runtime.broadcast(own.model_dump_json() if own else ""))
-    use_kernels(kernels)
+def kept_kernels(machine: TrainMachine, runtime: Runtime, run_dir: Path) -> TrainMachine:
+    """Return [machine] with the kernels of RUN/kernels.json for 'auto': earlier releases measured them and wrote this file."""
+    file = run_dir / KERNELS
+    there = runtime.is_main and file.exists()
+    kept = json.loads(runtime.broadcast(read_kept(file, Kernels).model_dump_json() if there else "{}"))
+    return machine.model_copy(update={name: kept[name] for name in kept if getattr(machine, name) == "auto"})
 
 
 def use_kernels(kernels: Kernels) -> None:

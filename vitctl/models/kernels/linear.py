@@ -1,11 +1,10 @@
 """Linear layers, and which of two libraries multiplies their matrices on a CPU: the one that torch takes, or oneDNN.
 
-For float32 torch takes MKL, which on CPUs of other makers than Intel uses half of their vector units. Both compute the same, up
-to rounding; a run that must repeat another bit for bit forces one of them.
+For float32 torch takes MKL, which on AMD CPUs with AVX-512 uses half of their vector units. Both compute the same, up to rounding.
+`auto` never takes oneDNN: which one is faster depends on the processor, and a recipe takes the same kernels on all of them.
 """
 
 from contextlib import nullcontext
-from functools import cache
 from typing import Any, Literal
 
 import torch
@@ -13,20 +12,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from vitctl.models.kernels.fastest import fastest
-
 Kernel = Literal["torch", "onednn"]
-_WORTH_MEASURING = 2**28  # multiplications; below, either is done in some milliseconds
-_ENOUGH = 2**30  # of more, the measurement takes longer and says the same; of a quarter, it is another
 
 _kernel: Kernel = "torch"
 
 
 def set_linear(kernel: Kernel) -> None:
-    """Choose the library for every model in this process; on a GPU, and for float64, torch's is used in any case.
-
-    A run that is to be resumed bit for bit calls `choose_linear` once, stores the answer, and sets that.
-    """
+    """Choose the library for every model in this process; on a GPU, and for float64, torch's is used in any case."""
     global _kernel
     _kernel = kernel
 
@@ -73,42 +65,11 @@ def onednn_problem(dtype: torch.dtype, device: torch.device) -> str:
     if dtype == torch.float64:
         return "oneDNN has no float64"
     library: Any = torch.backends.mkldnn  # not all of it has types
-    return "" if library.is_available() else "this PyTorch has no oneDNN"
-
-
-def choose_linear(rows: int, inputs: int, outputs: int, dtype: torch.dtype, device: torch.device) -> Kernel:
-    """Return the library whose forward and backward pass is clearly the faster, or torch's.
-
-    Where there is enough to do, it is measured on so many rows or fewer, once for the life of the process. No random number is
-    drawn.
-
-    Args:
-        rows: tokens of all images of a micro-batch.
-        inputs, outputs: widths of the layer.
-    """
-    each = inputs * outputs
-    if rows * each < _WORTH_MEASURING or onednn_problem(dtype, device):
-        return "torch"
-    return _measured(min(rows, -(-_ENOUGH // each)), inputs, outputs, dtype)
-
-
-@cache
-@torch.inference_mode(False)
-@torch.enable_grad()
-def _measured(rows: int, inputs: int, outputs: int, dtype: torch.dtype) -> Kernel:
-    tokens = torch.ones(rows, inputs, dtype=dtype, requires_grad=True)
-    weight = torch.ones(outputs, inputs, dtype=dtype, requires_grad=True)
-    bias = torch.ones(outputs, dtype=dtype, requires_grad=True)
-    gradient = torch.ones(rows, outputs, dtype=dtype)
-
-    def with_torch() -> object:
-        return torch.autograd.grad(F.linear(tokens, weight, bias), (tokens, weight, bias), gradient)
-
-    def with_onednn() -> object:
-        return torch.autograd.grad(_OneDNN.apply(tokens, weight, bias), (tokens, weight, bias), gradient)
-
-    ways = {"torch": with_torch, "onednn": with_onednn}
-    return "onednn" if fastest(ways, torch.device("cpu")) == "onednn" else "torch"
+    if not library.is_available():
+        return "this PyTorch has no oneDNN"
+    if dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return "oneDNN has no bf16 product on this processor, which lacks AVX-512"
+    return ""
 
 
 class _OneDNN(torch.autograd.Function):
