@@ -213,7 +213,7 @@ def test_table_7__sgd_as_in_bit() -> None:
         r, other = pretrain(name), pretrain(adam)
         assert (r.optimizer.name, r.optimizer.momentum) == ("sgd", 0.9)
         assert r.optimizer.lr == pytest.approx(0.03 * r.schedule.batch_size / 256)
-        assert r.optimizer.weight_decay == pytest.approx(1e-4 / (1 - r.optimizer.momentum))
+        assert r.optimizer.weight_decay == 1e-4  # coupled, as BiT's: test_optimizer.py
         assert (r.model, r.data, r.schedule.total_epochs) == (other.model, other.data, 7)
         assert [drop * 40 for drop in r.schedule.drops] == [10, 23, 30, 37]
         assert r.schedule.warmup_steps == 5000
@@ -238,6 +238,25 @@ def test_table_2__bit_l_as_bit_trained_it() -> None:
     assert isinstance(config, ResNetConfig)
     assert count_parameters(config) == 936_533_224
     assert "inferred" in r.note
+
+
+def test_figure_3__bits_networks_on_the_smaller_sets() -> None:
+    """BiT 3.3: all as BiT-L but for the data, and 90 epochs with drops after 30, 60 and 80."""
+    for model in ("r50x1", "r152x4"):
+        large = pretrain("jft_r152x4" if model == "r152x4" else "jft_r50x1_40ep")
+        for data_set in ("in1k", "in21k"):
+            r = pretrain(f"{data_set}_{model}")
+            assert (r.model.name.lower(), r.model.version, r.model.pre_logits) == (model, "v2", False)
+            assert r.optimizer == large.optimizer
+            assert [drop * r.schedule.total_epochs for drop in r.schedule.drops] == pytest.approx([30, 60, 80])
+            same = {key for key, _, _ in differences(large.schedule, r.schedule)}
+            assert (r.schedule.total_epochs, same) == (90.0, {"total_epochs", "drops"})
+            like = pretrain(f"{data_set}_b16")
+            assert r.data == like.data
+            assert (r.loss.name, r.loss.label_smoothing) == ("softmax" if data_set == "in1k" else "sigmoid", 0.0)
+            assert r.model.head_bias == (0.0 if data_set == "in1k" else -10.0)
+    changed = {key for key, _, _ in differences(pretrain("jft_r152x4"), pretrain("jft_r50x1_40ep"))}
+    assert changed == {"note", "model.name"}
 
 
 def test_tables__that_print_a_cell_twice_agree() -> None:
@@ -282,7 +301,9 @@ def test_appendix_d__head_type_axial_and_shapes() -> None:
     assert isinstance(base, ViTConfig)
     assert (base.depth, base.hidden_size, base.mlp_size, base.patch_size) == (8, 1024, 2048, 32)
     for name, like in (("d6_axial_b16", "jft_b16"), ("d6_axial_b32", "jft_b32"), ("d6_axial_r50", "jft_r50x1")):
-        assert {key for key, _, _ in differences(pretrain(like), pretrain(name))} == {"note", "model.name"}
+        assert not pretrain(name).model.pre_logits  # D.3: a linear classifier on an average, as in d3_gap
+        changed = {key for key, _, _ in differences(pretrain(like), pretrain(name))}
+        assert changed - {"model.pre_logits"} == {"note", "model.name"}
         assert count_macs(model_config(pretrain(name), 0)) > count_macs(model_config(pretrain(like), 0))
 
 

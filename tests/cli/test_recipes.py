@@ -50,7 +50,7 @@ def test_show__is_toml_with_and_without_origins(vitctl: Vitctl) -> None:
 def test_explain_and_diff(vitctl: Vitctl) -> None:
     said = vitctl("recipes", "explain", "optimizer.weight_decay")
     assert said.code == 0
-    assert "  source   Table 3\n" in said.out
+    assert "  source   Table 3; D.1; BiT\n" in said.out
     said = vitctl("recipes", "diff", "jft_l16", "jft_l16_14ep")
     assert [line.split()[0] for line in said.out.splitlines()] == ["key", "note", "schedule.total_epochs"]
     assert "set the same values" in vitctl("recipes", "diff", "smoke", "smoke").out
@@ -79,11 +79,25 @@ def test_a_path_works_wherever_a_name_does(vitctl: Vitctl, tmp_path: Path) -> No
 def test_table__every_table_and_the_asked_column(vitctl: Vitctl) -> None:
     said = vitctl("recipes", "table")
     assert said.code == 0
-    starts = ("Table 1:", "Table 2:", "Table 3:", "Table 8:", "Table 9:", "Figure 2:", "Figure 4:", "Figure 5:")
+    starts = (
+        "Table 1:",
+        "Table 2:",
+        "Table 3:",
+        "Table 8:",
+        "Table 9:",
+        "Figure 2:",
+        "Figure 3:",
+        "Figure 4:",
+        "Figure 5:",
+        "Figure 13:",
+    )
     for start in (*starts, "Section 4.6:", "Figures 8,", "jft_r200x3", "fig4_b32_halved", "jft_r152x4"):
         assert any(line.startswith(start) for line in said.out.splitlines()), start
     six = vitctl("recipes", "table", "6", "--target", "Pets", "--mfu", "0.5", "--device", "a100").out
     (row,) = (line.split() for line in six.splitlines() if line.startswith("jft_h14"))
+    two = vitctl("recipes", "table", "2").out
+    (student,) = (line.split() for line in two.splitlines() if line.startswith("Noisy"))
+    assert student == ["Noisy", "Student", "88.4", "-", "-", "-", "-", "12,300", "-"]
     assert row == ["jft_h14", "97.11", "not", "run", "1,035,644", "4,259", "4,262", "2,500", "316"]
     assert "one A100 at 50% of its bf16 peak" in six
 
@@ -91,8 +105,11 @@ def test_table__every_table_and_the_asked_column(vitctl: Vitctl) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("10",), "there is no table '10' here; there are 1, 2, 3, 4, 5, 6, 7, 8, 9, fig2, fig4, fig5, 4.6, figures"),
-        (("6", "--plot", "a.png"), "--plot a.png: there are plots of fig2 and fig5"),
+        (
+            ("10",),
+            "there is no table '10' here; there are 1, 2, 3, 4, 5, 6, 7, 8, 9, fig2, fig3, fig4, fig5, fig13, 4.6, figures",
+        ),
+        (("6", "--plot", "a.png"), "--plot a.png: there are plots of fig2, fig3, fig5, fig13"),
         (("fig5", "--plot", "a.pdf"), "--plot a.pdf: should be the name of a .png file"),
         (("fig5", "--plot", "no/a.png"), "--plot no/a.png: there is no folder no"),
         (("8", "--target", "Pets"), "--target Pets: no such column; there are 5-shot"),

@@ -80,28 +80,36 @@ def test_adam__is_the_authors_form_over_every_parameter(weight_decay: float) -> 
 
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
-def test_sgd__momentum_without_nesterov_and_decay_outside_the_momentum(weight_decay: float) -> None:
+def test_sgd__momentum_without_nesterov_and_decay_inside_the_momentum(weight_decay: float) -> None:
     values = start_values()
     momenta = {k: np.zeros_like(v) for k, v in values.items()}
     for lr, grads in zip(LRS, gradients(), strict=True):
         for k, p in values.items():
-            momenta[k] = 0.9 * momenta[k] + grads[k]
-            values[k] = p - lr * momenta[k] - lr * weight_decay * p
+            momenta[k] = 0.9 * momenta[k] + grads[k] + weight_decay * p
+            values[k] = p - lr * momenta[k]
     got = ten_steps("sgd", weight_decay)
     for k, expected in values.items():
         np.testing.assert_allclose(got[k], expected, rtol=1e-12, atol=1e-14)
 
 
-def test_sgd__is_bit_for_bit_a_multiplication_before_torchs_step() -> None:
-    model, other = Toy(), Toy()
-    own, plain = optimizer_for(model, "sgd", 0.1), torch.optim.SGD(other.parameters(), lr=0.0, momentum=0.9)
-    for lr, grads in zip(LRS, gradients(), strict=True):
-        with torch.no_grad():
-            for p in other.parameters():
-                p.mul_(1.0 - lr * 0.1)
-        _step(model, own, lr, grads)
-        _step(other, plain, lr, grads)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("clip_norm", [0.0, 1.0])
+def test_sgd__is_bit_for_bit_torchs_with_clipping_and_skipped_steps(dtype: torch.dtype, clip_norm: float) -> None:
+    model, other = Toy().to(dtype), Toy().to(dtype)
+    own = optimizer_for(model, "sgd", 0.1)
+    plain = torch.optim.SGD(other.parameters(), lr=0.0, momentum=0.9, weight_decay=0.1)
+    for step, (lr, grads) in enumerate(zip(LRS, gradients(), strict=True)):
+        for both, optimizer in ((model, own), (other, plain)):
+            for key, p in both.named_parameters():
+                p.grad = torch.tensor(grads[key], dtype=dtype)
+            clip_gradients(both.parameters(), clip_norm)
+            optimizer.param_groups[0]["lr"] = lr
+        finite = step not in (0, 4)  # the first step, too, may be skipped
+        take_step(own, torch.tensor(finite))
+        if finite:
+            plain.step()
         assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+    assert not torch.equal(model.kernel, Toy().to(dtype).kernel)
 
 
 @pytest.mark.parametrize("name", ["adam", "sgd"])

@@ -21,10 +21,11 @@ def test_explain__every_key_of_every_job() -> None:
 def test_explain__type_unit_default_source() -> None:
     assert explain("optimizer.weight_decay") == [
         "optimizer.weight_decay",
-        "  decoupled: p -= lr_t * weight_decay * p, on every parameter",
+        "  on every parameter; adam: decoupled, p -= lr_t * weight_decay * p; sgd: coupled, gradient += weight_decay * p before the "
+        "momentum, as torch.optim.SGD and BiT",
         "  type     number, at least 0",
         "  default  0.0",
-        "  source   Table 3",
+        "  source   Table 3; D.1; BiT",
         "  jobs     pretrain, finetune, vtab",
     ]
     words = "\n".join(explain("schedule.warmup_steps") + explain("model.depth") + explain("data.mean"))

@@ -116,6 +116,10 @@ def test_table_2__takes_the_resolution_of_each_network() -> None:
     assert experiments_for("2", "jft_r152x4", "Flowers") == ("bit_flowers102_480",)
     assert experiments_for("2", "jft_r152x4", "CIFAR-10") == ("bit_cifar10",)
     assert experiments_for("2", "jft_r152x4", "VTAB") == ()
+    assert experiments_for("fig3", "in21k_r152x4", "ImageNet") == ("bit_imagenet_480",)
+    assert experiments_for("fig3", "in1k_r50x1", "ImageNet") == ("bit_imagenet",)
+    assert experiments_for("fig3", "in1k_b16", "ImageNet") == ("finetune_imagenet",)
+    assert experiments_for("fig13", "d6_axial_r50", "5-shot") == ("5-shot",)
 
 
 def test_real__is_the_score_of_the_fine_tuned_network_at_that_resolution(tmp_path: Path) -> None:
@@ -226,5 +230,5 @@ def test_few_shot__on_imagenet_alone(tmp_path: Path) -> None:
 def test_no_folder_and_broken_runs(tmp_path: Path) -> None:
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "result.json").write_text("{")
-    assert our_results(tmp_path) == OurResults({})
-    assert our_results(tmp_path / "nowhere") == OurResults({})
+    assert our_results(tmp_path) == OurResults({}, folder=tmp_path)
+    assert our_results(tmp_path / "nowhere") == OurResults({}, folder=tmp_path / "nowhere")

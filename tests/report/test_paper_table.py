@@ -1,5 +1,6 @@
-"""The paper's tables from the recipes, our results beside its own, and the two figures."""
+"""The paper's tables from the recipes, our results beside its own, and the figures."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,9 @@ from tests.recipes.paper import table_rows
 from vitctl.errors import RecipeError
 from vitctl.recipe.paper import FIVE, RESULTS
 from vitctl.report.our_results import OurResults, Pretraining
-from vitctl.report.paper_plot import draw_figure_2, draw_figure_5, family_of
+from vitctl.report.paper_plot import PLOTS, family_of
 from vitctl.report.paper_table import Gpu, cost_of, find_gpu, result_rows, setting_rows, task_rows
+from vitctl.report.speed_plot import SPEEDS, read_speeds
 
 B32 = Pretraining("jft_b32")
 
@@ -60,14 +62,39 @@ def test_table_9__ours_by_task_and_by_group() -> None:
 @pytest.mark.slow
 def test_figures__are_drawn_with_ours_beside_and_differ_by_them(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    ours = OurResults({(B32, "finetune_imagenet"): (70.0, 71.0), (Pretraining("jft_h14"), "vtab"): (60.0, 66.0)})
-    for draw in (draw_figure_2, draw_figure_5):
-        empty, full = draw(OurResults({}), tmp_path / "a.png"), draw(ours, tmp_path / "b.png")
+    bits = {
+        (Pretraining(f"in1k_{name}"), bit): (80.0,)
+        for name, bit in (("r50x1", "bit_imagenet"), ("r152x4", "bit_imagenet_480"))
+    }
+    h14 = Pretraining("jft_h14")
+    some = {(B32, "finetune_imagenet"): (70.0, 71.0), (h14, "vtab"): (60.0, 66.0), (B32, "5-shot"): (50.0,)}
+    ours = OurResults({**some, **bits}, folder=tmp_path)
+    for draw in PLOTS.values():
+        empty, full = draw(OurResults({}, folder=tmp_path), tmp_path / "a.png"), draw(ours, tmp_path / "b.png")
         with Image.open(full) as picture:
             assert min(picture.size) > 300
         assert empty.read_bytes() != full.read_bytes()
     families = [family_of(name) for name in RESULTS["fig5"].rows]
     assert [families.count(family) for family in ("ResNet", "ViT", "hybrid")] == [7, 6, 5]  # Section 4.4
+
+
+def test_speeds__are_of_a_core_at_224_or_refused(tmp_path: Path) -> None:
+    file = tmp_path / SPEEDS
+    assert read_speeds(file) == ({}, "images/s")
+    cells = [{"model": "B/32", "image_size": side, "images_per_second": 4.0 * side} for side in (64, 224)]
+    numbers = {"cells": cells, "cores": 2, "core": "thread", "machine": {"device_name": "a CPU"}}
+    file.write_text(json.dumps(numbers))
+    assert read_speeds(file) == ({"B/32": 448.0}, "images/s of a thread, a CPU")
+    for wrong in (
+        [],
+        {**numbers, "cores": 0},
+        {**numbers, "cores": -2},
+        {**numbers, "cells": 1},
+        {**numbers, "machine": {}},
+    ):
+        file.write_text(json.dumps(wrong))
+        with pytest.raises(RecipeError, match="should hold numbers of `vitctl bench model --resolutions`"):
+            read_speeds(file)
 
 
 def test_table_1__sizes_of_the_paper_and_exact_parameters() -> None:

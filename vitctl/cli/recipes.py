@@ -145,7 +145,7 @@ def check(
 @app.command()
 def table(
     number: Annotated[
-        str | None, typer.Argument(help="1 to 9, fig2, fig4, fig5, 4.6 or figures; default: all.")
+        str | None, typer.Argument(help="1 to 9, fig2, fig3, fig4, fig5, fig13, 4.6 or figures; default: all.")
     ] = None,
     target: Annotated[list[str] | None, typer.Option("--target", "-t", help="Column, e.g. Pets. Repeatable.")] = None,
     mfu: Annotated[
@@ -154,7 +154,7 @@ def table(
     ] = 0.4,
     device: Annotated[str, typer.Option("--device", help="GPU for the cost in GPU-days: H100, A100, L4, ...")] = "H100",
     runs: Annotated[Path, typer.Option("--runs", help="Folder of your runs.")] = Path("runs"),
-    plot: Annotated[Path | None, typer.Option("--plot", help="fig2 and fig5: the .png to draw.")] = None,
+    plot: Annotated[Path | None, typer.Option("--plot", help="fig2, fig3, fig5 and fig13: the .png to draw.")] = None,
 ) -> None:
     """Show the paper's tables: settings, the paper's results beside yours, and the cost of each run."""
     from vitctl.cli.show.paper_tables import show_paper_tables

@@ -21,13 +21,14 @@ def build_optimizer(
 ) -> Optimizer:
     """Adam in the AdamW form, or SGD with momentum, over every parameter (biases and norms too, as the authors did).
 
-    The learning rate is set before each step by the loop. The decay is decoupled: p -= lr * weight_decay * p.
+    The learning rate is set before each step by the loop. Adam's decay is decoupled: p -= lr * weight_decay * p. SGD's is coupled:
+    gradient += weight_decay * p, before the momentum.
 
-    Paper: Section 4.1, Tables 3 and 4.
+    Paper: Section 4.1, Tables 3 and 4; D.1 with BiT, Sections 3.3 and 4.2
     """
     if name == "adam":
         return DecoupledAdam(model.parameters(), lr=0.0, betas=(beta1, beta2), eps=eps, weight_decay=weight_decay)
-    return DecoupledSGD(model.parameters(), momentum=momentum, weight_decay=weight_decay)
+    return CoupledSGD(model.parameters(), lr=0.0, momentum=momentum, weight_decay=weight_decay)
 
 
 def take_step(optimizer: Any, is_finite: Tensor) -> None:
@@ -69,17 +70,12 @@ class DecoupledAdam(AdamW):
                 )
 
 
-class DecoupledSGD(SGD):
-    """SGD with momentum and decoupled weight decay: the decay does not enter the momentum, as in AdamW."""
-
-    def __init__(self, parameters: Iterable[nn.Parameter], *, momentum: float, weight_decay: float) -> None:
-        super().__init__(parameters, lr=0.0, momentum=momentum)
-        self.decoupled_decay = weight_decay
+class CoupledSGD(SGD):
+    """torch's SGD by its fused kernel, on what this process holds of each parameter."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> Any:  # noqa: ARG002 - there is none
-        """Decay with the learning rate of each group, then step; or change nothing: see `take_step`."""
-        found_inf: Tensor = getattr(self, "found_inf", torch.zeros(()))
+        """Step with the learning rate of each group, or change nothing; see `take_step`."""
         for group in self.param_groups:
             held = [p for p in group["params"] if p.grad is not None]
             for p in held:  # from zeros, because the first step may be one that changes nothing
@@ -87,16 +83,13 @@ class DecoupledSGD(SGD):
                     self.state[p]["momentum_buffer"] = torch.zeros_like(p)
             buffers = [local(self.state[p]["momentum_buffer"]) for p in held]
             with _whole_vectors([local(p) for p in held], buffers) as (parameters, momenta):
-                if decay := group["lr"] * self.decoupled_decay:
-                    kept = 1.0 - decay * (1.0 - found_inf.double())
-                    torch._foreach_mul_(parameters, kept.to(parameters[0].dtype))
                 sgd(
                     parameters,
                     [_padded(local(p.grad)) for p in held],
                     [*momenta],
                     fused=True,
-                    found_inf=found_inf,
-                    weight_decay=0.0,
+                    found_inf=getattr(self, "found_inf", None),
+                    weight_decay=group["weight_decay"],
                     momentum=group["momentum"],
                     lr=group["lr"],
                     dampening=0.0,

@@ -1,4 +1,4 @@
-"""The paper's results, by recipe: the only transcription of Tables 2, 5, 6, 7 and 8.
+"""The paper's results, by recipe: the only transcription of Tables 2, 5, 6, 7 and 8, and the numbers of Figures 3 and 13.
 
 The settings of Tables 3 and 4 are not here: they are the recipes. Table 9 is in recipe/paper_vtab.py.
 """
@@ -18,7 +18,8 @@ class PaperTable:
     """A table of results: recipe of the pre-training -> accuracy in percent for each column. None: not printed.
 
     `deviations` are those over three fine-tuning runs; `exaflops` and `core_days` (of TPUv3) are the paper's cost of that
-    pre-training; `shown` are the columns to show by default, the first when it is empty.
+    pre-training; `shown` are the columns to show by default, the first when it is empty; `others` are rows of networks that have no
+    recipe, by name.
     """
 
     caption: str
@@ -28,6 +29,7 @@ class PaperTable:
     core_days: Mapping[str, float] = field(default_factory=dict)
     deviations: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)
     shown: tuple[str, ...] = ()
+    others: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)
 
     def value(self, recipe: str, column: str) -> float | None:
         """The paper's accuracy in percent; None where it prints none."""
@@ -42,7 +44,7 @@ class PaperTable:
 # Tables 2, 5 and 9 print no epochs. Inferences, which the core-days of Table 2 fit: its ViT-L/16 on JFT-300M trains for 14, and all
 # of the three on ImageNet-21k for 90.
 _TABLE_2 = PaperTable(
-    "fine-tuned, ImageNet at 512 or 518 with Polyak averaging",
+    "fine-tuned, ImageNet at 512 or 518 with Polyak averaging; Noisy Student: 88.5 on ImageNet by Touvron et al. (2020)",
     (*TARGETS, "VTAB"),
     {
         "jft_h14": (88.55, 90.72, 99.50, 94.55, 97.56, 99.68, 77.63),
@@ -50,13 +52,14 @@ _TABLE_2 = PaperTable(
         "in21k_l16": (85.30, 88.62, 99.15, 93.25, 94.67, 99.61, 72.72),
         "jft_r152x4": (87.54, 90.54, 99.37, 93.51, 96.62, 99.63, 76.29),
     },
-    core_days={"jft_h14": 2500, "jft_l16_14ep": 680, "in21k_l16": 230, "jft_r152x4": 9900},
+    core_days={"jft_h14": 2500, "jft_l16_14ep": 680, "in21k_l16": 230, "jft_r152x4": 9900, "Noisy Student": 12_300},
     deviations={
         "jft_h14": (0.04, 0.05, 0.06, 0.04, 0.03, 0.02, 0.23),
         "jft_l16_14ep": (0.03, 0.03, 0.03, 0.05, 0.11, 0.00, 0.46),
         "in21k_l16": (0.02, 0.05, 0.03, 0.05, 0.15, 0.02, 0.21),
         "jft_r152x4": (0.02, None, 0.06, 0.08, 0.23, 0.03, 1.70),
     },
+    others={"Noisy Student": (88.4, 90.55, None, None, None, None, None)},  # EfficientNet-L2
 )
 
 # Its JFT rows are those of Table 6, up to the rows of ViT-H/14, which the paper prints twice and differently.
@@ -164,6 +167,22 @@ _SELF_SUPERVISED = PaperTable(
     },
 )
 
+# The ViTs of Figure 3 are Table 5's column. Its band is spanned by "BiT models of different sizes" (4.3), which it does not name: here by
+# the smallest and the largest of BiT's five. The band has no printed numbers; ResNet152x4's are Tables 1 and 2 of BiT, at 480.
+_FIGURE_3 = PaperTable(
+    "transfer to ImageNet, fine-tuned at 384; numbers of *_r152x4: BiT, Tables 1 and 2, at 480",
+    ("ImageNet",),
+    {name: row[:1] for name, row in _TABLE_5.rows.items()}
+    | {
+        "in1k_r50x1": (None,),
+        "in1k_r152x4": (81.30,),
+        "in21k_r50x1": (None,),
+        "in21k_r152x4": (85.39,),
+        "jft_r50x1_40ep": (None,),
+        "jft_r152x4": (87.54,),
+    },
+)
+
 # Section 4.3: random subsets of JFT-300M, and all of it (0).
 FIGURE_4_SIZES = {"9M": 9_000_000, "30M": 30_000_000, "90M": 90_000_000, "300M": 0}
 _FIGURE_4 = PaperTable(
@@ -187,13 +206,18 @@ _FIGURE_5 = PaperTable(
     shown=(AVERAGE, "ImageNet"),
 )
 
-_FIGURES = PaperTable(
-    "8, 9, 10 and 13, which print no numbers",
+_FIGURE_13 = PaperTable(
+    "axial attention, JFT-300M, linear 5-shot on ImageNet; the figure prints no numbers, ViT-B/16's is Table 8's",
     ("5-shot",),
-    dict.fromkeys(
-        (*("d2_base", "d3_gap", "d3_gap_lr_3e-4", "d4_l16_lr_2e-4", "d6_axial_b32", "d6_axial_b16", "d6_axial_r50"),),
-        (None,),
-    ),
+    dict.fromkeys(("d6_axial_b16", "jft_b16", "d6_axial_b32", "jft_b32", "d6_axial_r50", "jft_r50x1"), (None,))
+    | {"jft_b16": _TABLE_8.rows["jft_b16"]},
+    _TABLE_6.exaflops,
+)
+
+_FIGURES = PaperTable(
+    "8, 9 and 10, which print no numbers",
+    ("5-shot",),
+    dict.fromkeys(("d2_base", "d3_gap", "d3_gap_lr_3e-4", "d4_l16_lr_2e-4"), (None,)),
 )
 
 RESULTS: Mapping[str, PaperTable] = {
@@ -202,8 +226,10 @@ RESULTS: Mapping[str, PaperTable] = {
     "6": _TABLE_6,
     "7": _TABLE_7,
     "8": _TABLE_8,
+    "fig3": _FIGURE_3,
     "fig4": _FIGURE_4,
     "fig5": _FIGURE_5,
+    "fig13": _FIGURE_13,
     "4.6": _SELF_SUPERVISED,
     "figures": _FIGURES,
 }

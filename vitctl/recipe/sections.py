@@ -150,12 +150,14 @@ class StartWeights(WeightsSource):
 class Optimizer(Section):
     """[optimizer] Adam in the AdamW form over every parameter, or SGD with momentum."""
 
-    name: Literal["adam", "sgd"] = knob(
-        ..., "adam: decoupled weight decay on every parameter; sgd: plain momentum", source="4.1"
-    )
+    name: Literal["adam", "sgd"] = knob(..., "adam: in the AdamW form; sgd: plain momentum", source="4.1")
     lr: float = knob(..., "base learning rate", source="Tables 3, 4", gt=0)
     weight_decay: float = knob(
-        0.0, "decoupled: p -= lr_t * weight_decay * p, on every parameter", source="Table 3", ge=0
+        0.0,
+        "on every parameter; adam: decoupled, p -= lr_t * weight_decay * p; sgd: coupled, gradient += weight_decay * p before "
+        "the momentum, as torch.optim.SGD and BiT",
+        source="Table 3; D.1; BiT",
+        ge=0,
     )
     beta1: float = knob(0.9, "adam: decay of the first moment", source="Section 4.1", ge=0, lt=1)
     beta2: float = knob(0.999, "adam: decay of the second moment", source="Section 4.1", ge=0, lt=1)

@@ -63,10 +63,11 @@ class ExcludedRun(NamedTuple):
 
 @dataclass(frozen=True)
 class OurResults:
-    """Accuracies in percent by pre-training and experiment (see `paper_cells.experiments_for`), and the runs that do not count."""
+    """Accuracies in percent by pre-training and experiment (see `paper_cells.experiments_for`), the runs left out, their folder."""
 
     accuracies: dict[tuple[Pretraining, str], tuple[float, ...]]
     left_out: tuple[ExcludedRun, ...] = ()
+    folder: Path = Path("runs")
 
     def best(self, pretraining: Pretraining, experiments: Sequence[str]) -> Ours | None:
         """The best of the experiments that a cell may show; None when none has been run."""
@@ -120,7 +121,7 @@ def our_results(runs: Path) -> OurResults:
             seen[key] = run.where
             row = Pretraining(pretraining.name, _subset(pretraining))
             accuracies[row, experiment] = (*accuracies.get((row, experiment), ()), *(100 * value for value in values))
-    return OurResults(accuracies, tuple(left))
+    return OurResults(accuracies, tuple(left), runs)
 
 
 def _chain(

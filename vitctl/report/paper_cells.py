@@ -4,9 +4,9 @@ from vitctl.jobs.inputs.network import model_config
 from vitctl.models.configs import ResNetConfig
 from vitctl.recipe.load import load_recipe
 from vitctl.recipe.schema import Pretrain
+from vitctl.recipe.sections import Model
 
 VTAB, FIVE_SHOT, REAL = "vtab", "5-shot", "real of "
-BIT_L = "jft_r152x4"
 _DATA_SETS = {
     "ImageNet": "imagenet",
     "CIFAR-10": "cifar10",
@@ -20,7 +20,7 @@ _TABLE_2_IMAGENET = {
     "jft_l16_14ep": "finetune_imagenet_512",
     "in21k_l16": "finetune_imagenet_512",
 }
-_BIT_L_AT_480 = ("imagenet", "pets", "flowers102")  # BiT 3.3; CIFAR's small images go to 128 as for every network
+_R152X4_AT_480 = ("imagenet", "pets", "flowers102")  # BiT 3.3; CIFAR's small images go to 128 as for every network
 
 
 def experiments_for(number: str, recipe: str, column: str) -> tuple[str, ...]:
@@ -39,16 +39,23 @@ def experiments_for(number: str, recipe: str, column: str) -> tuple[str, ...]:
     """
     if column == "ReaL":
         return tuple(REAL + experiment for experiment in experiments_for(number, recipe, "ImageNet"))
+    network = _model(recipe)
     if column == "VTAB":
-        return () if recipe == BIT_L else (VTAB,)  # BiT-L's was scored by BiT's rule for 1,000 images
+        return () if network.version == "v2" else (VTAB,)  # BiT's were scored by BiT's rule for 1,000 images
     if column not in _DATA_SETS:
         return (FIVE_SHOT,)
     name = _DATA_SETS[column]
-    if recipe == BIT_L:
-        return (f"bit_{name}_480" if name in _BIT_L_AT_480 else f"bit_{name}",)
+    if network.version == "v2":  # a network of BiT's, not one of the paper's
+        return (f"bit_{name}_480" if network.name == "R152x4" and name in _R152X4_AT_480 else f"bit_{name}",)
     if number == "2" and column == "ImageNet":
         return (_TABLE_2_IMAGENET[recipe],)
     return (f"finetune_{name}", f"bit_{name}") if is_resnet(recipe) else (f"finetune_{name}",)
+
+
+def _model(name: str) -> Model:
+    recipe = load_recipe(name).recipe
+    assert isinstance(recipe, Pretrain)
+    return recipe.model
 
 
 def is_resnet(name: str) -> bool:

@@ -1,5 +1,6 @@
 """The paper's tables from the recipes: their settings, the paper's result and ours, and what each run would cost."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from vitctl.data.datasets.vtab import GROUPS
@@ -13,7 +14,7 @@ from vitctl.models.hardware import PEAK_TFLOPS
 from vitctl.models.variants import variant
 from vitctl.recipe.load import load_recipe
 from vitctl.recipe.paper import AVERAGE, FIGURE_4_SIZES, FIVE, RESULTS, TABLE_1, TABLE_3, TABLE_4
-from vitctl.recipe.paper_vtab import COLUMNS, TABLE_9
+from vitctl.recipe.paper_vtab import COLUMNS, OTHERS, TABLE_9
 from vitctl.recipe.schema import Finetune, Pretrain, Vtab
 from vitctl.report.our_results import OurResults, Ours, Pretraining
 from vitctl.report.paper_cells import VTAB, experiments_for
@@ -73,10 +74,14 @@ class SettingRow:
 
 @dataclass(frozen=True)
 class TaskRow:
-    """A row of Table 9 or Fig. 2: a task, a group or the mean of all 19, with an accuracy for each of `TABLE_9_RECIPES`."""
+    """A row of Table 9 or Fig. 2: a task, a group or the mean of all 19, with an accuracy for each of `TABLE_9_RECIPES`.
+
+    `others` are the numbers of Fig. 2's other networks, which have no run.
+    """
 
     name: str
     accuracies: tuple[Accuracy, ...]
+    others: Mapping[str, float | None]
 
 
 # The pre-trainings of Table 9's columns.
@@ -158,8 +163,9 @@ def task_rows(number: str, ours: OurResults) -> list[TaskRow]:
                 )
                 for column, recipe in enumerate(TABLE_9_RECIPES.values())
             ),
+            {other: means[place] for other, means in OTHERS.items()} if number == "fig2" else {},
         )
-        for name, tasks in rows
+        for place, (name, tasks) in enumerate(rows)
     ]
 
 

@@ -5,11 +5,39 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from vitctl.errors import RecipeError
 from vitctl.system.figures import GREY, INK, PALE, SERIES, label_text, new_figure, plain_axes, save_figure
+from vitctl.system.files import read_json
 from vitctl.system.text import bytes_text
 
+SPEEDS = "speed.json"  # the default of `bench model --resolutions`
 _USUAL_SIDE = 224  # of Fig. 13
+_MOST_BYTES = 16 << 20
 _MARKERS = "osD^vP*X"
+
+
+def read_speeds(path: Path) -> tuple[dict[str, float], str]:
+    """Read numbers of `bench model --resolutions`.
+
+    Returns:
+        images/s of a core at 224 pixels by model, and the label of their axis; no models if there is no such file.
+
+    Raises:
+        RecipeError: the file holds something else.
+    """
+    if not path.is_file():
+        return {}, "images/s"
+    result = read_json(path, _MOST_BYTES, error=RecipeError)
+    try:
+        cells = [cell for cell in result["cells"] if cell["image_size"] == _USUAL_SIDE and cell["images_per_second"]]
+        speeds = {str(cell["model"]): float(cell["images_per_second"]) / int(result["cores"]) for cell in cells}
+        if not all(0 < speed < math.inf for speed in speeds.values()):
+            raise ValueError
+        return speeds, label_text(f"images/s of a {result['core']}, {result['machine']['device_name']}")
+    except (KeyError, TypeError, ValueError, ZeroDivisionError):
+        raise RecipeError(
+            f"{path}: should hold numbers of `vitctl bench model --resolutions`; write them anew"
+        ) from None
 
 
 def draw_speed(result: Mapping[str, Any], path: Path) -> Path:
@@ -47,8 +75,8 @@ def draw_speed(result: Mapping[str, Any], path: Path) -> Path:
     speed.set_title(f"Fig. 12: speed{hollow}", fontsize=7 if hollow else 9, color=INK)
     batch.set_title("Fig. 12: memory (hollow: not tried, from bytes per image)", fontsize=7, color=INK)
     cost.set_title("the costs of Fig. 13: FLOPs and speed", fontsize=9, color=INK)
-    _number_decades(cost.xaxis)
-    _number_decades(cost.yaxis)
+    number_decades(cost.xaxis)
+    number_decades(cost.yaxis)
     cost.set_xlabel(f"GFLOPs of an image at {_side(sides)}", fontsize=8)
     cost.set_ylabel(f"images/s of a {core}", fontsize=8)
     cost.margins(0.18, 0.1)
@@ -107,7 +135,7 @@ def _side(sides: Sequence[int]) -> int:
 
 def _axes(panel: Any, label: str, sides: Sequence[int]) -> None:
     panel.set_xscale("log")
-    _number_decades(panel.yaxis)
+    number_decades(panel.yaxis)
     panel.set_xticks(sides, [str(side) for side in sides])
     panel.xaxis.minorticks_off()
     panel.set_xlabel("resolution, pixels", fontsize=8)
@@ -117,7 +145,7 @@ def _axes(panel: Any, label: str, sides: Sequence[int]) -> None:
     plain_axes(panel)
 
 
-def _number_decades(axis: Any) -> None:
+def number_decades(axis: Any) -> None:
     """A logarithmic axis with plain numbers at 1, 2, 5, 10 ..."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 

@@ -1,10 +1,11 @@
-"""`vitctl recipes table`: the paper's tables on the screen, and two of its figures as plots."""
+"""`vitctl recipes table`: the paper's tables on the screen, and four of its figures as plots."""
 
 from pathlib import Path
 
 from vitctl.cli.show.render import CONSOLE, show_table
 from vitctl.errors import RecipeError
 from vitctl.recipe.paper import RESULTS
+from vitctl.recipe.paper_vtab import OTHERS_SOURCES
 from vitctl.report.our_results import OurResults, our_results
 from vitctl.report.paper_plot import PLOTS
 from vitctl.report.paper_table import (
@@ -20,7 +21,7 @@ from vitctl.report.paper_table import (
 )
 from vitctl.system.figures import NOT_INSTALLED, can_plot
 
-TABLES = ("1", "2", "3", "4", "5", "6", "7", "8", "9", "fig2", "fig4", "fig5", "4.6", "figures")
+TABLES = ("1", "2", "3", "4", "5", "6", "7", "8", "9", "fig2", "fig3", "fig4", "fig5", "fig13", "4.6", "figures")
 OF_TASKS = {
     "9": "Table 9: VTAB-1k by task",
     "fig2": "Figure 2: VTAB-1k by group, means of Table 9's tasks",
@@ -80,7 +81,7 @@ def show_paper_tables(
 def _check_plot(number: str | None, plot: Path) -> None:
     if number not in PLOTS:
         raise RecipeError(
-            f"--plot {plot}: there are plots of {' and '.join(PLOTS)}, e.g. `vitctl recipes table fig5 --plot {plot}`"
+            f"--plot {plot}: there are plots of {', '.join(PLOTS)}, e.g. `vitctl recipes table fig5 --plot {plot}`"
         )
     if plot.suffix.lower() != ".png":
         raise RecipeError(f"--plot {plot}: should be the name of a .png file")
@@ -113,9 +114,14 @@ def _show_settings(number: str, gpu: Gpu) -> None:
 
 
 def _show_tasks(number: str, ours: OurResults) -> None:
+    rows = task_rows(number, ours)
     header = ("task" if number == "9" else "group", *(name for column in TABLE_9_RECIPES for name in (column, "ours")))
-    rows = [(row.name, *(text for one in row.accuracies for text in _pair(one, 1))) for row in task_rows(number, ours)]
-    show_table(header, rows, title=f"{OF_TASKS[number]}; top-1 in percent")
+    cells = [(row.name, *(text for one in row.accuracies for text in _pair(one, 1))) for row in rows]
+    show_table(header, cells, title=f"{OF_TASKS[number]}; top-1 in percent")
+    if others := rows[0].others:
+        values = [(name, *(_value(row.others[name], 1) for row in rows)) for name in others]
+        show_table(("network", *(row.name for row in rows)), values)
+        CONSOLE.print(OTHERS_SOURCES, markup=False)
     CONSOLE.print()
 
 
@@ -136,6 +142,13 @@ def _show_results(number: str, targets: tuple[str, ...], ours: OurResults, gpu: 
         accuracies = [text for one in row.accuracies for text in _pair(one, 2)[0 if has_numbers else 1 :]]
         cost = _costs(row, has_exaflops, has_days)
         cells.append((row.recipe, *accuracies, *(cost[1:2] if is_brief else cost)))
+    for name, values in table.others.items():
+        known = dict(zip(table.columns, values, strict=True))
+        known_costs = {"TPU-days": _short(table.core_days.get(name))}
+        accuracies = [
+            text for target in shown for text in ("-" if known[target] is None else f"{known[target]:g}", "-")
+        ]
+        cells.append((name, *accuracies, *(known_costs.get(column, "-") for column in header[len(accuracies) + 1 :])))
     show_table(header, cells, title=title)
     for row in rows:
         for target, one in zip(shown, row.accuracies, strict=True):
@@ -162,8 +175,12 @@ def _costs(row: ResultRow, has_exaflops: bool, has_days: bool) -> list[str]:
 
 def _pair(one: Accuracy, digits: int) -> tuple[str, str]:
     """The paper's accuracy and ours as text."""
-    paper = _with_deviation(one.paper, one.deviation, digits) if one.paper is not None else "-"
+    paper = _value(one.paper, digits, one.deviation)
     return paper, _with_deviation(one.ours.mean, one.ours.std, digits) if one.ours is not None else "not run"
+
+
+def _value(value: float | None, digits: int, deviation: float | None = None) -> str:
+    return "-" if value is None else _with_deviation(value, deviation, digits)
 
 
 def _with_deviation(value: float, deviation: float | None, digits: int) -> str:
