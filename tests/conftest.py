@@ -28,6 +28,7 @@ from vitctl.engine.run_files import CHECKPOINTS
 from vitctl.launch.prepare import prepare_run
 from vitctl.launch.worker import work
 from vitctl.recipe.load import Override, load_recipe
+from vitctl.system.address import VARIABLE
 from vitctl.system.signals import SIGNALS
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
@@ -65,6 +66,12 @@ def first_kernels() -> None:
     for name, kernel in (("attention", "fused"), ("linear", "torch")):
         if module := sys.modules.get(f"vitctl.models.kernels.{name}"):
             getattr(module, f"set_{name}")(kernel)
+
+
+@pytest.fixture(autouse=True)
+def no_queries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test begins without queries of addresses, which are kept in the environment."""
+    monkeypatch.setenv(VARIABLE, "")
 
 
 @pytest.fixture(scope="session")

@@ -14,6 +14,7 @@ from vitctl.cli.data import check, look, sets, shards
 from vitctl.cli.suggest import set_instead
 from vitctl.engine.preemption import interrupt_on_signals
 from vitctl.errors import explained
+from vitctl.system.address import without_queries
 from vitctl.system.screen import output_errors_ignored, restore_output
 from vitctl.system.text import PlainStream, printable
 
@@ -79,6 +80,7 @@ def main() -> None:
     _make_streams_safe()
     try:
         with interrupt_on_signals():
+            sys.argv[1:] = without_queries(*sys.argv[1:])
             code = app(standalone_mode=False)
             sys.stdout.flush()
         if code == INTERRUPTED:

@@ -11,6 +11,7 @@ from pydantic_core import ErrorDetails
 
 from vitctl.errors import RecipeError, explaining
 from vitctl.recipe.schema import JOBS, Recipe
+from vitctl.system.address import value_without_queries, without_queries
 from vitctl.system.bounds import RECIPE_LINE
 from vitctl.system.files import parse_toml, read_toml
 from vitctl.system.text import did_you_mean, has_control, nearest, one_line
@@ -122,7 +123,7 @@ def load_recipe(
     Raises:
         RecipeError: with every problem of the recipe, one per line, each with file and line and the nearest known key.
     """
-    name = str(name)
+    (name,) = without_queries(str(name))
     values, origins = _read_with_parents(find_recipe(name), ())
     _override(values, origins, (Override(*given) for given in overrides))
     if job is not None and values.get("job", job) in [other for other in JOBS if other != job]:
@@ -144,7 +145,7 @@ def with_overrides(loaded: Loaded, overrides: Iterable[Override]) -> Loaded:
 def _override(values: dict[str, Any], origins: dict[str, str], overrides: Iterable[Override]) -> None:
     """Put the values of flags in place, each with its origin."""
     for override in overrides:
-        _put(values, override)
+        _put(values, override._replace(value=value_without_queries(override.value)))
         for key in [k for k in origins if k == override.key or k.startswith(override.key + ".")]:
             del origins[key]
         table = isinstance(override.value, dict)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from vitctl.errors import LaunchError, VitctlError
+from vitctl.system.address import value_without_queries
 from vitctl.system.bounds import DEPTH, RECIPE, RECIPE_LINE
 from vitctl.system.parsing import error_text
 from vitctl.system.text import escaped_json
@@ -170,7 +171,7 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 
 def read_toml(path: Path, *, error: type[VitctlError]) -> tuple[dict[str, Any], str]:
-    """The values in a TOML file, and its text.
+    """The values in a TOML file, without queries of addresses, and its text.
 
     Raises:
         error: as `read_bytes`; or it is not TOML in UTF-8, as in `parse_toml`.
@@ -178,11 +179,13 @@ def read_toml(path: Path, *, error: type[VitctlError]) -> tuple[dict[str, Any], 
     content = read_bytes(path, RECIPE.limit, error=error)
     try:
         text = content.decode().replace("\r\n", "\n")
-        return parse_toml(text), text
+        return value_without_queries(parse_toml(text), over=False), text
     except UnicodeDecodeError:
         raise error(f"{path}: not UTF-8 text; save it as UTF-8, or give a .toml file") from None
     except ValueError as problem:
         raise error(f"{path}: not valid TOML: {problem}") from None
+    except VitctlError as problem:
+        raise error(f"{path}: {problem}") from None
 
 
 def open_lock(path: Path) -> IO[bytes]:

@@ -7,13 +7,16 @@ import io
 import os
 import random
 import re
+import socket
+import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
+from http import HTTPStatus
 from typing import Any, cast
 from urllib.error import HTTPError
-from urllib.parse import SplitResult, quote, urlsplit
+from urllib.parse import quote, urlsplit
 from urllib.request import (
     HTTPHandler,
     HTTPRedirectHandler,
@@ -23,13 +26,13 @@ from urllib.request import (
 )
 
 from vitctl.errors import VitctlError
+from vitctl.system.address import LOOPBACK, VARIABLE, check, split, with_query
 from vitctl.system.bounds import HTTP_SECONDS, HTTP_SLOWEST, WEIGHTS
-from vitctl.system.parsing import error_text, parsing
-from vitctl.system.text import one_line
 
 ATTEMPTS = 8
 PAUSE_SECONDS = 0.5
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_LOOKUPS = 3  # of a host that was never found: 1.5 s of pauses
+_FOUND: set[str | None] = set()  # hosts that answered
 _LONGEST_PAUSE_SECONDS = 30.0
 _CHUNK = 2**20
 _TRANSIENT = {408, 425, 429, 500, 502, 503, 504}
@@ -102,11 +105,11 @@ def parse_num_bytes(text: str | None) -> int | None:
 
 
 class TransientError(Exception):
-    """A failure that a retry may cure; `pause_seconds` is the server's Retry-After."""
+    """A failure that a retry may cure; `pause_seconds` is the server's Retry-After, `attempts` limits the caller's attempts."""
 
-    def __init__(self, text: str, pause_seconds: float = 0.0) -> None:
+    def __init__(self, text: str, pause_seconds: float = 0.0, attempts: int = sys.maxsize) -> None:
         super().__init__(text)
-        self.pause_seconds = pause_seconds
+        self.pause_seconds, self.attempts = pause_seconds, attempts
 
     def pause(self, failures: int) -> None:
         """Wait before the next attempt: exponential backoff with jitter, at least the server's Retry-After, within a limit.
@@ -120,15 +123,13 @@ class TransientError(Exception):
 
 @dataclass(frozen=True)
 class Client:
-    """Opens files over HTTP; failures are raised as the error types of the caller.
+    """Opens files over HTTP; failures are raised as the error types of the caller. No message holds a query or a token.
 
     Args:
-        check: raises for a URL that must not be requested; redirects are checked too.
         error: for permanent failures.
         missing: the file does not exist.
     """
 
-    check: Callable[[str], None]
     error: type[VitctlError]
     missing: type[VitctlError]
 
@@ -138,7 +139,7 @@ class Client:
         The headers of the response include the `X-Linked-ETag` of a redirect.
 
         Args:
-            url: http or https.
+            url: http or https; its query is sent with it, see `with_query`.
             headers: of this request, in addition to the common ones; `HF_TOKEN` is sent to Hugging Face only.
             name: name of the file in errors; the URL where not given.
 
@@ -146,54 +147,73 @@ class Client:
             TransientError: a retry may help.
             error, missing: as given to the class.
         """
-        name, redirects = name or url, _Redirects(self)
+        url = check(url, self.error)
+        name, redirects = name or url, _Redirects(self, url)
         own = {"User-Agent": "vitctl", "Accept-Encoding": "identity"}
-        address = urlsplit(url)
-        if (token := os.environ.get("HF_TOKEN")) and f"{address.scheme}://{address.netloc}" == HUB:
+        if (token := os.environ.get("HF_TOKEN")) and _is_hub(url):
+            if not (token.isascii() and token.isprintable()):
+                raise self.error(f"{name}: HF_TOKEN has a character that no token has; set it again")
             own["Authorization"] = f"Bearer {token}"
         try:
-            request = Request(url, headers={**own, **headers})
+            request = Request(with_query(url), headers={**own, **headers})
             response = build_opener(_Http(), _Https(), redirects).open(request, timeout=HTTP_SECONDS.limit)
         except HTTPError as error:
             error.close()  # it holds the connection
             if error.code in _LEFT_TO_CALLER:
                 return error
-            raise self._status_error(name, error) from None
-        except http.client.InvalidURL as error:
-            raise self.error(f"{name}: not an address ({error})") from None
+            raise self._status_error(name, error, url) from None
+        except (http.client.InvalidURL, ValueError):  # their texts quote the address
+            raise self.error(f"{name}: it, or what it redirects to, is not an address; correct it") from None
         except (OSError, http.client.HTTPException) as error:
-            raise TransientError(str(error) or type(error).__name__) from None
-        except ValueError as error:  # an illegal character in the URL or in HF_TOKEN
-            text = f"{name}: cannot be requested ({error_text(error)}); correct the address, or HF_TOKEN"
-            raise self.error(text) from None
+            raise _connection_error(error, redirects.host) from None
+        _FOUND.add(redirects.host)
         if redirects.linked_etag and "X-Linked-ETag" not in response.headers:
             response.headers["X-Linked-ETag"] = redirects.linked_etag
         return cast(Response, response)
 
-    def _status_error(self, name: str, error: HTTPError) -> Exception:
-        """The error to raise for a status other than success."""
-        text = f"the server answers {error.code} {one_line(' '.join(str(error.reason).split()))}"
+    def _status_error(self, name: str, error: HTTPError, url: str) -> Exception:
+        """The error to raise for a status other than success; the server's own words may repeat what it was sent."""
+        phrase = next((one.phrase for one in HTTPStatus if one == error.code), "")
+        text = f"the server answers {error.code} {phrase}".rstrip()
         if error.code in _TRANSIENT:
             return TransientError(text, _retry_after(error))
         if error.code in (404, 410):
             return self.missing(f"{name}: no such file on the server")
-        hint = "; what is private or gated on Hugging Face needs HF_TOKEN set" if error.code in (401, 403) else ""
-        return self.error(f"{name}: {text}{hint}")
+        if error.code not in (400, 401, 403):
+            return self.error(f"{name}: {text}")
+        if _is_hub(url):
+            return self.error(f"{name}: {text}; what is private or gated on Hugging Face needs HF_TOKEN set")
+        return self.error(
+            f"{name}: {text}; if the address needs a query (?...), which is never stored, give it again with the option, or in "
+            f"{VARIABLE}"
+        )
+
+
+def _is_hub(url: str) -> bool:
+    return url.startswith(f"{HUB}/")
+
+
+def _connection_error(error: Exception, host: str | None) -> TransientError:
+    if isinstance(getattr(error, "reason", error), socket.gaierror):
+        lookups = sys.maxsize if host in _FOUND else _LOOKUPS
+        return TransientError(f"the host {host} cannot be found; check the address and the network", attempts=lookups)
+    return TransientError((isinstance(error, OSError) and str(error)) or type(error).__name__)
 
 
 class _Redirects(HTTPRedirectHandler):
-    """Follows a few redirects to URLs that pass the check; removes the token where the host changes."""
+    """Follows a few redirects to addresses that may be requested; removes the token where the host changes."""
 
     max_redirections = 5
 
-    def __init__(self, client: Client) -> None:
-        self.client, self.linked_etag = client, ""
+    def __init__(self, client: Client, url: str) -> None:
+        self.client, self.host, self.linked_etag = client, urlsplit(url).hostname, ""
 
     def redirect_request(self, req: Request, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Request | None:
         fp.close()  # otherwise urllib reads the whole body first
-        self.client.check(newurl)
-        if urlsplit(newurl).hostname in LOOPBACK and urlsplit(req.full_url).hostname not in LOOPBACK:
-            raise self.client.error(f"{req.full_url}: sends us on to {newurl}, which is this machine itself")
+        text = check(split(newurl, self.client.error)[0], self.client.error)
+        self.host = urlsplit(text).hostname
+        if self.host in LOOPBACK and urlsplit(req.full_url).hostname not in LOOPBACK:
+            raise self.client.error(f"{req.host}: sends us on to {text}, which is this machine itself")
         self.linked_etag = headers.get("X-Linked-ETag", self.linked_etag)
         follow = super().redirect_request(req, fp, code, msg, headers, newurl)
         if follow is not None and urlsplit(newurl).netloc != urlsplit(req.full_url).netloc:
@@ -221,14 +241,6 @@ def content_range(response: Response) -> tuple[int, int | None] | None:
     """Content-Range of a response of status 206: first byte, and size of the whole file (None: unknown). None: no such header."""
     found = re.fullmatch(r"bytes (\d{1,18})-\d{1,18}/(\d{1,18}|\*)", response.headers.get("Content-Range", ""))
     return None if found is None else (int(found[1]), parse_num_bytes(found[2]))
-
-
-def split_address(url: str, error: type[VitctlError]) -> SplitResult:
-    """The parts of a URL. Raises `error` where it cannot be parsed."""
-    with parsing(url, error, "not an address"):
-        address = urlsplit(url)
-        _ = address.port, address.hostname, url.encode("utf-8")
-    return address
 
 
 def hub_address(repository: str, path: str, revision: str = "main") -> str:

@@ -78,7 +78,10 @@ def test_stream__never_asks_again_for_what_is_not_there(tmp_path: Path) -> None:
         with pytest.raises(DataError, match="larger than 100 bytes"):
             read_file(f"{url}/file", 100)
         assert len(faults.asked) == 4
-    with serving(tmp_path, Faults(0, **{"403": 1.0})) as url, pytest.raises(DataError, match=r"answers 403 .*HF_TOKEN"):
+    with (
+        serving(tmp_path, Faults(0, **{"403": 1.0})) as url,
+        pytest.raises(DataError, match=r"answers 403 Forbidden; .*VITCTL_ADDRESSES"),
+    ):
         read_range(f"{url}/file", 0, 10)
 
 
@@ -130,8 +133,8 @@ def test_check_address__lets_files_pass(url: str) -> None:
         ("/etc/passwd", "commands are never run"),
         ("https:///b", "commands are never run"),
         ("https://a.org/../b", r"contains '\.\.' or a space"),
-        ("https://a.org/b c", r"contains '\.\.' or a space"),
-        ("https://a.org/b\r\nX: y", "should be a plain address|has"),
+        ("https://a.org/b c", "contains a space"),
+        ("https://a.org/b\r\nX: y", "contains a space, a control character"),
     ],
 )
 def test_check_address__refuses(url: str, message: str) -> None:

@@ -30,7 +30,7 @@ class Web:
 @pytest.mark.parametrize(
     ("source", "url"),
     [
-        ("https://example.org/a/b.npz?x=1", "https://example.org/a/b.npz?x=1"),
+        ("https://example.org/a/b.npz?x=1", "https://example.org/a/b.npz"),
         ("gs://bit_models/BiT-M-R50x1.npz", "https://storage.googleapis.com/bit_models/BiT-M-R50x1.npz"),
         (
             "gs://vit_models/imagenet21k+imagenet2012/R50+ViT-B_16.npz",

@@ -25,6 +25,7 @@ from vitctl.data.shards.remote import bounded, check_address
 from vitctl.data.shards.scan import ROW, Fields, Scan, embedded_class_names, read_shard
 from vitctl.data.shards.tables import LABELS, SAMPLES, table_problems, table_sha256, write_table
 from vitctl.errors import DataError
+from vitctl.system.address import without_queries
 from vitctl.system.bounds import CLASSES, INDEX, SHARD
 from vitctl.system.files import parse_json, read_bytes, write_text
 from vitctl.system.text import escaped_json, one_line
@@ -208,6 +209,7 @@ def index_addresses(
     Raises:
         DataError: as `index_shards`; or a URL is refused, two shards share a name, a shard cannot be fetched.
     """
+    urls = without_queries(*urls, error=DataError)
     names = [url.rpartition("/")[2] for url in urls]
     if not urls or len(set(names)) < len(names):
         raise DataError(f"{len(urls)} addresses with {len(set(names))} file names, each shard should have its own")
@@ -338,7 +340,12 @@ def _read_json(path: Path) -> tuple[dict[str, Any], str]:
 def _address_problems(fields: dict[str, Any], base: str) -> list[str]:
     """An index is untrusted: the URLs in it may only name files to read."""
     problems = []
-    for shard in fields["shards"]:
+    try:
+        urls = without_queries(*(shard.get("url", "") for shard in fields["shards"]), error=DataError, over=False)
+    except DataError as error:
+        return [str(error)]
+    for shard, url in zip(fields["shards"], urls, strict=True):
+        shard |= {"url": url} if url else {}
         try:
             if base or "url" in shard:
                 check_address(shard.get("url") or f"{base}/{shard['name']}")

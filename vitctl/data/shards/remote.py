@@ -9,17 +9,8 @@ from urllib.parse import urlsplit
 
 from vitctl.errors import DataError
 from vitctl.system import http
-from vitctl.system.http import (
-    LOOPBACK,
-    Client,
-    TransientError,
-    content_range,
-    hub_address,
-    parse_num_bytes,
-    read_chunks,
-    split_address,
-)
-from vitctl.system.text import has_control
+from vitctl.system.address import check
+from vitctl.system.http import Client, TransientError, content_range, hub_address, parse_num_bytes, read_chunks
 
 _ATTEMPTS_TO_REVALIDATE = 3  # then the cached copy is used
 _ETAG = re.compile(r'(?:W/)?"[!-~]{0,500}"')
@@ -53,23 +44,9 @@ def is_remote(location: str) -> bool:
     return "://" in location or location.startswith("pipe:")
 
 
-def check_address(url: str) -> None:
-    """Accept only URLs that read a file: https, hf, s3, gs, and http to this machine.
-
-    Raises:
-        DataError: another scheme, a command, or a path that leaves its folder.
-    """
-    address = split_address(url, DataError)
-    if address.scheme == "http" and address.hostname not in LOOPBACK:
-        raise DataError(
-            f"{url}: plain http is allowed from this machine only, because it is not protected against changes; use https"
-        )
-    if address.scheme not in ("http", "https", "hf", *_PACKAGES) or not address.netloc:
-        raise DataError(
-            f"{url}: shards are read from folders, https://, hf://, s3:// and gs://; commands are never run"
-        )
-    if ".." in address.path.split("/") or has_control(url) or any(map(str.isspace, url)):
-        raise DataError(f"{url}: contains '..' or a space, should be a plain address")
+def check_address(url: str) -> str:
+    """Return the text of an address that reads a file: https, hf, s3, gs, and http from this machine. Raises DataError."""
+    return check(url, DataError, ("hf", *_PACKAGES))
 
 
 def read_range(url: str, start: int, stop: int) -> bytes:
@@ -107,7 +84,7 @@ def read_changed(url: str, max_bytes: int, etag: str) -> tuple[bytes, str] | Non
         UnreachableError: three attempts failed: no response, or the connection broke.
         MissingError, DataError: as `read_file`.
     """
-    check_address(url)
+    url = check_address(url)
     request = _from_fsspec if urlsplit(url).scheme in _PACKAGES else _from_http
     reason = ""
     for attempt in range(_ATTEMPTS_TO_REVALIDATE):
@@ -122,11 +99,14 @@ def read_changed(url: str, max_bytes: int, etag: str) -> tuple[bytes, str] | Non
             return None
         except TransientError as error:
             reason = str(error)
+            if attempt + 1 >= error.attempts:
+                break
     raise UnreachableError(f"{url}: {reason}")
 
 
 def bounded(url: str, max_bytes: int) -> Iterator[bytes]:
     """Stream a whole remote file in chunks. Raises as `stream`, and DataError where it is larger than `max_bytes`."""
+    url = check_address(url)
     return _bounded(url, stream(url), max_bytes)
 
 
@@ -149,7 +129,7 @@ def stream(url: str, start: int = 0, stop: int | None = None) -> Iterator[bytes]
         MissingError: the file does not exist.
         DataError: access is refused, the file is shorter, it changed meanwhile, or all retries failed.
     """
-    check_address(url)
+    url = check_address(url)
     request = _from_fsspec if urlsplit(url).scheme in _PACKAGES else _from_http
     done, whole, failures = start, None, 0
     while True:
@@ -170,7 +150,7 @@ def stream(url: str, start: int = 0, stop: int | None = None) -> Iterator[bytes]
             raise TransientError(f"the response ended at byte {done} of {end}")
         except TransientError as error:
             failures += 1
-            if failures == http.ATTEMPTS:
+            if failures >= min(http.ATTEMPTS, error.attempts):
                 raise DataError(f"{url}: {error}; gave up after {failures} attempts, run again to continue") from None
             error.pause(failures)
 
@@ -180,7 +160,7 @@ def _from_http(url: str, start: int, stop: int | None, etag: str = "") -> _Respo
     if start or stop is not None:
         headers["Range"] = f"bytes={start}-{'' if stop is None else stop - 1}"
     address = _hub_address(url) if url.startswith("hf://") else url
-    response = Client(check_address, DataError, MissingError).open(address, headers, name=url)
+    response = Client(DataError, MissingError).open(address, headers, name=url)
     if response.status == 304:
         raise _NotModifiedError
     if response.status == 416:

@@ -10,6 +10,7 @@ from vitctl.data.images.decode import BadSample
 from vitctl.data.shards.remote import is_remote, read_file
 from vitctl.data.source.read import Source
 from vitctl.errors import DataError
+from vitctl.system.address import without_queries
 from vitctl.system.bounds import IMAGE_FILE
 from vitctl.system.files import read_bytes
 
@@ -22,7 +23,7 @@ class ImageFiles:
     """
 
     def __init__(self, names: Sequence[str]) -> None:
-        self.names = tuple(names)
+        self.names = tuple(without_queries(*names, error=DataError, over=False))
 
     def __len__(self) -> int:
         return len(self.names)

@@ -29,6 +29,7 @@ from vitctl.data.source.exclusion import read_exclusion, without_excluded
 from vitctl.data.source.read import ShardSource, Source, Subset
 from vitctl.data.source.unindexed import index_folder, index_list
 from vitctl.errors import DataError
+from vitctl.system.address import without_queries
 from vitctl.system.bounds import INDEX, SHARD_LIST
 from vitctl.system.files import atomic_write, cache_folder, read_bytes, write_bytes, write_text
 from vitctl.system.text import nearest, one_line
@@ -87,6 +88,7 @@ def locate_all_splits(text: str) -> dict[str, SplitLocation]:
     Raises:
         DataError: as `locate_splits`; or there is no index.
     """
+    (text,) = without_queries(text, error=DataError)
     found = locate_splits(text, "+".join(_LOOKED_FOR), makes_index=False)
     if found:
         return found
@@ -111,6 +113,7 @@ def locate_splits(text: str, split: str, *, makes_index: bool = True) -> dict[st
     Raises:
         DataError: the text is malformed, a URL is refused or cannot be read.
     """
+    (text,) = without_queries(text, error=DataError)
     if not text.startswith("@") and not _BRACES.search(text) and "," not in text and not text.endswith(".tar"):
         if not is_remote(text):
             if makes_index:
@@ -197,7 +200,8 @@ def _parts(text: str) -> Iterator[str]:
             lines = read_bytes(path, SHARD_LIST.limit, error=DataError).decode().splitlines()
         except UnicodeDecodeError as error:
             raise DataError(f"{path}: cannot be read ({error}); should be a text file with a shard per line") from None
-        yield from (line.strip() for line in lines if line.strip() and not line.startswith("#"))
+        names = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+        yield from without_queries(*names, error=DataError, over=False)
         return
     yield from (part.strip() for part in re.split(r",(?![^{]*\})", text) if part.strip())
 
@@ -227,7 +231,7 @@ def _names(split: str) -> list[str]:
 
 def _remote_splits(url: str, split: str) -> dict[str, SplitLocation]:
     """The splits at a URL, which is a split folder itself, or holds a folder for each split."""
-    check_address(url)
+    url = check_address(url)
     names = _names(split)
     # Where a split below this URL is cached, the URL itself is not requested: offline the request would fail.
     if not any((_copy(f"{url}/{name}") / INDEX_FILE).exists() for name in names):

@@ -18,6 +18,7 @@ from vitctl.data.source.read import Source, sample_key
 from vitctl.errors import DataError
 from vitctl.jobs.inputs.sampling import open_recipe_split
 from vitctl.recipe.images import Place
+from vitctl.system.address import without_queries
 from vitctl.system.bounds import SHARD_LIST
 from vitctl.system.text import nearest
 
@@ -44,7 +45,7 @@ def find_images(inputs: Sequence[str], place: Place, *, split: str = "", stdin: 
         DataError: an input names nothing, or shards have several splits and none was chosen.
     """
     found: list[Source | str] = []
-    for text in inputs:
+    for text in without_queries(*inputs, error=DataError):
         found += _names_in(stdin, note) if text == STDIN else _one(text, place, split, note)
     sources: list[Source] = []
     files: list[str] = []

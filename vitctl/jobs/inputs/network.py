@@ -13,6 +13,7 @@ from vitctl.models.weights.config import read_config
 from vitctl.models.weights.download import cached
 from vitctl.models.weights.sources import Fetch, locate
 from vitctl.recipe.schema import Finetune, Pretrain, Vtab
+from vitctl.system.address import without_queries
 
 
 class StoredNetwork(NamedTuple):
@@ -35,7 +36,7 @@ def find_network(
     Raises:
         CheckpointError: there are none, or they are at an address and not in the cache, and no model is named.
     """
-    taken = ""
+    taken, (source,) = "", without_queries(source, error=CheckpointError)
     if "://" not in source:
         place = Path(source)
         if source == "newest":

@@ -15,6 +15,7 @@ from vitctl.models.weights.load import Weights, read_weights
 from vitctl.models.weights.meta import require_meta
 from vitctl.recipe.schema import Evaluate, ExportRecipe, Fewshot, Finetune, Vtab
 from vitctl.recipe.sections import StartWeights
+from vitctl.system.address import without_queries
 
 WeightsRecipe = Evaluate | ExportRecipe | Fewshot | Finetune | Vtab
 
@@ -41,6 +42,7 @@ def find_weights(source: str, runs: Path = RUNS, *, which: str = "", model: str 
     Raises:
         CheckpointError: there are none; the message says where vitctl looked.
     """
+    (source,) = without_queries(source, error=CheckpointError)
     if "://" in source:
         if which:
             raise CheckpointError(f"{source}: --weights {which}: this is one set of weights; leave --weights out")

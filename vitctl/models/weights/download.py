@@ -8,11 +8,11 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from email.message import Message
-from functools import partial
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from vitctl.errors import CheckpointError
+from vitctl.system.address import check, with_query
 from vitctl.system.bounds import WEIGHTS
 from vitctl.system.files import cache_folder, no_links, open_lock, write_text
 from vitctl.system.http import (
@@ -23,7 +23,6 @@ from vitctl.system.http import (
     content_range,
     parse_num_bytes,
     read_chunks,
-    split_address,
 )
 from vitctl.system.text import has_control, one_line
 
@@ -31,6 +30,10 @@ from vitctl.system.text import has_control, one_line
 Progress = Callable[[int, int], None]
 # Torch's servers put the start of the sha256 into the name, as in vit_b_16-c867db91.pth.
 _HASHED_NAME_HOST = "download.pytorch.org"
+
+
+# Address with its query, of each cached file that this process has compared with the server's.
+_CHECKED: dict[Path, str] = {}
 
 
 class NotOnServerError(CheckpointError):
@@ -43,7 +46,6 @@ def fetch(
     progress: Progress = lambda _done, _total: None,
     cache: Path | None = None,
     attempts: int = ATTEMPTS,
-    loopback: bool = False,
 ) -> Path:
     """Return the file behind `url`, from the cache when it is there, otherwise downloaded and checked.
 
@@ -55,29 +57,38 @@ def fetch(
         progress: called after every chunk.
         cache: folder of the cache; $VITCTL_CACHE or ~/.cache/vitctl when not given.
         attempts: total number of attempts.
-        loopback: let plain http to 127.0.0.1 pass as well.
 
     Raises CheckpointError: another scheme, no such file (NotOnServerError), a login is needed, a web page came instead
     of the file, or the connection kept failing.
     """
-    client = Client(partial(_check_address, loopback=loopback), CheckpointError, NotOnServerError)
-    client.check(url)
-    target = _place(cache or cache_folder(), url)
-    if target.exists():
+    client, url = Client(CheckpointError, NotOnServerError), check(url, CheckpointError)
+    target, asked = _place(cache or cache_folder(), url), with_query(url)
+    if target.exists() and asked in (url, _CHECKED.get(target)):
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
+    stamp = target.with_name(target.name + ".stamp")
     with _locked(target.with_name(target.name + ".lock")):
         for attempt in range(1, attempts + 1):
-            if target.exists():  # another process was faster
-                break
             try:
-                os.replace(_transfer(url, target.with_name(target.name + ".part"), progress, client), target)
+                if target.exists() and (
+                    asked == url or _is_same(url, stamp, client)
+                ):  # also: another process was faster
+                    break
+                part = target.with_name(target.name + ".part")
+                new = _transfer(url, part, progress, client)
+                os.replace(part, target)
+                if asked == url:
+                    stamp.unlink(missing_ok=True)
+                else:
+                    write_text(stamp, new)
+                break
             except TransientError as error:
-                if attempt == attempts:
+                if attempt >= min(attempts, error.attempts):
                     raise CheckpointError(
-                        f"{url}: {error}; {attempts} attempts failed, run again to continue where it stopped"
+                        f"{url}: {error}; {attempt} attempts failed, run again to continue where it stopped"
                     ) from error
                 error.pause(attempt)
+    _CHECKED[target] = asked
     return target
 
 
@@ -96,17 +107,7 @@ def _place(cache: Path, url: str) -> Path:
     host = address.netloc.replace(":", "_").replace("\\", "_")
     if not parts or any(part in (".", "..") or has_control(part) for part in (host, *parts)):
         raise CheckpointError(f"{one_line(url)}: names no file")
-    if address.query:
-        parts.insert(-1, hashlib.sha256(address.query.encode()).hexdigest()[:12])
     return cache.joinpath(host, *parts)
-
-
-def _check_address(url: str, loopback: bool) -> None:
-    address = split_address(url, CheckpointError)
-    if address.scheme == "https" and address.hostname:
-        return
-    if not (loopback and address.scheme == "http" and address.hostname == "127.0.0.1"):
-        raise CheckpointError(f"{url}: weights are fetched over https only")
 
 
 @contextmanager
@@ -117,8 +118,21 @@ def _locked(lock: Path) -> Iterator[None]:
         yield
 
 
-def _transfer(url: str, part: Path, progress: Progress, client: Client) -> Path:
-    """Bring `part` to its full size, check it, and return it. Raises TransientError when trying again may help."""
+def _stamp(headers: Message) -> str:
+    """What tells one file of a server from another, in one line; "" where the server says neither version nor time."""
+    version = [headers.get("ETag", ""), headers.get("Last-Modified", "")]
+    return one_line(" ".join([*version, headers.get("Content-Length", "")])) if any(version) else ""
+
+
+def _is_same(url: str, stamp: Path, client: Client) -> bool:
+    """Whether the server still has the cached file. A query may name another file at the same path, as ?id=2 does."""
+    with client.open(url, {}) as response:
+        found = _stamp(response.headers)
+    return bool(found) and stamp.exists() and stamp.read_text() == found
+
+
+def _transfer(url: str, part: Path, progress: Progress, client: Client) -> str:
+    """Bring `part` to its full size, check it, and return its stamp. Raises TransientError when trying again may help."""
     version, headers = part.with_name(part.name + ".etag"), {}
     if part.exists() and part.stat().st_size and version.exists():
         # The server sends everything again when the file has changed since.
@@ -142,7 +156,7 @@ def _transfer(url: str, part: Path, progress: Progress, client: Client) -> Path:
     version.unlink(missing_ok=True)
     with part.open("rb") as file:
         os.fsync(file.fileno())
-    return part
+    return _stamp(response.headers)
 
 
 def _receive(url: str, response: Response, part: Path, version: Path, progress: Progress) -> int:

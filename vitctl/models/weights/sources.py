@@ -6,6 +6,7 @@ from urllib.parse import quote
 
 from vitctl.errors import CheckpointError
 from vitctl.models.weights.download import NotOnServerError
+from vitctl.system.address import without_queries
 from vitctl.system.http import hub_address
 
 Fetch = Callable[[str], Path]
@@ -20,7 +21,7 @@ def locate(source: str | Path, fetch: Fetch) -> Path:
 
     A folder stands for the weights file inside. Raises CheckpointError, saying what would be right.
     """
-    text = str(source)
+    (text,) = without_queries(str(source), error=CheckpointError)
     if text.startswith("hf://"):
         return _from_hub(text, fetch)
     if text.startswith("gs://"):
