@@ -14,7 +14,7 @@ from urllib.parse import unquote, urlsplit
 
 from vitctl.errors import CheckpointError
 from vitctl.system.bounds import WEIGHTS
-from vitctl.system.files import cache_folder, no_links, open_lock, write_text
+from vitctl.system.files import cache_folder, inside, no_links, open_lock, write_text
 from vitctl.system.http import (
     ATTEMPTS,
     Client,
@@ -25,7 +25,7 @@ from vitctl.system.http import (
     read_chunks,
     split_address,
 )
-from vitctl.system.text import has_control, one_line
+from vitctl.system.text import one_line
 
 # Bytes done, and bytes in all (0 when the server does not say).
 Progress = Callable[[int, int], None]
@@ -94,11 +94,11 @@ def _place(cache: Path, url: str) -> Path:
     address = urlsplit(url)
     parts = [unquote(part).replace("/", "_").replace("\0", "_") for part in address.path.split("/") if part]
     host = address.netloc.replace(":", "_").replace("\\", "_")
-    if not parts or any(part in (".", "..") or has_control(part) for part in (host, *parts)):
+    if not parts:
         raise CheckpointError(f"{one_line(url)}: names no file")
     if address.query:
         parts.insert(-1, hashlib.sha256(address.query.encode()).hexdigest()[:12])
-    return cache.joinpath(host, *parts)
+    return inside(cache, host, *parts, error=CheckpointError, where=url)
 
 
 def _check_address(url: str, loopback: bool) -> None:

@@ -48,7 +48,7 @@ def read_rows(path: Path, rows: Sequence[Row]) -> dict[str, Originals]:
     numbers = {name: label for label, name in enumerate(class_names)}
     splits: dict[str, list[Item]] = {}
     for row, names, size in zip(rows, own, sizes, strict=True):
-        split = row.get("split") or "train"
+        split = (row.get("split") or "").strip() or "train"
         labels = tuple(numbers[name] for name in names)
         item = Item(row["path"], labels if several else labels[0], partial(read_bytes, path.parent / row["path"]), size)
         splits.setdefault(SPLITS.get(split.lower(), split), []).append(item)
