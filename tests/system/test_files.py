@@ -114,8 +114,7 @@ def test_inside__is_one_part_below_the_folder_or_refused(short: str, long: str) 
     for name in (short, long):
         try:
             path = inside(folder, name, error=DataError)
-        except DataError as error:
-            assert "\n" not in str(error)
+        except DataError:
             continue
         assert path.parent == folder and Path(os.path.normpath(path)) == path and path.name == name
         assert len(os.fsencode(name)) < 255 and "\0" not in name
