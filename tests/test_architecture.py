@@ -268,6 +268,12 @@ def test_safety__nothing_unpickles_evaluates_or_runs_a_shell(forbidden: str) -> 
         assert forbidden not in source or (forbidden, name) == PLAIN_PICKLES, name
 
 
+def test_safety__the_name_of_a_split_becomes_a_path_in_the_writer_alone() -> None:
+    """Every reader's splits go through `write_originals`, which checks their names."""
+    users = [name for name, path in zip(NAMES, FILES, strict=True) if "write_split" in calls(path)]
+    assert users == ["data/writer/write.py"]
+
+
 def test_safety__the_one_unpickler_looks_nothing_up() -> None:
     """CIFAR is published as pickles. Its reader subclasses `Unpickler`, answers every name from a table of stand-ins,
     and leaves the module's own loaders alone."""

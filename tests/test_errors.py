@@ -33,6 +33,8 @@ def test_explained__a_disk_that_fills_up_does_not_say_where() -> None:
 def test_explained__what_the_libraries_say_in_words_alone() -> None:
     full = SafetensorError("I/O error: No space left on device (os error 28)")
     assert str(explained(full, "run")).startswith("run: no space left on device; free some space")
+    worker = OSError("Caught OSError in DataLoader worker process 0.\nOSError: [Errno 27] File too large\n")
+    assert str(explained(worker, "run")).startswith("run: file too large; ")
     no_memory = RuntimeError("[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory")
     for error in (no_memory, MemoryError()):
         assert "not enough memory" in str(explained(error, "run"))

@@ -56,7 +56,7 @@ _FAILING = "the disk or its connection fails; repair it, or choose another path"
 _HOW_TO_FIX = {
     errno.ENOSPC: _FULL,
     errno.EDQUOT: _FULL,
-    errno.EFBIG: _FULL,
+    errno.EFBIG: "a file of that size is not allowed; raise the limit (ulimit -f), or choose another disk",
     errno.EACCES: _FORBIDDEN,
     errno.EPERM: _FORBIDDEN,
     errno.EROFS: _FORBIDDEN,
@@ -71,6 +71,12 @@ _HOW_TO_FIX = {
     errno.EBUSY: "another program uses it; wait for that, or choose another path",
     errno.EIO: _FAILING,
     errno.ESTALE: _FAILING,
+    **dict.fromkeys(
+        (errno.EREMOTEIO, errno.ENOTCONN, errno.ENOLINK, errno.EPROTO, errno.EUCLEAN, errno.ENODATA), _FAILING
+    ),
+    **dict.fromkeys(
+        (errno.EOPNOTSUPP, errno.ENOLCK, errno.ETXTBSY), "this file system cannot do that; choose a local disk"
+    ),
     errno.ENXIO: _FAILING,
     errno.ENODEV: _FAILING,
     errno.EMFILE: "raise the limit of open files (ulimit -n), or lower machine.workers",
@@ -120,11 +126,11 @@ def explained(error: BaseException, where: Path | str = "", then: str = "") -> V
 
 
 def os_code(error: BaseException) -> int:
-    """The errno of an error; -1 where it has none. Libraries written in Rust give it in their message only."""
-    if isinstance(error, OSError):
-        return error.errno or -1
-    match = re.search(r"\(os error (\d+)\)", str(error))
-    return int(match[1]) if match else -1
+    """The errno of an error; -1 where it has none. Libraries written in Rust, and workers of a loader, give it in the message."""
+    if isinstance(error, OSError) and error.errno:
+        return error.errno
+    match = re.search(r"\(os error (\d+)\)|\[Errno (\d+)\]", str(error))
+    return int(match[1] or match[2]) if match else -1
 
 
 _LOST_PEER = ("connection closed by peer", "connection reset by peer", "broken pipe", "socket timeout", "nccl")

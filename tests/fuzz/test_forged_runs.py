@@ -1,15 +1,19 @@
 """Whatever stands in log.jsonl and result.json, a list of runs, a run, its records and its page are shown, or there is one line."""
 
+import io
 import json
 import shutil
 from collections.abc import Callable, Iterator
 from copy import deepcopy
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.jobs.conftest import pretrained
+from vitctl.cli.show.console import PlainConsole
+from vitctl.cli.show.render import Screen
 from vitctl.cli.show.runs import show_list, show_run, tail
 from vitctl.errors import VitctlError
 from vitctl.launch.listing import list_runs
@@ -108,6 +112,28 @@ def test_log__of_any_records(forged: Path, tmp_path: Path, every: int) -> None:
     for record in [*records()][::every]:
         (forged / "log.jsonl").write_text(f"{before}{record}\n{record.replace('70', '75')}\n")
         look(forged, tmp_path / "page.html")
+
+
+_SHOWN: dict[str, dict[str, Any]] = {
+    "train": {"task": "t", "what": "w"},
+    "progress": {"what": "scoring", "done": 3, "total": 6, "task": "t"},
+    "evaluate": {"labels": "real", "top5_accuracy": 0.5, "task": "t"},
+    "export": {"path": "p", "difference": 1e-3, "notes": ["n"]},
+    "compile": {"seconds": 1.0},
+    "setting": {"lr": 0.1},
+    "weights": {"path": "p"},
+    "now": {"text": "t", "what": "w"},
+}
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_screen__of_any_fields(tmp_path: Path, is_terminal: bool) -> None:
+    console = PlainConsole(highlight=False, file=io.StringIO(), force_terminal=is_terminal)
+    screen = Screen(tmp_path, console)
+    for kind, fields in _SHOWN.items():
+        for field, value in product(fields, [*VALUES, 10**400]):
+            screen.report_foreign({"kind": kind, **WHOLE, **fields, field: value})
+            console.print(screen.view())
 
 
 @pytest.mark.parametrize("every", EVERY)

@@ -2,6 +2,8 @@
 
 import datetime
 import time
+from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -383,3 +385,21 @@ def test_load_recipe__a_list_of_numbers_as_people_type_it(typed: str, value: tup
 def test_load_recipe__a_list_of_one_name_as_people_type_it(typed: str) -> None:
     recipe = load_recipe("smoke", [parse_override(f"log.trackers={typed}")]).recipe
     assert recipe.log.trackers == ("tensorboard",)  # type: ignore[attr-defined]
+
+
+def _numeric(values: dict[str, Any], prefix: str = "") -> Iterator[str]:
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield from _numeric(value, f"{prefix}{key}.")
+        elif value is None or (isinstance(value, int | float) and not isinstance(value, bool)):
+            yield prefix + key
+
+
+@pytest.mark.parametrize("name", ["smoke", "finetune", "evaluate", "fewshot", "vtab", "export"])
+def test_no_number_of_a_recipe_is_absurd(name: str) -> None:
+    keys = [*_numeric(load_recipe(name).recipe.model_dump())]
+    assert keys
+    for key, value in product(keys, (1e308, float("inf"), float("-inf"), float("nan"), 10**30, -(10**30))):
+        with pytest.raises(RecipeError) as caught:
+            load_recipe(name, [Override(key, value)])
+        assert key in str(caught.value) and "\n" not in str(caught.value)

@@ -6,10 +6,21 @@ import stat
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from vitctl.errors import CheckpointError, DataError
-from vitctl.system.files import atomic_write, open_lock, open_regular, read_bytes, read_json, write_json, write_text
+from vitctl.system.files import (
+    atomic_write,
+    inside,
+    open_lock,
+    open_regular,
+    read_bytes,
+    read_json,
+    write_json,
+    write_text,
+)
 
 
 def test_the_old_file_stays_until_the_new_one_is_whole(tmp_path: Path) -> None:
@@ -95,3 +106,20 @@ def test_json_is_json(tmp_path: Path) -> None:
     assert read_json(tmp_path / "a.json", 1000, error=DataError) == {"b": [1, 2.5, "ü", None]}
     with pytest.raises(ValueError, match="not JSON compliant"):
         write_json(tmp_path / "a.json", {"b": float("nan")})
+
+
+@given(st.text(alphabet=st.sampled_from("ab./\\~-\0\n \u202eé"), max_size=12), st.text(max_size=300))
+def test_inside__is_one_part_below_the_folder_or_refused(short: str, long: str) -> None:
+    folder = Path("/out/here")
+    for name in (short, long):
+        try:
+            path = inside(folder, name, error=DataError)
+        except DataError:
+            continue
+        assert path.parent == folder and Path(os.path.normpath(path)) == path and path.name == name
+        assert len(os.fsencode(name)) < 255 and "\0" not in name
+
+
+@pytest.mark.parametrize("name", ["a", "val", "fold 2", "résumé", "-", ".git", "a..b", "~", "x" * 240])
+def test_inside__takes_plain_names(name: str) -> None:
+    assert inside(Path("out"), "b", name, error=DataError) == Path("out/b") / name

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from vitctl.data.datasets.catalog import find_data_set, read_originals, write_data_set
@@ -16,7 +17,7 @@ from vitctl.data.shards.index import find_splits, read_index
 from vitctl.data.shards.index_fields import INDEX_FILE
 from vitctl.data.source.imagenet_real import SHA256, URL
 from vitctl.data.writer.items import Originals
-from vitctl.data.writer.write import write_split
+from vitctl.data.writer.write import write_originals
 from vitctl.errors import CheckpointError, DataError
 from vitctl.jobs.inputs.labels import REAL_PLACE
 from vitctl.models.weights.download import fetch
@@ -169,12 +170,5 @@ def _labelled(row: DataSet, splits: dict[str, Originals]) -> dict[str, Originals
 def _write(row: DataSet, split: str, originals: Originals, out: Path, workers: int, progress: Progress) -> None:
     if (out / split / INDEX_FILE).exists():
         return
-    write_split(
-        originals.items,
-        out / split,
-        originals.class_names,
-        seed=0,
-        source_text=originals.source,
-        workers=workers,
-        progress=lambda done, total: progress(f"writing {row.name}/{split}", done, total),
-    )
+    shown = partial(progress, f"writing {row.name}/{split}")
+    write_originals(originals, out, split, workers=workers, progress=shown)

@@ -6,7 +6,9 @@ Every field here is read by a job; a test checks this.
 import re
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+
+MOST_NUMBER = 10**12
 
 
 def _tuple(value: Any) -> Any:
@@ -44,6 +46,15 @@ class Section(BaseModel):
     """A table of a recipe: frozen, strictly typed, unknown keys refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    @field_validator("*")
+    @classmethod
+    def _is_bounded(cls, value: Any) -> Any:
+        """Check every number of a recipe: beyond this limit steps, bytes and operations no longer fit into a float."""
+        numbers = value if isinstance(value, tuple) else (value,)
+        if any(isinstance(number, int | float) and abs(number) > MOST_NUMBER for number in numbers):
+            raise ValueError(f"should be at most {MOST_NUMBER:,}")
+        return value
 
 
 class Model(Section):

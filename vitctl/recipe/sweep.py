@@ -116,7 +116,7 @@ def expand_sweep(sweep: Sweep, axes: Mapping[str, tuple[Any, ...]], sets: Iterab
     for recipe, own, *values in combinations:
         varied = {**own, **dict(zip(every, values, strict=True))}
         parts = [Path(recipe).stem] * (len(sweep.recipes) > 1) + [
-            f"{words[key]}_{_word(value)}" for key, value in varied.items()
+            f"{_word(words[key])}_{_word(value)}" for key, value in varied.items()
         ]
         name = "__".join(parts)[:_MAX_NAME] or "recipe"
         cells.append(

@@ -170,7 +170,7 @@ def _stored(path: Path, source: FinishedRun) -> Path | None:
     if CHECKPOINTS not in parts:
         return None
     at = parts.index(CHECKPOINTS)
-    same = at > 0 and parts[at - 1] == source.folder.name
+    same = at > 0 and parts[at - 1] == source.folder.name and ".." not in parts[at:]
     return source.folder.joinpath(*parts[at:]) if same else None
 
 

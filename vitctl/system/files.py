@@ -15,12 +15,36 @@ from vitctl.errors import LaunchError, VitctlError
 from vitctl.system.address import value_without_queries
 from vitctl.system.bounds import DEPTH, RECIPE, RECIPE_LINE
 from vitctl.system.parsing import error_text
-from vitctl.system.text import escaped_json
+from vitctl.system.text import escaped_json, has_control, one_line
 
 _CREATE = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 _LOCK = os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC  # non-blocking: opening a FIFO must not hang
 _PERMISSIONS = 0o666  # minus the umask
+_NAME_BYTES = 240  # most file systems take 255; temporary files have a prefix and a suffix
+
+
+def inside(folder: Path, *names: str, error: type[VitctlError], where: object = "") -> Path:
+    """Return the path of a file or folder in `folder`, or deeper, by names from data or records.
+
+    Every name is one plain part of a path, so that the result is always inside of `folder`. `where` is the source of the
+    names, for the message.
+
+    Raises:
+        error: a name is empty, `.` or `..`, has a separator, a control character or spaces at an end, or more than 240 bytes.
+    """
+    for name in names:
+        is_part = name not in ("", ".", "..") and not set(name) & set("/\\") and name == name.strip()
+        if not is_part or has_control(name) or len(name.encode()) > _NAME_BYTES:
+            raise error(
+                f"{one_line(str(where or folder))}: {one_line(name[:100])!r} cannot be used as a file name; rename it"
+            )
+    return folder.joinpath(*names)
+
+
+def leads_out(name: str) -> bool:
+    """Whether a relative path, such as the name of an archive's member, is absolute or climbs by `..`."""
+    return name.startswith(("/", "\\")) or ".." in name.replace("\\", "/").split("/")
 
 
 @contextmanager

@@ -356,3 +356,15 @@ def test_shards__into_a_folder_with_another_train_writes_no_test_beside_it(vitct
     assert said.code == 2
     assert "train: exists already with other images" in said.err
     assert not (tmp_path / "out" / "test").exists()
+
+
+@pytest.mark.parametrize("split", ["ABS", "../../UP", "a/b", ".."])
+def test_shards__a_split_of_a_table_stays_in_the_folder(vitctl: Vitctl, tmp_path: Path, split: str) -> None:
+    name = split.replace("ABS", str(tmp_path / "ABS"))
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
+    (tmp_path / "a.csv").write_text(f"path,label,split\na.png,x,{name}\na.png,x,train\n")
+    before = {path.name for path in tmp_path.parent.iterdir()} | {path.name for path in tmp_path.iterdir()}
+    said = vitctl("data", "shards", "a.csv", "out")
+    assert said.code == 2 and "a.csv" in said.err and name in said.err and said.err.count("\n") == 1
+    assert not (tmp_path / "out" / "train").exists()
+    assert {path.name for path in tmp_path.parent.iterdir()} | {path.name for path in tmp_path.iterdir()} == before

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -119,7 +120,8 @@ def test_shards__all_bad_images_are_named_and_skipped_on_request(vitctl: Vitctl,
     said = vitctl("data", "shards", "photos", "out")
     assert said.code == 2
     assert said.err == (
-        "vitctl: photos: 6 image(s) cannot be used, listed above; fix or remove them, or run the same command with --bad skip\n"
+        "vitctl: photos: 6 image(s) cannot be used, listed above; nothing was written; correct the files, or type: "
+        "vitctl data shards photos out --bad skip\n"
     )
     assert [f"{name}: {reason}" for name, reason in wrong.items() if f"  {name}: {reason}" not in said.out] == []
     assert find_splits(tmp_path / "out") == {}
@@ -155,7 +157,7 @@ def test_shards__twins_are_refused_unless_kept(vitctl: Vitctl, tmp_path: Path, n
     plant(tmp_path / "photos", ("cat", "dog", name))
     said = vitctl("data", "shards", "photos", "out")
     assert said.code == 2 and doubt in said.out
-    assert said.err == "vitctl: photos: 1 doubt(s) about classes, listed above; nothing was written\n"
+    assert said.err.startswith("vitctl: photos: 1 doubt(s) about classes, listed above; nothing was written; ")
     assert vitctl("data", "shards", "photos", "out", "--keep-class", name, "--keep-class", "cat").code == 0
     assert len(open_shards(tmp_path / "out/train").class_names) == 3
 
@@ -224,3 +226,26 @@ def test_shards__what_is_no_plain_file_is_named_and_never_opened(vitctl: Vitctl,
     assert (said.code, said.err) == (0, "")
     listed = (tmp_path / "out" / "intake.csv").read_text()
     assert "a/pipe.jpg" in listed and "a FIFO, a socket or a device" in listed
+
+
+def test_shards__what_it_says_to_type_is_enough(vitctl: Vitctl, tmp_path: Path) -> None:
+    """A bad image, a class of bad images, an empty class, twins and a class of the test split alone: one refusal."""
+    photos = tmp_path / "photos"
+    plant(photos / "train", ("cat", "Cat", "dog", "emu"))
+    plant(photos / "test", ("cat", "it's"))
+    (photos / "train/owl").mkdir()
+    for name in ("cat/bad.jpg", *(f"emu/{n}.jpg" for n in range(10))):
+        (photos / "train" / name).write_bytes(b"")
+    said = vitctl("data", "shards", "photos", "out")
+    assert said.code == 2 and said.err.count("\n") == 1 and find_splits(tmp_path / "out") == {}
+    command = shlex.split(said.err.partition("or type: ")[2])
+    assert command[:5] == ["vitctl", "data", "shards", "photos", "out"]
+    assert (vitctl(*command[1:]).code, set(find_splits(tmp_path / "out"))) == (0, {"train", "test"})
+
+
+def test_shards__what_it_says_to_type_is_enough_for_several_labels(vitctl: Vitctl, tmp_path: Path) -> None:
+    plant(tmp_path / "photos", ("cat",))
+    rows = [f"photos/cat/{n}.jpg,cat;dog,train" for n in range(5)] + ["photos/cat/6.jpg,Dog;owl,test"]
+    (tmp_path / "a.csv").write_text("\n".join(["path,labels,split", *rows]))
+    said = vitctl("data", "shards", "a.csv", "out")
+    assert said.code == 2 and vitctl(*shlex.split(said.err.partition("or type: ")[2])[1:]).code == 0

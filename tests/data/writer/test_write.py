@@ -25,8 +25,8 @@ from vitctl.data.images.formats import image_extension
 from vitctl.data.images.reencode import Reencode
 from vitctl.data.shards.index import index_shards
 from vitctl.data.source.read import ShardSource
-from vitctl.data.writer.items import Item
-from vitctl.data.writer.write import write_split
+from vitctl.data.writer.items import Item, Originals
+from vitctl.data.writer.write import write_originals, write_split
 from vitctl.errors import DataError
 
 
@@ -439,3 +439,24 @@ def test_write_split__several_labels_are_taken_over_from_other_shards(tmp_path: 
 def test_write_split__refuses_a_label_without_a_name_among_several(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="a: label 3 has no name, 3 class names were given"):
         write_split([Item("a", (0, 3), bytes)], tmp_path / "train", CLASSES, seed=0, source_text="")
+
+
+_UP = [f"{'../' * depth}UP{end}" for depth in range(1, 9) for end in ("", "/x")]
+_HOSTILE = [
+    *_UP, *(name.replace("/", "\\") for name in _UP), "ABS", "ABS/deeper", "", ".", "..", "...", "./a", "a/", "a/b", "a/../../b",
+    "/", "//", "\\", "a\0b", "a\nb", "a\x1bb", "\u202eb", "\udcff", ".hidden", ".train.partial", "-rf", "--out", " ", " a", "a ",
+    "x" * 241, "é" * 130, "~/../x", "\t",
+]  # fmt: skip
+
+
+def test_no_split_name_leaves_the_folder(tmp_path: Path) -> None:
+    out = tmp_path / "a" / "b" / "c" / "out"
+    out.mkdir(parents=True)
+    before = sorted(tmp_path.rglob("*"))
+    assert len(_HOSTILE) >= 50
+    for name in _HOSTILE:
+        split = name.replace("ABS", str(tmp_path / "ABS"))
+        with pytest.raises(DataError) as caught:
+            write_originals(Originals(make_items(2), CLASSES, "table.csv"), out, split)
+        assert str(caught.value).startswith("table.csv: ") and str(caught.value).isprintable()
+    assert sorted(tmp_path.rglob("*")) == before

@@ -311,7 +311,7 @@ def test_fetch__a_query_may_name_another_file_at_the_same_path(server: Server, g
 @pytest.mark.parametrize("path", ["", "/", "/a/%2e%2e/b", "/./b"])
 def test_fetch__stays_inside_the_cache(server: Server, get: Get, path: str) -> None:
     base = server.url.removesuffix("/models/vit,res_384.npz")
-    with pytest.raises(CheckpointError, match="names no file"):
+    with pytest.raises(CheckpointError, match=r"names no file|cannot be used as a file name"):
         get(base + path)
     assert server.requests == []
 
@@ -337,6 +337,6 @@ def test_cache_folder__from_the_environment(monkeypatch: pytest.MonkeyPatch, tmp
 
 @pytest.mark.parametrize("url", ["https://../x", "https://./x", "https://a/%2e%2e/x", "https://a/b%1b"])
 def test_no_address_leads_out_of_the_cache(tmp_path: Path, url: str) -> None:
-    with pytest.raises(CheckpointError, match="names no file") as caught:
+    with pytest.raises(CheckpointError, match=r"names no file|cannot be used as a file name") as caught:
         fetch(url, cache=tmp_path / "cache", attempts=1)
     assert "\x1b" not in str(caught.value) and not (tmp_path / "cache").exists()

@@ -66,7 +66,7 @@ def shards(
     """
     from vitctl.data.datasets.detect import open_originals
     from vitctl.data.images.reencode import Reencode
-    from vitctl.data.writer.write import write_split
+    from vitctl.data.writer.write import write_originals
     from vitctl.system.pool import default_workers
 
     ignore_output_errors()
@@ -75,24 +75,25 @@ def shards(
     found = open_originals(source, download=download, root=root)
     splits = _checked_splits(found, source, out, bad, drop_class or [], keep_class or [], workers)
     how: dict[str, Any] = {"seed": seed, "max_bytes": max_mib * MIB, "max_samples": max_samples, "workers": workers}
-    _write(splits, out, partial(write_split, reencode=reencode, **how))
+    _write(splits, out, partial(write_originals, reencode=reencode, **how))
 
 
 def _write(splits: "Mapping[str, Originals]", out: Path, write: "Callable[..., Index]") -> None:
     """Write every split, and print what was written."""
     from vitctl.cli.show.intake import say_splits
     from vitctl.cli.show.render import CONSOLE
-    from vitctl.errors import writing
+    from vitctl.errors import DataError, writing
+    from vitctl.system.files import inside
     from vitctl.system.text import bytes_text
 
     # A split that is there already is compared first: where it is another one, none is written beside it.
-    for split, originals in sorted(splits.items(), key=lambda one: not (out / one[0]).exists()):
-        with writing(out / split), bar(f"writing {split}") as progress:
+    places = {split: inside(out, split, error=DataError, where=one.source) for split, one in splits.items()}
+    for split, originals in sorted(splits.items(), key=lambda one: not places[one[0]].exists()):
+        with writing(places[split]), bar(f"writing {split}") as progress:
             index = write(
-                originals.items,
-                out / split,
-                originals.class_names,
-                source_text=originals.source,
+                originals,
+                out,
+                split,
                 progress=progress,
                 note=lambda line, split=split: CONSOLE.print(f"{split}: {line}", markup=False, soft_wrap=True),
             )

@@ -1,6 +1,8 @@
 """What `vitctl data shards` reports before it writes: files that are not images, damaged images, doubtful classes."""
 
+import shlex
 import shutil
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -46,15 +48,19 @@ def show_intake(intake: "Intake", source: str, out: Path, *, stops: bool) -> Non
         from vitctl.data.images.heic import CONVERSION
 
         say(f"{len(intake.converted):,} {CONVERSION}")
-    for line in intake.doubts:
-        say(line)
+    problems, options = list[str](), list[str]()
     if stops and intake.bad:
-        raise DataError(
-            f"{source}: {len(intake.bad)} image(s) cannot be used, listed above; fix or remove them, or run the same command with "
-            "--bad skip"
-        )
+        problems, options = [f"{len(intake.bad)} image(s) cannot be used"], ["--bad", "skip"]
     if intake.doubts:
-        raise DataError(f"{source}: {len(intake.doubts)} doubt(s) about classes, listed above; nothing was written")
+        problems.append(f"{len(intake.doubts)} doubt(s) about classes")
+    for doubt in intake.doubts:
+        say(doubt.text)
+        options += doubt.options
+    if problems:
+        raise DataError(
+            f"{source}: {' and '.join(problems)}, listed above; nothing was written; correct the files, or type: "
+            f"{shlex.join(['vitctl', *sys.argv[1:], *options])}"
+        )
     if not intake.splits:
         raise DataError(f"{source}: no image is left to write")
 

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from copy import copy
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
@@ -67,10 +68,13 @@ class Screen:
         raise_output_error()
 
     def report_foreign(self, record: Mapping[str, Any]) -> None:
-        """Show a record that was read from a file; nothing of one that lacks what its kind has."""
+        """Show a record that was read from a file; nothing of one that lacks what its kind has, or has it of another type."""
+        trial = copy(self)
         try:
             _line(record)
-        except (KeyError, TypeError, ValueError):
+            trial._update(record)
+            trial.view()
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
             return
         self.report(record)
 

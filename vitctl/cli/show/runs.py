@@ -11,7 +11,7 @@ from rich.markup import escape
 from vitctl.cli.show.curve import draw_curve
 from vitctl.cli.show.render import CONSOLE, Screen, show_result, show_table
 from vitctl.engine.journal import LOG, read_records
-from vitctl.engine.run_files import RECIPE
+from vitctl.engine.run_files import RECIPE, RESULT
 from vitctl.errors import CheckpointError, LaunchError
 from vitctl.jobs.record.result import read_result
 from vitctl.launch.errors import LOGS
@@ -21,6 +21,7 @@ from vitctl.launch.run_folder import is_running
 from vitctl.launch.worker import NOW
 from vitctl.report.page.curves import points
 from vitctl.report.page.scale import Unit
+from vitctl.system.parsing import parsing
 from vitctl.system.text import bytes_text
 
 _HEIGHT, _WIDEST = 9, 100
@@ -87,10 +88,11 @@ def tail(folder: Path) -> None:
     if result is None:
         CONSOLE.print("no process works on this run; it has no result", markup=False)
     elif result.status == "done":
-        show_result(
-            {"job": result.job, "metrics": result.metrics, "provenance": result.provenance, "files": result.files},
-            folder,
-        )
+        with parsing(folder / RESULT, CheckpointError, "not a valid result of vitctl"):
+            show_result(
+                {"job": result.job, "metrics": result.metrics, "provenance": result.provenance, "files": result.files},
+                folder,
+            )
     else:
         CONSOLE.print(escape(f"{result.status}{': ' * bool(result.error)}{result.error}"), soft_wrap=True)
 

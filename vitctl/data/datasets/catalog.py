@@ -13,7 +13,7 @@ from vitctl.data.source.locate import locate_splits, no_index_message
 from vitctl.data.source.read import Source, SyntheticSource
 from vitctl.data.source.splits import resolve, select
 from vitctl.data.writer.items import Originals
-from vitctl.data.writer.write import write_split
+from vitctl.data.writer.write import write_originals
 from vitctl.errors import DataError, explaining
 from vitctl.system.parsing import parsing
 from vitctl.system.pool import default_workers
@@ -22,22 +22,20 @@ from vitctl.system.text import did_you_mean, nearest
 
 def _make_digits(out: Path) -> None:
     for split in digits.SIZES:
-        write_split(
-            digits.items(split), out / split, digits.CLASS_NAMES, seed=0, source_text="scikit-learn digit scans"
-        )
+        write_originals(Originals(digits.items(split), digits.CLASS_NAMES, "scikit-learn digit scans"), out, split)
 
 
 def _make_glyphs(out: Path) -> None:
     for split, size in GLYPHS_SIZES.items():
-        items, source = glyphs.items(split, size, 0), "vitctl glyphs generator"
-        write_split(items, out / split, glyphs.CLASS_NAMES, seed=0, source_text=source, workers=default_workers())
+        made = Originals(glyphs.items(split, size, 0), glyphs.CLASS_NAMES, "vitctl glyphs generator")
+        write_originals(made, out, split, workers=default_workers())
 
 
 def _make_shapes(out: Path, *, task: str, sizes: Mapping[str, int]) -> None:
     names = shapes.TASKS[task].class_names
     for split, size in sizes.items():
-        items, source = shapes.items(task, split, size, 0), f"vitctl shapes, task {task}"
-        write_split(items, out / split, names, seed=0, source_text=source, workers=default_workers())
+        made = Originals(shapes.items(task, split, size, 0), names, f"vitctl shapes, task {task}")
+        write_originals(made, out, split, workers=default_workers())
 
 
 def _shapes(task: str, sizes: Mapping[str, int]) -> DataSet:

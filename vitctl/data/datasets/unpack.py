@@ -8,13 +8,13 @@ import stat
 import tarfile
 import zipfile
 import zlib
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from vitctl.data.datasets.downloads import Archive
 from vitctl.data.shards.bounded_tar import BoundedTar
 from vitctl.errors import DataError
 from vitctl.system.bounds import UNPACKED
-from vitctl.system.files import atomic_write
+from vitctl.system.files import atomic_write, leads_out
 from vitctl.system.text import has_control, one_line
 
 _TARS = (".tar", ".tar.gz", ".tgz")
@@ -102,7 +102,7 @@ def _check_member(path: Path, name: str, num_bytes: int, most: int, *, is_plain:
         raise DataError(
             f"{path}: {one_line(name)} is a link or a device; archives of images hold files and folders alone"
         )
-    if name.startswith(("/", "\\")) or ".." in PurePosixPath(name).parts or has_control(name):
+    if leads_out(name) or has_control(name):
         raise DataError(f"{path}: {one_line(name)} leads out of its folder, or is no plain name; not unpacked")
     if not 0 <= num_bytes <= most:
         raise DataError(f"{path}: claims to hold more than {_MAX_RATIO} times its own size; not unpacked")

@@ -15,8 +15,8 @@ from vitctl.data.images.formats import image_extension
 from vitctl.data.shards.index_fields import INDEX_FILE
 from vitctl.data.source.provenance import source_text, source_texts
 from vitctl.data.source.read import Source
-from vitctl.data.writer.items import Item
-from vitctl.data.writer.write import write_split
+from vitctl.data.writer.items import Item, Originals
+from vitctl.data.writer.write import write_originals
 from vitctl.system.files import write_text
 from vitctl.system.text import escaped_json
 
@@ -67,8 +67,7 @@ def export_shards(task: VtabTask, root: Path, out: Path, progress: Progress = la
         if not (folder / split / INDEX_FILE).exists():
             labels = source.labels().tolist()
             items = [Item(source.key(n), labels[n], partial(source.read, n)) for n in range(len(source))]
-            text = source_text(source)
-            write_split(items, folder / split, source.class_names, seed=0, source_text=text, progress=progress)
+            write_originals(Originals(items, source.class_names, source_text(source)), folder, split, progress=progress)
     return folder
 
 

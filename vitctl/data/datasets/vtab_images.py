@@ -16,7 +16,7 @@ from vitctl.data.source.provenance import source_text, source_texts
 from vitctl.data.source.read import Concat, Source
 from vitctl.data.source.splits import resolve
 from vitctl.data.writer.items import Originals
-from vitctl.data.writer.write import write_split
+from vitctl.data.writer.write import write_originals
 from vitctl.errors import DataError
 from vitctl.system.parsing import parsing
 
@@ -104,8 +104,7 @@ def _written(task: VtabTask, root: Path, scratch: Path) -> dict[str, Path]:
         originals = read_community(task, root)
         for name in _COMMUNITY:
             if not (folder / name / INDEX_FILE).is_file():
-                split = originals[name]
-                write_split(split.items, folder / name, split.class_names, seed=0, source_text=split.source)
+                write_originals(originals[name], folder, name)
     return find_splits(folder)
 
 

@@ -16,7 +16,7 @@ from vitctl.data.shards.bounded_tar import open_tar
 from vitctl.data.shards.tar import stored_names
 from vitctl.errors import DataError
 from vitctl.system.bounds import IMAGE_FILE, LABEL_FILE, MEMBER_HEADER
-from vitctl.system.files import open_regular
+from vitctl.system.files import leads_out, open_regular
 
 ROW = np.dtype([("header", "<u8"), ("data", "<u4"), ("size", "<u4"), ("label", "<i4")])
 LABEL_EXTENSIONS = ("cls", "json")
@@ -265,7 +265,7 @@ def _multiple_labels(samples: list[_Sample]) -> np.ndarray | None:
 
 def _check_member(path: Path, member: tarfile.TarInfo) -> None:
     name = member.name
-    if name.startswith("/") or ".." in name.split("/"):
+    if leads_out(name):
         raise DataError(f"{path}: member {name!r} points outside the shard, should be a relative path without '..'")
     if not member.isreg() or member.issparse():
         raise DataError(f"{path}: member {name!r} is a link, a device or sparse, should be a plain file")

@@ -15,7 +15,7 @@ from vitctl.data.shards.index_fields import INDEX_FILE
 from vitctl.data.shards.links import link_shards
 from vitctl.data.source.own_splits import ROLES
 from vitctl.errors import DataError
-from vitctl.system.files import cache_folder, open_lock
+from vitctl.system.files import cache_folder, inside, open_lock
 from vitctl.system.text import one_line
 
 INDEXED = "indexed by vitctl"  # the provenance, which is otherwise unknown
@@ -41,7 +41,7 @@ def index_folder(folder: Path, splits: Sequence[str]) -> None:
     if any(folder.glob("*.tar")) and not any(folder.glob(f"*/{INDEX_FILE}")):
         candidates = [folder]
     else:
-        candidates = [folder / name for name in dict.fromkeys((*splits, *ROLES)) if name]
+        candidates = [inside(folder, name, error=DataError) for name in dict.fromkeys((*splits, *ROLES)) if name]
     for candidate in candidates:
         if (candidate / INDEX_FILE).exists():
             _check_none_added(candidate)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -31,6 +31,13 @@ _HEIC = "heic"
 _HEIC_NAMES = (".heic", ".heif", ".hif")
 
 
+class Doubt(NamedTuple):
+    """A line about classes with what to do about it, and the options of `data shards` that do so without further work."""
+
+    text: str
+    options: tuple[str, ...]
+
+
 @dataclass(frozen=True)
 class Intake:
     """What becomes of a source.
@@ -40,14 +47,14 @@ class Intake:
         left_out: files that are not, with reasons, system files among them; named as the source names them.
         bad: images that cannot be used; among `left_out` too where they are skipped.
         converted: names of the images that are stored in another format.
-        doubts: lines about classes, each with what to do about it; nothing should be written while there are any.
+        doubts: about classes; nothing should be written while there are any.
     """
 
     splits: Mapping[str, Originals]
     left_out: tuple[LeftOut, ...]
     bad: tuple[LeftOut, ...]
     converted: tuple[str, ...]
-    doubts: tuple[str, ...]
+    doubts: tuple["Doubt", ...]
 
     def counts(self) -> list[tuple[str, int]]:
         """How many files were left out for which kind of reason, most first."""
@@ -221,44 +228,53 @@ def _check_named(looked: Mapping[str, _Split], drop: Sequence[str], keep: Sequen
     for name in (*drop, *keep):
         if name not in known:
             raise no_class(name, sorted(known))
-    if drop and any(isinstance(item.label, tuple) for one in looked.values() for item in one.originals.items):
+    if drop and _has_several(looked):
         raise DataError("--drop-class: these images have several labels each; take the label out of the table")
 
 
-def _doubts(looked: Mapping[str, _Split], drop: set[str], keep: set[str]) -> list[str]:
+def _has_several(looked: Mapping[str, _Split]) -> bool:
+    return any(isinstance(item.label, tuple) for one in looked.values() for item in one.originals.items)
+
+
+def _doubts(looked: Mapping[str, _Split], drop: set[str], keep: set[str]) -> list[Doubt]:
     """Classes that were probably not meant so. A class in doubt is named once."""
     names = next(iter(looked.values())).originals.class_names
     usable = {split: _per_class(one, usable=True) for split, one in looked.items()}
     held = {split: _per_class(one, usable=False) for split, one in looked.items()}
-    doubts = []
+    doubts: list[Doubt] = []
+    # An image with several labels cannot lose one of them here.
+    choices = ("--keep-class",) if _has_several(looked) else ("--drop-class", "--keep-class")
+
+    def doubt(name: str, text: str, options: Sequence[str] = choices[:1]) -> None:
+        typed = ", or ".join(f"{option} {shlex.quote(name)}" for option in options)
+        doubts.append(Doubt(f"class {name!r} {text} type {typed}", (options[0], name)))
+
     for name in sorted({name for one in looked.values() for name in one.originals.empty_classes} - drop - keep):
-        doubts.append(f"class {name!r} has no image: add some, or type --drop-class {_typed(name)}")
+        doubt(name, "has no image: add some, or")
     for label, name in enumerate(names):
         if name in drop or name in keep:
             continue
         is_usable = any(counts[label] > 0 for counts in usable.values())
         if not is_usable and any(counts[label] > 0 for counts in held.values()):
-            doubts.append(f"class {name!r} has no usable image: mend some, or type --drop-class {_typed(name)}")
+            doubt(name, "has no usable image: mend some, or")
         elif is_usable and "train" in usable and not usable["train"][label]:
             where = " and ".join(split for split, counts in usable.items() if counts[label])
-            doubts.append(
-                f"class {name!r} is in {where} alone, so that it cannot be learned: type --drop-class {_typed(name)}, or "
-                f"--keep-class {_typed(name)}"
-            )
+            doubt(name, f"is in {where} alone, so that it cannot be learned:", choices)
     return doubts + _twins([name for name in names if name not in drop], keep)
 
 
-def _twins(names: Sequence[str], keep: set[str]) -> list[str]:
+def _twins(names: Sequence[str], keep: set[str]) -> list[Doubt]:
     """Class names that differ in case, blanks or the way that accents are written alone."""
     groups: dict[str, list[str]] = {}
     for name in names:
         groups.setdefault(" ".join(unicodedata.normalize("NFKC", name).casefold().split()), []).append(name)
-    return [
-        f"classes {' and '.join(map(repr, group))} are named nearly the same: rename one to put them together, or type "
-        f"{' '.join(f'--keep-class {_typed(name)}' for name in group)} if they are different"
-        for group in groups.values()
-        if len(group) > 1 and not set(group) <= keep
-    ]
+    doubts = []
+    for group in groups.values():
+        if len(group) > 1 and not set(group) <= keep:
+            options = tuple(word for name in group for word in ("--keep-class", name))
+            text = f"classes {' and '.join(map(repr, group))} are named nearly the same: rename one to put them together, or type"
+            doubts.append(Doubt(f"{text} {shlex.join(options)} if they are different", options))
+    return doubts
 
 
 def _per_class(one: _Split, *, usable: bool) -> np.ndarray:
@@ -270,8 +286,3 @@ def _per_class(one: _Split, *, usable: bool) -> np.ndarray:
         if label >= 0
     ]
     return np.bincount(np.array(labels, np.int64), minlength=len(one.originals.class_names))
-
-
-def _typed(name: str) -> str:
-    """As it is to be typed into a shell."""
-    return shlex.quote(name)

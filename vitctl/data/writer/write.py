@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 
@@ -20,11 +20,11 @@ from vitctl.data.shards.index_fields import INDEX_FILE
 from vitctl.data.shards.scan import ROW, Scan, escape_key, pad_labels, read_shard
 from vitctl.data.shards.tar import ShardWriter, names_header
 from vitctl.data.source.read import ShardSource
-from vitctl.data.writer.items import Item, read_item
+from vitctl.data.writer.items import Item, Originals, read_item
 from vitctl.data.writer.plan import ShardPlan, label_text, plan_shards
 from vitctl.errors import DataError
 from vitctl.system.bounds import IMAGE_FILE
-from vitctl.system.files import atomic_write, no_links, write_text
+from vitctl.system.files import atomic_write, inside, no_links, write_text
 from vitctl.system.pool import Done, Progress, run_tasks
 from vitctl.system.text import breaks_line, one_line
 
@@ -100,6 +100,18 @@ def write_split(
         (aside / _PLAN).unlink()
         os.replace(aside, out)
     return read_index(out)
+
+
+def write_originals(originals: Originals, out: Path, split: str, *, seed: int = 0, **how: Any) -> Index:
+    """Write a split of a data set to the folder OUT/SPLIT; the rest as `write_split`.
+
+    Raises:
+        DataError: as `write_split`; or the name of the split, which may come from a table, is not a plain folder name.
+    """
+    if split.startswith((".", "-")):
+        raise DataError(f"{originals.source}: the split {one_line(split[:100])!r} begins with {split[0]!r}; rename it")
+    place = inside(out, split, error=DataError, where=originals.source)
+    return write_split(originals.items, place, originals.class_names, seed=seed, source_text=originals.source, **how)
 
 
 @dataclass

@@ -31,6 +31,7 @@ from vitctl.jobs.verification.finding import EARLIER, Finding, differs, ok, unch
 from vitctl.jobs.verification.log import Log, chain_problem, check_log, read_log, torn
 from vitctl.models.weights.load import weights_digest
 from vitctl.recipe.schema import Finetune, Pretrain, Recipe
+from vitctl.system.files import inside
 
 
 def check_records(folder: Path, recipe: Recipe | None, *, early_stopping: bool) -> Iterator[Finding]:
@@ -253,15 +254,14 @@ def check_parts(run_dir: Path, result: RunResult) -> Iterator[Finding]:
                 f"tasks/{task}/{setting}/seed_{s}": a for s, a in zip(seeds, row.get("by_seed", []), strict=False)
             }
     for name, accuracy in numbers.items():
-        inside = read_result(run_dir / name)
-        if inside is None:
-            yield differs("parts", f"{run_dir / name}: the result has its accuracy, and it has no result")
+        place = inside(run_dir, *name.split("/"), error=CheckpointError)
+        own = read_result(place)
+        if own is None:
+            yield differs("parts", f"{place}: the result has its accuracy, and it has no result")
             return
-        if inside.metrics.get("accuracy") != accuracy:
-            yield differs(
-                "parts",
-                f"{run_dir / name}: accuracy {inside.metrics.get('accuracy')}, in the result of the run {accuracy}",
-            )
+        if own.metrics.get("accuracy") != accuracy:
+            found = own.metrics.get("accuracy")
+            yield differs("parts", f"{place}: accuracy {found}, in the result of the run {accuracy}")
             return
     if numbers:
         yield ok("parts", f"the accuracies of {len(numbers)} trainings are those of their own results")

@@ -137,6 +137,8 @@ def _check_inputs(run_dir: Path, loaded: Loaded, scratch: Path, reads_bytes: boo
     if result is not None:
         try:
             yield from check_parts(run_dir, result)
+        except VitctlError as error:
+            yield differs("parts", str(error))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             yield differs("parts", f"{run_dir / RESULT}: numbers are missing in it, or are none ({error!r})")
     records = [record for training in _trainings(run_dir) if (record := _record(training)) is not None]

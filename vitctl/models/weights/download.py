@@ -14,7 +14,7 @@ from urllib.parse import unquote, urlsplit
 from vitctl.errors import CheckpointError
 from vitctl.system.address import check, with_query
 from vitctl.system.bounds import WEIGHTS
-from vitctl.system.files import cache_folder, no_links, open_lock, write_text
+from vitctl.system.files import cache_folder, inside, no_links, open_lock, write_text
 from vitctl.system.http import (
     ATTEMPTS,
     Client,
@@ -24,7 +24,7 @@ from vitctl.system.http import (
     parse_num_bytes,
     read_chunks,
 )
-from vitctl.system.text import has_control, one_line
+from vitctl.system.text import one_line
 
 # Bytes done, and bytes in all (0 when the server does not say).
 Progress = Callable[[int, int], None]
@@ -105,9 +105,9 @@ def _place(cache: Path, url: str) -> Path:
     address = urlsplit(url)
     parts = [unquote(part).replace("/", "_").replace("\0", "_") for part in address.path.split("/") if part]
     host = address.netloc.replace(":", "_").replace("\\", "_")
-    if not parts or any(part in (".", "..") or has_control(part) for part in (host, *parts)):
+    if not parts:
         raise CheckpointError(f"{one_line(url)}: names no file")
-    return cache.joinpath(host, *parts)
+    return inside(cache, host, *parts, error=CheckpointError, where=url)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from vitctl.recipe.load import Loaded, load_recipe
 from vitctl.recipe.write import written_name
 from vitctl.report.sweep_table import TABLE
 from vitctl.system.bounds import RECIPE as RECIPE_SIZE
-from vitctl.system.files import read_bytes
+from vitctl.system.files import inside, read_bytes
 
 ENVIRONMENT, LAUNCH = "env.json", "launch.txt"
 _MOST_LAUNCH = 2**16
@@ -160,8 +160,8 @@ def _read_sweep(folder: Path) -> FoundSweep:
         raise CheckpointError(
             f"{folder / TABLE}.json: not the table of a sweep; run `vitctl sweep` again with --out {folder}"
         ) from None
-    names = [Path(row["run"]).name for row in kept]
-    runs = [read_run(folder / name, name) for name in names if (folder / name / RECIPE).is_file()]
+    cells = [inside(folder, Path(row["run"]).name, error=CheckpointError) for row in kept]
+    runs = [read_run(cell, cell.name) for cell in cells if (cell / RECIPE).is_file()]
     return FoundSweep(folder, kept, runs)
 
 

@@ -48,6 +48,7 @@ def test_table__splits_share_their_classes(tmp_path: Path) -> None:
         ("path,label\n1.jpg,\n", "line 2: should have 2 filled columns"),
         ("path,label\n1.jpg,dog,cat\n", "line 2: should have 2 filled columns"),
         ('path,label\n"1.jpg', "cannot be read as a table"),
+        ("path,label\n1.jpg,a\n2.jpg,a;b\n", "1 of 2 values of the column 'label' have a ';', the first is 'a;b'"),
     ],
 )
 def test_table__refuses(tmp_path: Path, text: str, message: str) -> None:

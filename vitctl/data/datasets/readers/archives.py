@@ -11,7 +11,7 @@ from vitctl.data.shards.bounded_tar import open_tar
 from vitctl.data.shards.scan import check_end
 from vitctl.data.writer.items import Item
 from vitctl.errors import DataError
-from vitctl.system.files import open_regular
+from vitctl.system.files import leads_out, open_regular
 
 
 def archive_items(path: Path) -> list[Item]:
@@ -50,7 +50,7 @@ def _members(path: Path, file: IO[bytes]) -> Iterator[tuple[str, int, int]]:
         with open_tar(file) as tar:
             for member in tar:
                 name = member.name.removeprefix("./")
-                if name.startswith("/") or ".." in name.split("/"):
+                if leads_out(name):
                     raise DataError(f"{path}: member {name!r} points outside the archive")
                 if member.isreg() and not member.issparse():
                     yield name, member.offset_data, member.size

@@ -2,13 +2,14 @@
 
 import json
 from collections.abc import Collection
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import numpy as np
 
 from vitctl.data.datasets.readers.files import check_labels, file_items, need, read_bytes, read_lines
 from vitctl.data.writer.items import Originals
 from vitctl.errors import DataError
+from vitctl.system.files import leads_out
 
 ARCHIVE = "vtab-1k.zip, the layout with train800.txt, val200.txt, train800val200.txt and test.txt in a folder per task"
 LIST = "train800.txt"  # what a folder of a task is known by
@@ -72,5 +73,4 @@ def _note_source(folder: Path) -> str:
 
 
 def _is_sound(name: str, label: str) -> bool:
-    path = PurePosixPath(name)
-    return bool(name) and not path.is_absolute() and ".." not in path.parts and label.isascii() and label.isdigit()
+    return bool(name) and not leads_out(name) and label.isascii() and label.isdigit()

@@ -43,12 +43,18 @@ def read_rows(path: Path, rows: Sequence[Row]) -> dict[str, Originals]:
     if missing:
         raise DataError(f"{path}: {len(missing)} of {len(rows)} files are missing, the first is {missing[0]}")
     several = "labels" in rows[0]
+    joined = [] if several else [row for row in rows if _BETWEEN_LABELS in row["label"]]
+    if joined:
+        raise DataError(
+            f"{path}: {len(joined):,} of {len(rows):,} values of the column 'label' have a ';', the first is "
+            f"{one_line(joined[0]['label'][:100])!r}: name the column 'labels' if these are several labels, or take the ';' out"
+        )
     own = [_labels(row["labels"]) if several else (_normal(row["label"]),) for row in rows]
     class_names = _class_names([name for names in own for name in names])
     numbers = {name: label for label, name in enumerate(class_names)}
     splits: dict[str, list[Item]] = {}
     for row, names, size in zip(rows, own, sizes, strict=True):
-        split = row.get("split") or "train"
+        split = (row.get("split") or "").strip() or "train"
         labels = tuple(numbers[name] for name in names)
         item = Item(row["path"], labels if several else labels[0], partial(read_bytes, path.parent / row["path"]), size)
         splits.setdefault(SPLITS.get(split.lower(), split), []).append(item)
