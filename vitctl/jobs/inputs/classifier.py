@@ -227,7 +227,9 @@ def _from_weights(recipe: Evaluate, needs_head: bool) -> OpenClassifier:
 def _from_onnx(recipe: Evaluate) -> OpenClassifier:
     weights, data, machine = recipe.weights, recipe.data, recipe.machine
     if weights != WeightsSource(source=weights.source):
-        raise CheckpointError(f"{weights.source}: an ONNX file is complete; leave --weights, --model and weights.* out")
+        raise CheckpointError(
+            f"{weights.source}: an ONNX file is one set of weights; leave --weights, --model and weights.* out"
+        )
     network = OnnxNetwork(Path(locate(weights.source, fetch)), machine.device)
     if data.image_size not in (0, network.image_size):
         raise RecipeError(

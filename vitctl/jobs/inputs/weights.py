@@ -108,7 +108,11 @@ def scored_weights(recipe: Evaluate) -> FoundWeights:
 def weights_of(recipe: WeightsRecipe) -> FoundWeights:
     """The weights of a recipe, see `find_weights`."""
     wanted, data = recipe.weights, recipe.data
-    given: dict[str, Any] = {name: getattr(wanted, name) for name in ("gelu", "norm_eps", "position_resize")}
+    given: dict[str, Any] = {
+        "gelu": wanted.gelu,
+        "norm_eps": wanted.norm_eps,
+        "position_resize": wanted.position_resize,
+    }
     given |= {name: value and list(value) for name, value in (("mean", wanted.mean), ("std", wanted.std))}
     if isinstance(data, StoredTransform):
         given |= {"eval_method": data.eval_method, "eval_resize": data.eval_resize, "resample": data.eval_resample}
