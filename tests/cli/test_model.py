@@ -62,7 +62,9 @@ def test_the_whole_way(vitctl: Vitctl, tiny_data: Path, tmp_path: Path) -> None:
 def test_as_typed__fewshot_without_weights(vitctl: Vitctl, tmp_path: Path) -> None:
     said = vitctl("fewshot", "--shots", 5)
     assert said.code == 2
-    assert said.err.startswith(f"vitctl: no finished pre-training run under {tmp_path}/runs; give weights with --from")
+    assert said.err.startswith(
+        f"vitctl: no finished pre-training run under {tmp_path}/runs. Type next: `vitctl fewshot"
+    )
     assert said.err.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
 
@@ -80,7 +82,7 @@ def test_every_command__without_weights_says_so(vitctl: Vitctl, tmp_path: Path) 
     for command in ("finetune", "fewshot", "vtab", "evaluate", "export"):
         said = vitctl(command)
         assert (said.code, said.err.count("\n")) == (2, 1), command
-        assert "give weights with --from RUN_OR_FILE" in said.err, command
+        assert f"`vitctl {command} --from gs://vit_models/imagenet21k" in said.err, command
     assert list(tmp_path.iterdir()) == []
 
 

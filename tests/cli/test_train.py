@@ -266,8 +266,7 @@ def test_as_typed__pretrain_jft_h14_without_data(vitctl: Vitctl, tmp_path: Path)
     for words in (
         "18,291 classes",
         "data/jft300m",
-        "--data FOLDER",
-        "`vitctl data shards SOURCE FOLDER`",
+        "`vitctl data shards PHOTOS SHARDS`, then `vitctl pretrain --recipe jft_h14 --data SHARDS`",
         "--dry-run",
         "--synthetic",
     ):
@@ -287,15 +286,57 @@ def test_pretrain__synthetic_needs_no_data(vitctl: Vitctl) -> None:
     assert "accuracy" not in said.out
 
 
+@pytest.mark.parametrize(
+    ("line", "steps"),
+    [
+        ("fewshot --shots 5", ["vitctl fewshot --shots 5 --from gs://vit_models/imagenet21k/ViT-B_16.npz"]),
+        (
+            "fewshot --dataset imagenet,pets",
+            [
+                "vitctl data shards IMAGENET_FOLDER data/imagenet",
+                "vitctl data prepare pets --root data",
+                "vitctl fewshot --dataset imagenet,pets --from gs://vit_models/imagenet21k/ViT-B_16.npz",
+            ],
+        ),
+        (
+            "evaluate --dataset cifar10",
+            [
+                "vitctl data prepare cifar10 --root data",
+                "vitctl finetune --dataset cifar10 --from gs://vit_models/imagenet21k/ViT-B_16.npz",
+                "vitctl evaluate --dataset cifar10",
+            ],
+        ),
+        (
+            "vtab",
+            [
+                "vitctl data prepare NAME --root data",
+                "vitctl vtab --from gs://vit_models/imagenet21k/ViT-B_16.npz",
+            ],
+        ),
+        ("export --to onnx", ["vitctl export --to onnx --from gs://vit_models/imagenet21k+imagenet2012/ViT-B_16.npz"]),
+    ],
+)
+def test_as_typed__with_nothing_there_one_line_names_what_to_type(vitctl: Vitctl, line: str, steps: list[str]) -> None:
+    said = vitctl(*line.split())
+    assert said.code == 2
+    assert "recipe smoke" not in said.err and said.err.count("\n") == 1
+    lines = said.err.rstrip().partition(" Type next: ")[2].split(", then ")
+    assert sorted(lines[:-1]) == sorted(f"`{step}`" for step in steps[:-1])
+    assert lines[-1] == f"`{steps[-1]}`"
+
+
 def test_as_typed__finetune_pets_without_weights_and_without_data(
     vitctl: Vitctl, tmp_path: Path, pretrained: Path
 ) -> None:
     said = vitctl("finetune", "--dataset", "pets", "--res", 384)
     assert said.code == 2
-    assert said.err == (
-        f"vitctl: no finished pre-training run under {tmp_path}/runs; give weights with --from RUN_OR_FILE, "
-        "or train some first: vitctl pretrain --recipe smoke\n"
+    assert said.err.startswith(f"vitctl: no finished pre-training run under {tmp_path}/runs; pets: expected shards")
+    assert "data/originals/pets/" in said.err
+    assert said.err.endswith(
+        "Type next: `vitctl data prepare pets --root data`, then "
+        "`vitctl finetune --dataset pets --res 384 --from gs://vit_models/imagenet21k/ViT-B_16.npz`\n"
     )
+    assert said.err.count("\n") == 1
     said = vitctl("finetune", "--dataset", "pets", "--res", 384, "--from", pretrained)
     assert said.code == 2
     assert said.err.startswith(

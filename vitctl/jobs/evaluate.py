@@ -1,6 +1,7 @@
 """Scoring a classifier on a split, every image once."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from vitctl.jobs.inputs.data import open_scored
 from vitctl.jobs.inputs.labels import OF_OBJECTNET, choose_label_rule, write_counts
 from vitctl.jobs.inputs.network import unseen_pixels
 from vitctl.jobs.inputs.same_inputs import check_found
-from vitctl.jobs.inputs.weights import FoundWeights, loaded_model, scored_weights
+from vitctl.jobs.inputs.weights import loaded_model, scored_weights
 from vitctl.jobs.provenance import computed, shown, weights_scored
 from vitctl.jobs.record.integrity import verified, verify
 from vitctl.jobs.record.kernels import choose_kernels, use_kernels
@@ -61,7 +62,9 @@ def evaluate(recipe: Evaluate, run_dir: Path, report: Report = silent, stop: Sto
     meta = found.weights.meta
     transform = stored_eval_transform(recipe, meta)
     model, _ = loaded_model(found, transform.image_size, runtime.dtype)
-    journal.write("weights", step=0, path=found.path, text=_text(found, str(transform)))
+    if not meta.get("class_names"):
+        found = replace(found, assumed={**found.assumed, "data.classes": "in the order of the data"})
+    found.log(journal, str(transform))
     for text in unseen_pixels(model.config):
         journal.write("warning", step=0, text=text)
     mean, std, workers = tuple(meta["mean"]), tuple(meta["std"]), num_workers(recipe.machine, runtime)
@@ -96,10 +99,6 @@ def evaluate(recipe: Evaluate, run_dir: Path, report: Report = silent, stop: Sto
         },
         files=write_counts(run_dir, rule, best) if runtime.is_main else {},
     )
-
-
-def _text(found: FoundWeights, text: str) -> str:
-    return "; ".join(filter(None, (found.chosen.text, text)))
 
 
 def stored_eval_transform(recipe: Evaluate, meta: Mapping[str, Any]) -> EvalTransform:

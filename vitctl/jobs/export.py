@@ -84,8 +84,7 @@ def export(recipe: ExportRecipe, run_dir: Path, report: Report = silent, stop: S
     plain = Raw(model.eval(), found.weights.meta)
     images = GivenImages(recipe, found, run_dir, stop) if recipe.data.path or recipe.data.dataset else None
     journal = Journal(run_dir / LOG, report)
-    text = f"to {', '.join(options.to)}"
-    journal.write("weights", step=0, path=found.path, text="; ".join(filter(None, (found.chosen.text, text))))
+    found.log(journal, f"to {', '.join(options.to)}")
 
     @cache
     def own_score() -> Score:

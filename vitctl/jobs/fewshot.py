@@ -79,7 +79,7 @@ def fewshot(recipe: Fewshot, run_dir: Path, report: Report = silent, stop: StopF
     model, transform = _frozen(found, recipe, runtime)
     use_kernels(choose_kernels(recipe.machine, model.config, runtime.computation))
     text = f"frozen, images of {transform.image_size} pixels"
-    journal.write("weights", step=0, path=found.path, text="; ".join(filter(None, (found.chosen.text, text))))
+    found.log(journal, text)
     for text in unseen_pixels(found.weights.config, transform.image_size):
         journal.write("warning", step=0, text=text)
     mean, std = tuple(found.weights.meta["mean"]), tuple(found.weights.meta["std"])

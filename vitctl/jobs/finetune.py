@@ -218,8 +218,7 @@ def _train(
         seed=recipe.seed,
         dtype=context.runtime.dtype,
     )
-    text = "; ".join(filter(None, [found.chosen.text, *lines, rates_in_words(recipe, rates)]))
-    journal.write("weights", step=0, path=found.path, text=text)
+    found.log(journal, *lines, rates_in_words(recipe, rates))
     for text in unseen_pixels(model.config):
         journal.write("warning", step=0, text=text)
     images = images_of(data, train_on, score_on, recipe.seed, recipe.schedule)

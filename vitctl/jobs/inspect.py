@@ -20,6 +20,7 @@ from vitctl.jobs.inspection.subject import Done, Subject, folder_name, look, sho
 from vitctl.jobs.provenance import computed, weights_scored
 from vitctl.jobs.training import start_runtime
 from vitctl.models.variants import to_dict
+from vitctl.models.weights.assumed import assumed_line
 from vitctl.recipe.schema import Evaluate
 from vitctl.system.figures import NOT_INSTALLED, can_plot, save_figure
 from vitctl.system.files import write_text
@@ -121,6 +122,8 @@ def _draw_all(subject: Subject, folder: Path) -> tuple[list[Row], dict[str, Any]
         needs = "needs images: name files or folders, or a split with --data"
         reasons = dict.fromkeys(_OF_IMAGES, needs) | reasons
     rows, numbers = [], dict[str, Any]()
+    if line := assumed_line(subject.found.assumed):
+        rows.append(Row(subject.name, "weights", line, ()))
     for part in PARTS:
         if part in reasons:
             rows.append(Row(subject.name, part, reasons[part], ()))

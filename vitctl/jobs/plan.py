@@ -3,36 +3,41 @@
 Importing this needs no torch; planning needs it only for weights of other programs.
 """
 
+import re
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
-from vitctl.data.datasets.catalog import find_data_set, known_size
+from vitctl.data.datasets.catalog import find_data_set, known_size, missing_shards
 from vitctl.data.shards.remote import is_remote
 from vitctl.data.source.locate import locate_splits, no_index_message
 from vitctl.engine.schedule import total_steps
-from vitctl.errors import DataError, RecipeError
+from vitctl.errors import CheckpointError, DataError, RecipeError
 from vitctl.jobs.inputs.lanes import lanes_note, lanes_of
 from vitctl.jobs.inputs.length import TASK_IMAGES, fit_schedule, fitted_recipe, learning_rate, needs_num_images
 from vitctl.jobs.inputs.network import find_network, model_config, needs_labels, rates_in_words, rates_of, unseen_pixels
 from vitctl.jobs.inputs.sampling import check_order, open_train, sampling_notes, subset_size
+from vitctl.jobs.record.runs import newest_run, start_weights
+from vitctl.jobs.vtab_suite.tasks import chosen_tasks
 from vitctl.models.configs import Config, ViTConfig
 from vitctl.models.costs import OPTIMIZER_SLOTS
 from vitctl.models.flops import converted_bytes, count_macs, count_parameters, training_flops, training_memory_bytes
 from vitctl.models.variants import downstream
-from vitctl.recipe.images import TrainImages
+from vitctl.recipe.images import Place, TrainImages
 from vitctl.recipe.load import Loaded
 from vitctl.recipe.schema import Evaluate, ExportRecipe, Fewshot, Finetune, Pretrain, Recipe, Vtab
+from vitctl.system.text import typed, typed_command
 
 CURVE_POINTS = 9
 GPU_BYTES = 80 * 2**30
 USABLE_SHARE = 0.9  # of a GPU's memory; the rest is for the framework
 LOOKUP_SECONDS = 2.0  # timeout of each of a plan's two requests: the list of splits, and their sizes
 ASSUMED_CLASSES = 1000
+_MOST_EXPLAINED = 3  # data sets whose missing files are named one by one
 
 T = TypeVar("T")
 
@@ -296,6 +301,44 @@ def fit_to_data(loaded: Loaded, run_dir: Path) -> Loaded:
     return fit_schedule(loaded, TASK_IMAGES) if isinstance(recipe, Vtab) else loaded
 
 
+def check_not_missing(recipe: Recipe) -> None:
+    """Name everything at once that a job without --from lacks: weights, and shards of known data sets.
+
+    Raises:
+        CheckpointError: there are no weights; the message ends with the lines to type next.
+    """
+    try:
+        newest_run(recipe.job)
+        return
+    except CheckpointError as error:
+        lacking, steps = [str(error).partition("; give")[0]], list[str]()
+    data: Any = getattr(recipe, "data", Place())
+    if isinstance(recipe, Vtab):
+        names, split = [task.data_set for task in chosen_tasks(recipe)], "train"
+    else:
+        names = list(getattr(data, "datasets", ())) or [data.dataset]
+        split = getattr(data, "train_split", "") or data.eval_split or "train"
+    rows = [] if data.path else [find_data_set(name) for name in dict.fromkeys(filter(None, names))]
+    missing = {row.name: text for row in rows if row.make is None and (text := missing_shards(row, data.root, split))}
+    if len(missing) > _MOST_EXPLAINED:
+        lacking.append(f"no shards under {data.root} of {', '.join(missing)}")
+        steps.append(f"vitctl data prepare NAME --root {typed(data.root)}")
+    else:
+        lacking += [text.rstrip(".") for text in missing.values()]
+        steps += [found[1] for text in missing.values() if (found := re.search("`(.+?)`", text))]
+    command = typed_command(f"vitctl {recipe.job}")
+    own = f"--data {typed(data.path)}" if data.path else " ".join(f"--dataset {row.name}" for row in rows)
+    if recipe.job == "evaluate" and own not in (
+        "",
+        "--dataset imagenet",
+    ):  # the heads of published weights are ImageNet's
+        steps += [f"vitctl finetune {own} --from {start_weights('finetune')}", command]
+    else:
+        steps.append(f"{command} --from {start_weights(recipe.job)}")
+    lines = ", then ".join(f"`{step}`" for step in steps)
+    raise CheckpointError(f"{'; '.join(lacking)}. Type next: {lines}")
+
+
 def check_recipe(recipe: Recipe, run_dir: Path) -> None:
     """Check everything that can be checked before the first process starts; generate data sets that come with vitctl, once.
 
@@ -304,7 +347,7 @@ def check_recipe(recipe: Recipe, run_dir: Path) -> None:
     """
     from vitctl.jobs.inputs.data import at_size, open_scored
     from vitctl.jobs.inputs.fewshot_sets import open_sets
-    from vitctl.jobs.vtab_suite.tasks import chosen_tasks, open_tasks
+    from vitctl.jobs.vtab_suite.tasks import open_tasks
     from vitctl.models.weights.download import fetch
 
     if isinstance(recipe, Finetune | Fewshot | Vtab | Evaluate | ExportRecipe):

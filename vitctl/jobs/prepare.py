@@ -5,8 +5,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from vitctl.data.datasets.catalog import find_data_set, read_originals, write_data_set
-from vitctl.data.datasets.downloads import DOWNLOADS, Archive, originals_folder
+from vitctl.data.datasets.catalog import find_data_set, originals_of, read_originals, write_data_set
+from vitctl.data.datasets.downloads import DOWNLOADS, Archive
 from vitctl.data.datasets.originals import DataSet
 from vitctl.data.datasets.readers.community import LIST
 from vitctl.data.datasets.readers.parquet import read_parquet
@@ -22,7 +22,7 @@ from vitctl.errors import CheckpointError, DataError
 from vitctl.jobs.inputs.labels import REAL_PLACE
 from vitctl.models.weights.download import fetch
 
-ORIGINALS, _DOWNLOADS = "originals", ".downloads"
+_DOWNLOADS = ".downloads"
 
 # (what is being done, done, total); total is 0 where it is unknown.
 Progress = Callable[[str, int, int], None]
@@ -66,7 +66,7 @@ def prepare_data_set(
     if row.make is not None:
         write_data_set(row, out)
         return _sizes(out)
-    folder = source or root / ORIGINALS / originals_folder(row.name)
+    folder = source or originals_of(row, root)
     if source is None and download and not _is_complete(row, out):
         _download(row, root, folder, progress, get)
     if not _is_complete(row, out):
@@ -86,7 +86,7 @@ def prepare_real(root: Path, progress: Progress, get: Fetch = fetch) -> Path:
 def is_present(task: VtabTask, root: Path, source: Path | None) -> bool:
     """Whether a task can be made without a download: its shards or its original files are there."""
     row = find_data_set(task.data_set)
-    places = [source / task.community] if source else [root / row.name, root / ORIGINALS / originals_folder(row.name)]
+    places = [source / task.community] if source else [root / row.name, originals_of(row, root)]
     return any(place.is_dir() and any(place.iterdir()) for place in places)
 
 
@@ -116,7 +116,7 @@ def _fetch(archive: Archive, root: Path, folder: Path, progress: Progress, get: 
     def show(done: int, total: int | None) -> None:
         progress(f"downloading {archive.name}", done, total or archive.num_bytes)
 
-    path = get(archive.url, progress=show, cache=root / ORIGINALS / _DOWNLOADS)
+    path = get(archive.url, progress=show, cache=root / "originals" / _DOWNLOADS)
     progress(f"unpacking {archive.name}", 0, 0)
     unpack(archive, path, folder)
 

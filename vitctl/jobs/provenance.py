@@ -89,6 +89,7 @@ def weights_used(found: FoundWeights, section: StartWeights) -> dict[str, Any]:
         "from": found.path,
         "from_sha256": found.weights.digest,
         **found.chosen.used("from"),
+        "assumed": dict(found.assumed),
         "initialise": section.initialise,
     }
 
@@ -100,6 +101,7 @@ def weights_scored(found: FoundWeights) -> dict[str, Any]:
         "weights_sha256": found.weights.digest,
         "network_sha256": _network_digest(found),
         **found.chosen.used("weights"),
+        "assumed": dict(found.assumed),
     }
 
 

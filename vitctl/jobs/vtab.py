@@ -72,7 +72,7 @@ def vtab(
     context = SuiteContext(recipe, runtime, run_dir, report, stop, found, act)
     text = f"{len(tasks)} tasks, {len(recipe.vtab.seeds)} seeds each"
     text += "" if recipe.vtab.light else f"; {rates_in_words(recipe, context.rates)}"
-    journal.write("weights", step=0, path=found.path, text="; ".join(filter(None, (found.chosen.text, text))))
+    found.log(journal, text)
     for text in unseen_pixels(found.weights.config, recipe.data.image_size):
         journal.write("warning", step=0, text=text)
 

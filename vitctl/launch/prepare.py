@@ -135,6 +135,7 @@ def _pinned(loaded: Loaded, before: Recipe | None) -> tuple[Loaded, str]:
     weights = getattr(loaded.recipe, "weights", None)
     if weights is None or weights.source != "newest":
         return loaded, ""
+    from vitctl.jobs.plan import check_not_missing
     from vitctl.jobs.record.runs import newest_run
 
     earlier = getattr(before, "weights", None)
@@ -144,6 +145,7 @@ def _pinned(loaded: Loaded, before: Recipe | None) -> tuple[Loaded, str]:
             f"no --from: using the weights that this run started from, {earlier.source}",
         )
     else:
+        check_not_missing(loaded.recipe)
         newest = newest_run(loaded.recipe.job)
         source, taken = str(newest.folder), newest.text
     return with_overrides(loaded, [Override("weights.source", source, "newest when the run started")]), taken

@@ -4,8 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from vitctl.models.weights.meta import LARGEST, SMALLEST
-from vitctl.recipe.sections import Names, Section, Triple, knob
+from vitctl.recipe.sections import Names, Section, Triple, check_colours, knob
 
 Resample = Literal["bilinear", "bilinear_antialias", "bicubic_antialias"]
 EvalResample = Literal["", "bilinear", "bilinear_antialias", "bicubic_antialias", "area"]
@@ -63,10 +62,9 @@ class Place(Section):
         return bool(self.path)
 
 
-class EvaluateImages(Place):
-    """[data] of `evaluate`: the default pre-processing is the one stored with the weights."""
+class StoredTransform(Place):
+    """[data] of the jobs whose default pre-processing is the one stored with the weights."""
 
-    image_size: int = knob(0, IMAGE_SIZE + "; for ObjectNet's labels 480", unit="pixels", source="BiT App. B", ge=0)
     eval_method: Literal["", "square", "shorter_side"] = knob(
         "",
         "squash to a square, or resize the shorter side and crop the centre; '': as stored with the weights, for ObjectNet's "
@@ -82,14 +80,20 @@ class EvaluateImages(Place):
     )
     eval_resample: EvalResample = knob("", EVAL_RESAMPLE + "; '': as stored with the weights")
 
+
+class EvaluateImages(StoredTransform):
+    """[data] of `evaluate`."""
+
+    image_size: int = knob(0, IMAGE_SIZE + "; for ObjectNet's labels 480", unit="pixels", source="BiT App. B", ge=0)
+
     @model_validator(mode="after")
     def _crop_needs_room(self) -> "EvaluateImages":
         check_crop(self.image_size, self.eval_resize)
         return self
 
 
-class ExportImages(Place):
-    """[data] of `export`: images that a file is proven on; without a path or a data set there are none."""
+class ExportImages(StoredTransform):
+    """[data] of `export`: images that a file is proven on, if any, and the pre-processing that is written with the weights."""
 
     calibration_split: str = knob(
         "train", "int8: split whose images set the ranges of activations; not the one that is scored"
@@ -218,8 +222,5 @@ class PretrainImages(TrainImages):
 
     @model_validator(mode="after")
     def _values_stay_numbers(self) -> "PretrainImages":
-        if not all(abs(value) <= LARGEST for value in (*self.mean, *self.std)) or min(self.std) < SMALLEST:
-            raise ValueError(
-                f"mean = {list(self.mean)}, std = {list(self.std)} should be finite in float32, and std above 0 in it"
-            )
+        check_colours(self.mean, self.std)
         return self

@@ -10,6 +10,9 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 MOST_NUMBER = 10**12
 
+from vitctl.models.weights.assumed import HALF
+from vitctl.models.weights.meta import LARGEST, SMALLEST
+
 
 def _tuple(value: Any) -> Any:
     """TOML arrays are lists; frozen sections hold tuples."""
@@ -135,6 +138,15 @@ def weights_choice(text: str) -> str:
     return text
 
 
+def check_colours(mean: tuple[float, ...], std: tuple[float, ...]) -> None:
+    """Raise ValueError where images could not be normalised by these values in float32."""
+    if not all(abs(value) <= LARGEST for value in (*mean, *std)) or min(std) < SMALLEST:
+        raise ValueError(f"mean = {list(mean)}, std = {list(std)} should be finite in float32, and std above 0 in it")
+
+
+_GIVEN = "if the weights do not record it, or record it wrongly; unset: as recorded, or assumed and shown"
+
+
 class WeightsSource(Section):
     """[weights] Where a job takes its pre-trained weights from."""
 
@@ -148,6 +160,18 @@ class WeightsSource(Section):
         source="4.1, 4.3",
     )
     model: str = knob("", "name of the model, for what a foreign file's shapes cannot tell; '': as detected")
+    mean: Triple | None = knob(None, f"mean of the colours, {_GIVEN}")
+    std: Triple | None = knob(None, f"standard deviation of the colours, {_GIVEN}")
+    gelu: Literal["tanh", "erf"] | None = knob(None, f"form of the activation, {_GIVEN}")
+    norm_eps: float | None = knob(None, f"added to the variance in LayerNorm, {_GIVEN}", gt=0, lt=1)
+    position_resize: Literal["zoom", "bicubic", "bicubic_antialias", "bicubic_aligned"] | None = knob(
+        None, f"how the position embedding is resized to another image size, {_GIVEN}"
+    )
+
+    @model_validator(mode="after")
+    def _values_stay_numbers(self) -> "WeightsSource":
+        check_colours(self.mean or HALF, self.std or HALF)
+        return self
 
 
 class StartWeights(WeightsSource):

@@ -72,6 +72,7 @@ FACTS = (
     Fact("from_chosen", "show", "as weights_chosen", (_FEWSHOT, _VTAB)),
     Fact("from_step", "show", "as weights_chosen", (_FEWSHOT, _VTAB)),
     Fact("from_averaged", "show", "as weights_averaged", (_FEWSHOT, _VTAB)),
+    Fact("assumed", "show", "guessed, not recorded with the weights: other weights may be at a disadvantage"),
     Fact("augment", "show", "belongs to the training", (_VTAB,)),
     Fact("seeds", "show", "other draws estimate the same mean", (_FEWSHOT, _VTAB)),
     # How it is computed, where only the order of sums differs: at most predictions at a tie change.
@@ -89,6 +90,7 @@ _SOME_DEVICES = (
 )
 # Of a table of tasks, each task's data.
 _TASK_KEYS = ("split", "data_sha256", "data_source", "train_split", "train_sha256")
+_MISSING = {"versions": NOT_RECORDED, "hardware": NOT_RECORDED, "assumed": "not assumed"}  # tables, and what a lack means
 _QUIET = {"from", "weights", "tasks", "eval_resize"}
 _INTEGERS = {"correct", "total", "top5_correct", "step"}
 _SHOWN = 12
@@ -231,7 +233,7 @@ def _differences(results: Sequence[RunResult], recorded: Sequence[Mapping[str, A
     for key in (*shown, *others):
         values = [one.get(key, NOT_RECORDED) for one in recorded]
         if any(value != values[0] for value in values):
-            rows += _entry_rows(key, values) if key in ("versions", "hardware") else [(key, list(map(_short, values)))]
+            rows += _entry_rows(key, values) if key in _MISSING else [(key, list(map(_short, values)))]
     return rows
 
 
@@ -239,7 +241,7 @@ def _entry_rows(key: str, values: Sequence[Any]) -> list[tuple[str, list[Any]]]:
     """A row for each entry of a table that differs."""
     tables = [value if isinstance(value, Mapping) else {} for value in values]
     names = dict.fromkeys(name for table in tables for name in table)
-    rows = [(f"{key} {name}", [table.get(name, NOT_RECORDED) for table in tables]) for name in names]
+    rows = [(f"{key} {name}", [table.get(name, _MISSING[key]) for table in tables]) for name in names]
     return [(name, entries) for name, entries in rows if any(entry != entries[0] for entry in entries)]
 
 

@@ -2,8 +2,10 @@
 
 import difflib
 import shlex
+import sys
 import unicodedata
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 _ALLOWED = "\n\t"
@@ -57,6 +59,11 @@ def escaped_json(text: str) -> str:
 def typed(path: object) -> str:
     """A path quoted for a shell, for commands that a user may paste."""
     return shlex.quote(str(path))
+
+
+def typed_command(otherwise: str) -> str:
+    """The vitctl command of this process, for a user to paste and extend; `otherwise` where another program runs vitctl."""
+    return shlex.join(["vitctl", *sys.argv[1:]]) if Path(sys.argv[0]).name == "vitctl" else otherwise
 
 
 def csv_cell(value: object) -> object:

@@ -56,8 +56,8 @@ def test_newest__says_where_it_looked_and_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError) as caught:
         find_weights("newest", tmp_path)
     assert str(caught.value) == (
-        f"no finished pre-training run under {tmp_path}; give weights with --from RUN_OR_FILE, "
-        "or train some first: vitctl pretrain --recipe smoke"
+        f"no finished pre-training run under {tmp_path}; give weights with --from, for example the published "
+        "--from gs://vit_models/imagenet21k/ViT-B_16.npz"
     )
 
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
+from vitctl.data.datasets.downloads import originals_folder
 from vitctl.data.datasets.originals import KNOWN, DataSet
 from vitctl.data.datasets.readers import digits, glyphs, shapes
 from vitctl.data.datasets.vtab import in_vtab1k
@@ -17,7 +18,7 @@ from vitctl.data.writer.write import write_originals
 from vitctl.errors import DataError, explaining
 from vitctl.system.parsing import parsing
 from vitctl.system.pool import default_workers
-from vitctl.system.text import did_you_mean, nearest
+from vitctl.system.text import did_you_mean, nearest, typed_command
 
 
 def _make_digits(out: Path) -> None:
@@ -189,17 +190,35 @@ def _folder(split: str, dataset: str, root: str, scratch: Path | None) -> Path:
         raise DataError("no data was given; use --data FOLDER (shards made by `vitctl data shards`) or --dataset NAME")
     row = find_data_set(dataset)
     folder = Path(root) / row.name
-    if find_splits(folder):
-        return folder
-    if row.make is not None and scratch is not None:
+    if row.make is not None and scratch is not None and not find_splits(folder):
         write_data_set(row, scratch / row.name)
         return scratch / row.name
+    if message := missing_shards(row, root, split):
+        command = typed_command("vitctl COMMAND")
+        again = (
+            "the same line with --data SHARDS for --dataset" if "--dataset" in command else f"`{command} --data SHARDS`"
+        )
+        raise DataError(
+            f"{message} Other images: `vitctl data shards PHOTOS SHARDS`, then {again}. "
+            f"--dry-run and pretrain's --synthetic need no data"
+        )
+    return folder
+
+
+def missing_shards(row: DataSet, root: str, split: str) -> str:
+    """Say that a known data set has no shards below `root`, and how they are made; "" where it has some."""
+    folder = Path(root) / row.name
+    if find_splits(folder):
+        return ""
     obtain = row.obtain.replace("ROOT", root).replace("NAME", row.name)
-    raise DataError(
-        f"{row.name}: expected shards with split '{split}' and {row.num_classes:,} classes in {folder}, found none. {obtain} "
-        f"Other images: --data FOLDER, with shards made by `vitctl data shards SOURCE FOLDER`. "
-        f"--dry-run and pretrain's --synthetic need no data"
-    )
+    if "data prepare" in obtain:
+        obtain += f" It downloads what it may; files that you have go into {originals_of(row, Path(root))}/."
+    return f"{row.name}: expected shards with split '{split}' and {row.num_classes:,} classes in {folder}, found none. {obtain}"
+
+
+def originals_of(row: DataSet, root: Path) -> Path:
+    """The folder of a set's original files."""
+    return root / "originals" / originals_folder(row.name)
 
 
 def _check_against_table(row: DataSet, sources: Mapping[str, Source], folder: Path) -> None:

@@ -9,6 +9,7 @@ from vitctl.errors import CheckpointError
 from vitctl.jobs.export_formats.written import Order
 from vitctl.jobs.inputs.weights import FoundWeights, run_of
 from vitctl.jobs.record.result import read_result
+from vitctl.models.weights.assumed import assumed_line
 from vitctl.system.text import one_line
 
 _LIBRARIES = {"hf": "transformers", "timm": "timm"}
@@ -36,7 +37,7 @@ def model_card(to: str, order: Order, notes: Sequence[str]) -> str:
         f"An image classifier ({type(config).__name__.removesuffix('Config')}, {config.num_classes:,} classes, images of "
         f"{config.image_size} pixels), written by vitctl {__version__} from `{found.path}`.",
         "",
-        *(f"- {line}" for line in (_OPENED.get(to, ""), *notes) if line),
+        *(f"- {line}" for line in (_OPENED.get(to, ""), *notes, assumed_line(found.assumed)) if line),
         "",
         "## Results",
         "",

@@ -24,9 +24,11 @@ from vitctl.jobs.inputs.onnx_file import OnnxNetwork
 from vitctl.jobs.inputs.weights import loaded_model, scored_weights
 from vitctl.jobs.record.kernels import choose_kernels
 from vitctl.jobs.record.runs import newest_run
+from vitctl.models.weights.assumed import assumed_line
 from vitctl.models.weights.download import fetch
 from vitctl.models.weights.sources import locate
 from vitctl.recipe.schema import Evaluate
+from vitctl.recipe.sections import WeightsSource
 
 ONNX = ".onnx"
 Ranking = list[tuple[str, float]]
@@ -215,14 +217,16 @@ def _from_weights(recipe: Evaluate, needs_head: bool) -> OpenClassifier:
         found.weights.digest,
         found.path,
         "; ".join(filter(None, (found.chosen.text, computation.precision))),
-        unseen_pixels(model.config),
+        [*unseen_pixels(model.config), *filter(None, [assumed_line(found.assumed)])],
     )
 
 
 def _from_onnx(recipe: Evaluate) -> OpenClassifier:
     weights, data, machine = recipe.weights, recipe.data, recipe.machine
-    if weights.which or weights.model:
-        raise CheckpointError(f"{weights.source}: an ONNX file is one set of weights; leave --weights and --model out")
+    if weights != WeightsSource(source=weights.source):
+        raise CheckpointError(
+            f"{weights.source}: an ONNX file is one set of weights; leave --weights, --model and weights.* out"
+        )
     network = OnnxNetwork(Path(locate(weights.source, fetch)), machine.device)
     if data.image_size not in (0, network.image_size):
         raise RecipeError(
@@ -232,8 +236,10 @@ def _from_onnx(recipe: Evaluate) -> OpenClassifier:
         raise RecipeError(
             f"machine.precision = '{machine.precision}': {weights.source} computes as it was exported; leave it out"
         )
+    guessed = network.meta.get("assumed")
+    warnings = [f"assumed when the file was exported: {', '.join(guessed)}"] if guessed else []
     sized = recipe.model_copy(update={"data": data.model_copy(update={"image_size": network.image_size})})
-    return _opened(network, _transform(sized, network.meta), network.meta, network.digest, weights.source, "", [])
+    return _opened(network, _transform(sized, network.meta), network.meta, network.digest, weights.source, "", warnings)
 
 
 def _opened(

@@ -1,18 +1,23 @@
 """The weights that a job starts from or scores: found from a recipe, and loaded into a model."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
 
+from vitctl.engine.journal import Journal
 from vitctl.engine.run_files import RECIPE
 from vitctl.errors import CheckpointError, explaining
 from vitctl.jobs.record.runs import RUNS, ChosenWeights, choose_weights, newest_run
 from vitctl.models.build import Model, build, load_state, resized, transfer
 from vitctl.models.variants import downstream
+from vitctl.models.weights.assumed import assumed_line, assumed_values
 from vitctl.models.weights.load import Weights, read_weights
 from vitctl.models.weights.meta import require_meta
+from vitctl.recipe.images import StoredTransform
 from vitctl.recipe.schema import Evaluate, ExportRecipe, Fewshot, Finetune, Vtab
 from vitctl.recipe.sections import StartWeights
 from vitctl.system.address import without_queries
@@ -22,14 +27,29 @@ WeightsRecipe = Evaluate | ExportRecipe | Fewshot | Finetune | Vtab
 
 @dataclass(frozen=True)
 class FoundWeights:
-    """Weights, their path (or address, as given), and which weights of a run they are."""
+    """Weights, their path (or address, as given), which weights of a run they are, and what is assumed: recipe key -> value."""
 
     path: str
     weights: Weights
     chosen: ChosenWeights = field(default_factory=ChosenWeights)
+    assumed: Mapping[str, Any] = field(default_factory=dict)
+
+    def log(self, journal: Journal, *said: str) -> None:
+        """Write which weights a job uses, and a warning that names every value that is assumed about them."""
+        journal.write("weights", step=0, path=self.path, text="; ".join(filter(None, (self.chosen.text, *said))))
+        if line := assumed_line(self.assumed):
+            journal.write("warning", step=0, text=line)
 
 
-def find_weights(source: str, runs: Path = RUNS, *, which: str = "", model: str = "", job: str = "") -> FoundWeights:
+def find_weights(
+    source: str,
+    runs: Path = RUNS,
+    *,
+    which: str = "",
+    model: str = "",
+    job: str = "",
+    given: Mapping[str, Any] = MappingProxyType({}),
+) -> FoundWeights:
     """The weights that a recipe's [weights] means.
 
     Args:
@@ -38,6 +58,7 @@ def find_weights(source: str, runs: Path = RUNS, *, which: str = "", model: str 
         which: of the weights of a run or of a checkpoint, see `choose_weights`.
         model: name of the model, for what a foreign file's shapes cannot tell.
         job: that takes them, which decides what "newest" is, see `newest_run`.
+        given: values that replace recorded or assumed ones, by the names of `assumed.KEYS`.
 
     Raises:
         CheckpointError: there are none; the message says where vitctl looked.
@@ -46,10 +67,24 @@ def find_weights(source: str, runs: Path = RUNS, *, which: str = "", model: str 
     if "://" in source:
         if which:
             raise CheckpointError(f"{source}: --weights {which}: this is one set of weights; leave --weights out")
-        return _check_meta(FoundWeights(source, read_weights(source, model=model or None)))
+        return _given(FoundWeights(source, read_weights(source, model=model or None)), given, job)
     place = newest_run(job, runs).folder if source == "newest" else Path(source)
     path, chosen = choose_weights(place, which)
-    return _check_meta(FoundWeights(str(path), read_weights(str(path), model=model or None), chosen))
+    return _given(FoundWeights(str(path), read_weights(str(path), model=model or None), chosen), given, job)
+
+
+def _given(found: FoundWeights, given: Mapping[str, Any], job: str) -> FoundWeights:
+    """The same weights with the given values, and what is still assumed about them. Raises CheckpointError."""
+    weights = found.weights
+    in_config = {name: given[name] for name in given if name in ("gelu", "norm_eps")}
+    if odd := [name for name in in_config if not hasattr(weights.config, name)]:
+        raise CheckpointError(f"{found.path}: weights.{odd[0]} is of a Vision Transformer; leave it out")
+    meta = weights.meta | {name: given[name] for name in given if name not in in_config}
+    if left := [name for name in meta.pop("assumed", ()) if name not in given]:
+        meta["assumed"] = left
+    config = replace(weights.config, **in_config)
+    assumed = assumed_values(meta, config, scoring=job in ("evaluate", "export"))
+    return _check_meta(replace(found, weights=Weights(config, weights.state, meta), assumed=assumed))
 
 
 def run_of(path: str) -> Path | None:
@@ -74,7 +109,17 @@ def scored_weights(recipe: Evaluate) -> FoundWeights:
 
 def weights_of(recipe: WeightsRecipe) -> FoundWeights:
     """The weights of a recipe, see `find_weights`."""
-    return find_weights(recipe.weights.source, which=recipe.weights.which, model=recipe.weights.model, job=recipe.job)
+    wanted, data = recipe.weights, recipe.data
+    given: dict[str, Any] = {
+        "gelu": wanted.gelu,
+        "norm_eps": wanted.norm_eps,
+        "position_resize": wanted.position_resize,
+    }
+    given |= {name: value and list(value) for name, value in (("mean", wanted.mean), ("std", wanted.std))}
+    if isinstance(data, StoredTransform):
+        given |= {"eval_method": data.eval_method, "eval_resize": data.eval_resize, "resample": data.eval_resample}
+    given = {name: value for name, value in given.items() if value}
+    return find_weights(wanted.source, which=wanted.which, model=wanted.model, job=recipe.job, given=given)
 
 
 @explaining()

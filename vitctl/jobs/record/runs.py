@@ -206,6 +206,11 @@ def logged_probes(run: Path, step: int) -> dict[str, float]:
     return {f"{record['shots']}-shot": record["accuracy"] for record in probes}
 
 
+def start_weights(job: str) -> str:
+    """The address of published weights that a job can start from; those that are scored need a trained head."""
+    return f"gs://vit_models/imagenet21k{'+imagenet2012' * (job in _TAKES_ANY)}/ViT-B_16.npz"
+
+
 class NewestRun(NamedTuple):
     """The finished run that is used because none was named; `text` says so in one line."""
 
@@ -233,8 +238,8 @@ def newest_run(job: str, runs: Path = RUNS) -> NewestRun:
     wanted = "training" if jobs == TRAINING else "pre-training"
     if not done:
         raise CheckpointError(
-            f"no finished {wanted} run under {runs.resolve()}; give weights with --from RUN_OR_FILE, "
-            f"or train some first: vitctl pretrain --recipe smoke{_QUICKSTARTED * Path('quickstart/pretrain').is_dir()}"
+            f"no finished {wanted} run under {runs.resolve()}{_QUICKSTARTED * Path('quickstart/pretrain').is_dir()}; "
+            f"give weights with --from, for example the published --from {start_weights(job)}"
         )
     when, folder, result = max(done, key=lambda one: one[:2])
     passed = _passed_over(runs, jobs, when)

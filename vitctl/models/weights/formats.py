@@ -47,6 +47,12 @@ class Beside:
         """Read what lies beside `path`."""
         return cls(path.name, num_heads, *(read_json(path.parent / name) for name in BESIDE))
 
+    @property
+    def marked(self) -> Collection[str]:
+        """What an export of ours records as assumed, in its config.json."""
+        ours = self.config.get("vitctl", {}).get("preprocessing", {}).get("assumed")
+        return ours if isinstance(ours, list) else ()
+
 
 @dataclass(frozen=True)
 class Described:
@@ -137,13 +143,17 @@ def classes(view: View) -> int:
     return 0 if head is None else len(head)
 
 
+def published_heads(shape: Mapping[str, Any]) -> int | None:
+    """Return the heads of the published model of this hidden size and depth, None where there is none."""
+    wanted = shape["hidden_size"], shape["depth"]
+    sizes = {(size["hidden_size"], size["depth"]): size["num_heads"] for size in reversed(VARIANTS.values())}
+    return sizes.get(wanted) or _UNUSUAL_HEADS.get(wanted)
+
+
 def known_heads(hidden_size: int, depth: int) -> int:
     """Return the heads of the published model of this size; most have 64 channels for each. Raises CheckpointError."""
-    for size in VARIANTS.values():
-        if (size["hidden_size"], size["depth"]) == (hidden_size, depth):
-            return size["num_heads"]
-    if (hidden_size, depth) in _UNUSUAL_HEADS:
-        return _UNUSUAL_HEADS[hidden_size, depth]
+    if found := published_heads({"hidden_size": hidden_size, "depth": depth}):
+        return found
     if hidden_size % _HEAD_CHANNELS:
         raise CheckpointError(
             f"the file does not tell the number of attention heads, and hidden size {hidden_size} is not a multiple of "

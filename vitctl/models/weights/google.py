@@ -10,6 +10,7 @@ from torch import Tensor
 
 from vitctl.errors import CheckpointError
 from vitctl.models.configs import Config, HybridConfig, ResNetConfig, ViTConfig
+from vitctl.models.weights.assumed import HALF, crop, settle, squash, stored_meta
 from vitctl.models.weights.formats import (
     Beside,
     Described,
@@ -177,15 +178,12 @@ def _named_size(beside: Beside) -> int | None:
 def _meta(config: Config) -> dict[str, Any]:
     """Return the authors' pre-processing: a plain square for fine-tuned models, a centre crop for ImageNet-21k."""
     cropped = config.num_classes == _NUM_CLASSES_I21K
-    return {
-        "image_size": config.image_size,
-        "mean": [0.5, 0.5, 0.5],
-        "std": [0.5, 0.5, 0.5],
-        "eval_method": "shorter_side" if cropped else "square",
-        "eval_resize": config.image_size * 8 // 7 if cropped else 0,
-        "resample": "bilinear",
-        "position_resize": "zoom",
-    }
+    cut = (
+        {"eval_method": "shorter_side", "eval_resize": crop(7 / 8)}
+        if cropped
+        else {"eval_method": "square", "eval_resize": squash}
+    )
+    return stored_meta(config, settle("google", cut))
 
 
 def _misfits(config: Config) -> Iterator[str]:
@@ -203,7 +201,7 @@ def _misfits(config: Config) -> Iterator[str]:
 
 
 def _notes(_config: Config, meta: Mapping[str, Any]) -> Iterator[str]:
-    if meta.get("class_names"):
+    if meta.get("class_names") or any(tuple(meta.get(name, HALF)) != HALF for name in ("mean", "std")):
         yield "the .npz has no place for class names and pre-processing"
 
 

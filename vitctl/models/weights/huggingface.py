@@ -6,7 +6,17 @@ from typing import Any, Literal
 
 from vitctl.errors import CheckpointError
 from vitctl.models.configs import Config, ViTConfig
-from vitctl.models.weights.formats import Beside, Described, Format, Numerics, View, vit_misfits, vit_shape
+from vitctl.models.weights.assumed import HALF, settle, squash, stored_meta
+from vitctl.models.weights.formats import (
+    Beside,
+    Described,
+    Format,
+    Numerics,
+    View,
+    published_heads,
+    vit_misfits,
+    vit_shape,
+)
 from vitctl.models.weights.rules import Table, Tensors, entry, pair
 from vitctl.models.weights.sources import CONFIG, PREPROCESSOR
 
@@ -20,7 +30,6 @@ _GELU: dict[str, Literal["tanh", "erf"]] = {
 }
 _ACTIVATION = {"erf": "gelu", "tanh": "gelu_pytorch_tanh"}
 _RESAMPLE = {2: "bilinear_antialias", 3: "bicubic_antialias"}  # Pillow's numbers
-_IMAGE_PROCESSOR: dict[str, Any] = {"image_mean": (0.5,) * 3, "image_std": (0.5,) * 3, "resample": 2}
 _BODY = "vit."
 _LAYER = "vit.encoder.layer.{i}"
 # transformers 5 names modules otherwise in memory than in its files; a state dict saved by hand has these names.
@@ -74,24 +83,26 @@ def _describe(view: View, _tensors: Tensors, beside: Beside) -> Described:
         raise CheckpointError(f"config.json: hidden_act {activation!r}, known are {', '.join(_GELU)}")
     if config.get("pooler_act", "tanh") != "tanh":
         raise CheckpointError(f"config.json: pooler_act {config['pooler_act']!r}, only 'tanh' is read")
-    numerics = Numerics(gelu=_GELU[activation], norm_eps=config.get("layer_norm_eps", NUMERICS["norm_eps"]))
-    shape = vit_shape(view, beside.num_heads or config.get("num_attention_heads"), config.get("image_size"))
-    model = ViTConfig(**shape, **numerics, dropout=config.get("hidden_dropout_prob", 0.0))
-    return Described(model, _meta(model, beside))
+    num_heads = beside.num_heads or config.get("num_attention_heads")
+    shape = vit_shape(view, num_heads, config.get("image_size"))
+    recorded = _recorded(beside.preprocessor) | {"num_heads": num_heads or published_heads(shape)}
+    if config:
+        recorded |= {"gelu": _GELU[activation], "norm_eps": config.get("layer_norm_eps", NUMERICS["norm_eps"])}
+    values = settle("hf", recorded, beside.marked)
+    dropout = config.get("hidden_dropout_prob", 0.0)
+    model = ViTConfig(**shape, gelu=values["gelu"], norm_eps=values["norm_eps"], dropout=dropout)
+    return Described(model, stored_meta(model, values, _class_names(config.get("id2label") or {})))
 
 
-def _meta(model: ViTConfig, beside: Beside) -> dict[str, Any]:
-    processor = {**_IMAGE_PROCESSOR, **beside.preprocessor}
-    names = _class_names(beside.config.get("id2label") or {})
+def _recorded(processor: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what preprocessor_config.json records, by our names; ViT's image processor always squashes."""
+    number = processor.get("resample")
     return {
-        "image_size": model.image_size,
-        "mean": list(processor["image_mean"]),
-        "std": list(processor["image_std"]),
-        "eval_method": "square",
-        "eval_resize": 0,
-        "resample": _RESAMPLE.get(processor["resample"], f"pillow {processor['resample']}"),
-        "position_resize": "bicubic",
-        **({"class_names": names} if names else {}),
+        "mean": processor.get("image_mean"),
+        "std": processor.get("image_std"),
+        "eval_method": "square" if processor else None,
+        "eval_resize": squash if processor else None,
+        "resample": None if number is None else _RESAMPLE.get(number, f"pillow {number}"),
     }
 
 
@@ -153,8 +164,8 @@ def _sidecars(config: Config, meta: Mapping[str, Any]) -> dict[str, dict[str, An
         "do_rescale": True,
         "rescale_factor": 1 / 255,
         "do_normalize": True,
-        "image_mean": list(meta.get("mean", _IMAGE_PROCESSOR["image_mean"])),
-        "image_std": list(meta.get("std", _IMAGE_PROCESSOR["image_std"])),
+        "image_mean": list(meta.get("mean", HALF)),
+        "image_std": list(meta.get("std", HALF)),
     }
     return {CONFIG: described, PREPROCESSOR: processor}
 

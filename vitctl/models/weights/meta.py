@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from vitctl.errors import CheckpointError
 from vitctl.models.configs import Config
+from vitctl.models.weights.assumed import KEYS
 from vitctl.system.text import one_line
 
 SMALLEST, LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127  # of float32's numbers, without those of fewer bits
@@ -41,6 +42,7 @@ class Meta(BaseModel):
     position_resize: str | None = None
     class_names: list[str] | None = None
     head: Literal["zero"] | None = None
+    assumed: list[Literal[tuple(KEYS)]] | None = None  # type: ignore[valid-type]
     loss: Literal["softmax", "sigmoid", "masked_patch"] | None = None
     format: str | None = None
 

@@ -6,15 +6,23 @@ from typing import Any, Literal
 
 from vitctl.errors import CheckpointError
 from vitctl.models.configs import Config, ViTConfig
-from vitctl.models.weights.formats import Beside, Described, Format, Numerics, View, vit_misfits, vit_shape
+from vitctl.models.weights.assumed import HALF, crop, settle, squash, stored_meta
+from vitctl.models.weights.formats import (
+    Beside,
+    Described,
+    Format,
+    Numerics,
+    View,
+    published_heads,
+    vit_misfits,
+    vit_shape,
+)
 from vitctl.models.weights.rules import Table, Tensors, entry, pair
 from vitctl.models.weights.sources import CONFIG
 
 NUMERICS = Numerics(gelu="erf", norm_eps=1e-6)
 _GELU: dict[str, Literal["tanh", "erf"]] = {"gelu": "erf", "gelu_erf": "erf", "gelu_tanh": "tanh"}
 _RESAMPLE = {"bilinear": "bilinear_antialias", "bicubic": "bicubic_antialias"}
-# Where no config.json says otherwise: timm's defaults for Vision Transformers.
-_PRETRAINED = {"mean": (0.5,) * 3, "std": (0.5,) * 3, "crop_pct": 0.9, "interpolation": "bicubic"}
 # timm's names for the sizes that it knows: hidden size, depth, MLP size, heads; and the patches of each.
 _ARCHITECTURES = {
     (192, 12, 768, 3): ("tiny", (16,)),
@@ -56,7 +64,7 @@ TABLE: Table = {
 def _describe(view: View, _tensors: Tensors, beside: Beside) -> Described:
     config = beside.config if "architecture" in beside.config else {}
     args = {**_PECULIAR.get(config.get("architecture", ""), {}), **(config.get("model_args") or {})}
-    pretrained = _PRETRAINED | (config.get("pretrained_cfg") or {})
+    pretrained = config.get("pretrained_cfg") or {}
     size = _side(args.get("img_size") or (pretrained.get("input_size") or [0, 0])[-1])
     shape = vit_shape(view, beside.num_heads or args.get("num_heads"), size)
     if shape["classifier"] == "token" and config.get("global_pool", "token") != "token":
@@ -66,9 +74,18 @@ def _describe(view: View, _tensors: Tensors, beside: Beside) -> Described:
     activation = args.get("act_layer", "gelu")
     if activation not in _GELU:
         raise CheckpointError(f"config.json: act_layer {activation!r}, known are {', '.join(_GELU)}")
-    numerics = Numerics(gelu=_GELU[activation], norm_eps=config.get("norm_eps", NUMERICS["norm_eps"]))
-    model = ViTConfig(**shape, **numerics)
-    return Described(model, _meta(model, pretrained, config))
+    recorded = _recorded(pretrained) | {
+        "num_heads": beside.num_heads or args.get("num_heads") or published_heads(shape)
+    }
+    if config:
+        recorded |= {"gelu": _GELU[activation], "norm_eps": config.get("norm_eps", NUMERICS["norm_eps"])}
+        recorded["position_resize"] = "bicubic_antialias"  # timm's rule
+    if config or shape["classifier"] == "gap":
+        recorded["classifier"] = shape["classifier"]
+    values = settle("timm", recorded, beside.marked)
+    model = ViTConfig(**shape, gelu=values["gelu"], norm_eps=values["norm_eps"])
+    names = config.get("label_names") or pretrained.get("label_names") or ()
+    return Described(model, stored_meta(model, values, names))
 
 
 def _side(size: int | list[int]) -> int:
@@ -79,18 +96,16 @@ def _side(size: int | list[int]) -> int:
     return sides[0]
 
 
-def _meta(model: ViTConfig, pretrained: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
-    squashed = pretrained.get("crop_mode") == "squash"
-    names = config.get("label_names") or pretrained.get("label_names")
+def _recorded(pretrained: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what timm's pretrained_cfg records, by our names."""
+    squashed, share = pretrained.get("crop_mode") == "squash", pretrained.get("crop_pct")
+    interpolation = pretrained.get("interpolation")
     return {
-        "image_size": model.image_size,
-        "mean": list(pretrained["mean"]),
-        "std": list(pretrained["std"]),
-        "eval_method": "square" if squashed else "shorter_side",
-        "eval_resize": 0 if squashed else math.floor(model.image_size / pretrained["crop_pct"]),
-        "resample": _RESAMPLE.get(pretrained["interpolation"], pretrained["interpolation"]),
-        "position_resize": "bicubic_antialias",
-        **({"class_names": list(names)} if names else {}),
+        "mean": pretrained.get("mean"),
+        "std": pretrained.get("std"),
+        "eval_method": ("square" if squashed else "shorter_side") if pretrained else None,
+        "eval_resize": squash if squashed else None if share is None else crop(share),
+        "resample": _RESAMPLE.get(interpolation, interpolation) if interpolation else None,
     }
 
 
@@ -145,8 +160,8 @@ def _sidecars(config: Config, meta: Mapping[str, Any]) -> dict[str, dict[str, An
     squashed = meta.get("eval_method", "square") == "square"
     backwards = {ours: theirs for theirs, ours in _RESAMPLE.items()}
     pretrained = {
-        "mean": meta.get("mean", _PRETRAINED["mean"]),
-        "std": meta.get("std", _PRETRAINED["std"]),
+        "mean": meta.get("mean", HALF),
+        "std": meta.get("std", HALF),
         "input_size": [3, size, size],
         "fixed_input_size": True,
         "interpolation": backwards.get(meta.get("resample", ""), "bilinear"),

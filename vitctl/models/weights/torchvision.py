@@ -4,7 +4,17 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from vitctl.models.configs import Config, ViTConfig
-from vitctl.models.weights.formats import Beside, Described, Format, Numerics, View, vit_misfits, vit_shape
+from vitctl.models.weights.assumed import crop, settle, stored_meta
+from vitctl.models.weights.formats import (
+    Beside,
+    Described,
+    Format,
+    Numerics,
+    View,
+    published_heads,
+    vit_misfits,
+    vit_shape,
+)
 from vitctl.models.weights.rules import Table, Tensors, entry, pair
 
 NUMERICS = Numerics(gelu="erf", norm_eps=1e-6)
@@ -40,19 +50,11 @@ def _replaced(name: str, renamed: Mapping[str, str]) -> str:
 
 
 def _describe(view: View, _tensors: Tensors, beside: Beside) -> Described:
-    config = ViTConfig(**vit_shape(view, beside.num_heads, None), **NUMERICS)
-    usual = config.image_size == 224
-    meta = {
-        "image_size": config.image_size,
-        "mean": [0.485, 0.456, 0.406],
-        "std": [0.229, 0.224, 0.225],
-        # torchvision's presets; those of larger images (SWAG) resize to the image size itself, bicubic.
-        "eval_method": "shorter_side",
-        "eval_resize": 256 if usual else config.image_size,
-        "resample": "bilinear_antialias" if usual else "bicubic_antialias",
-        "position_resize": "bicubic_aligned",
-    }
-    return Described(config, meta)
+    shape = vit_shape(view, beside.num_heads, None)
+    swag = {"eval_resize": crop(1), "resample": "bicubic_antialias"} if shape["image_size"] != 224 else {}
+    values = settle("torchvision", {"num_heads": beside.num_heads or published_heads(shape), **swag})
+    config = ViTConfig(**shape, gelu=values["gelu"], norm_eps=values["norm_eps"])
+    return Described(config, stored_meta(config, values))
 
 
 def _misfits(config: Config) -> Iterator[str]:

@@ -1,0 +1,123 @@
+"""Weights that do not record how they were trained: what is assumed is logged, recorded and can be given."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+import torch
+
+from tests.jobs.conftest import CPU, SMALL, Job, do
+from vitctl.errors import CheckpointError, RecipeError
+from vitctl.jobs.inputs.weights import find_weights, load_model
+from vitctl.models.build import build
+from vitctl.models.configs import ResNetConfig, ViTConfig
+from vitctl.models.weights.load import Weights, read_weights
+from vitctl.models.weights.write import write_weights
+from vitctl.report.compare import compare_runs
+
+IMAGENET = {"weights.mean": (0.485, 0.456, 0.406), "weights.std": (0.229, 0.224, 0.225)}
+TRAINING = [
+    "weights.mean",
+    "weights.std",
+    "weights.gelu",
+    "weights.norm_eps",
+    "weights.position_resize",
+    "classifier",
+    "num_heads",
+]
+SCORING = [*TRAINING, "data.eval_method", "data.eval_resize", "data.eval_resample"]
+
+
+@pytest.fixture
+def bare(pretrained: Path, tmp_path: Path) -> Path:
+    """A plain state dict with the tensors of the tiny run, as timm names them, of another number of heads."""
+    found = find_weights(str(pretrained)).weights
+    config = found.config
+    assert isinstance(config, ViTConfig)
+    config = replace(config, hidden_size=64, num_heads=1, gelu="erf", representation_size=0)
+    state = build(config, seed=1).state_dict()
+    state["head.weight"].normal_(generator=torch.Generator().manual_seed(0))
+    return write_weights(Weights(config, state, found.meta), tmp_path / "bare.safetensors", "timm").files[0]
+
+
+def logged(folder: Path) -> list[str]:
+    records = map(json.loads, (folder / "log.jsonl").read_text().splitlines())
+    return [record["text"] for record in records if record["kind"] == "warning" and "assumed" in record["text"]]
+
+
+def test_evaluate__says_and_records_what_is_assumed(job: Job, bare: Path, tmp_path: Path) -> None:
+    result = job("evaluate", **{"weights.source": str(bare)})
+    assumed = result["provenance"]["assumed"]
+    assert list(assumed) == [*SCORING, "data.classes"]
+    assert assumed["weights.mean"] == result["provenance"]["mean"] == [0.5, 0.5, 0.5]
+    (line,) = logged(tmp_path / "run")
+    assert all(key in line for key in assumed)
+
+
+def test_evaluate__given_values_are_used_and_not_assumed(job: Job, bare: Path, tmp_path: Path) -> None:
+    job("evaluate", "guessed", **{"weights.source": str(bare)})
+    given = {**IMAGENET, "weights.gelu": "tanh", "weights.norm_eps": 1e-5, "data.eval_method": "square"}
+    used = job("evaluate", **{"weights.source": str(bare), **given})["provenance"]
+    assert (used["mean"], used["eval_method"]) == ([0.485, 0.456, 0.406], "square")
+    assert list(used["assumed"]) == [
+        "weights.position_resize", "classifier", "num_heads", "data.eval_resize", "data.eval_resample", "data.classes",
+    ]  # fmt: skip
+    differing = dict(compare_runs([tmp_path / "guessed", tmp_path / "run"]).differences)
+    assert differing["assumed weights.mean"] == [[0.5, 0.5, 0.5], "not assumed"]
+
+
+def test_evaluate__weights_of_a_run_assume_nothing(job: Job, tmp_path: Path) -> None:
+    assert job("evaluate")["provenance"]["assumed"] == {}
+    assert logged(tmp_path / "run") == []
+
+
+@pytest.mark.parametrize(
+    ("recipe", "values"),
+    [("finetune", {**SMALL, "weights.initialise": "pretrained"}), ("fewshot", {"fewshot.shots": (1,)})],
+)
+def test_jobs_that_do_not_use_the_stored_crop__do_not_name_it(
+    job: Job, bare: Path, tmp_path: Path, recipe: str, values: dict[str, Any]
+) -> None:
+    result = job(recipe, **{"weights.source": str(bare), **values})
+    assert list(result["provenance"]["assumed"]) == TRAINING
+    assert len(set(logged(tmp_path / "run"))) == 1
+    given = job(recipe, "given", **{"weights.source": str(bare), **values, **IMAGENET})
+    assert list(given["provenance"]["assumed"]) == TRAINING[2:]
+
+
+def test_finetune__its_own_weights_record_what_they_were_trained_with(job: Job, bare: Path, tmp_path: Path) -> None:
+    job("finetune", "tuned", **{"weights.source": str(bare), **IMAGENET})
+    meta = find_weights(str(tmp_path / "tuned")).weights.meta
+    assert meta["mean"] == [0.485, 0.456, 0.406] and "assumed" not in meta
+
+
+def test_export__what_was_assumed_goes_along(bare: Path, tmp_path: Path) -> None:
+    values = {"weights.source": str(bare), "export.to": ("timm", "onnx"), "weights.std": IMAGENET["weights.std"]}
+    do("export", tmp_path / "run", **CPU, **values)
+    card = (tmp_path / "run/timm/README.md").read_text()
+    assert "weights.mean=[0.5,0.5,0.5]" in card and "weights.std" not in card
+    again = read_weights(tmp_path / "run/timm/model.safetensors").meta
+    assert "mean" in again["assumed"] and "std" not in again["assumed"]
+    assert again["std"] == [0.229, 0.224, 0.225]
+    stored = {one.key: one.value for one in onnx.load(tmp_path / "run/model.onnx").metadata_props}
+    assert json.loads(stored["preprocessing"])["assumed"] == again["assumed"]
+
+
+def test_load_model__lists_what_is_assumed(bare: Path) -> None:
+    _, meta = load_model(bare)
+    assert "mean" in meta["assumed"]
+
+
+def test_given__refuses_nonsense(job: Job, bare: Path) -> None:
+    with pytest.raises(RecipeError, match="std"):
+        job("evaluate", **{"weights.source": str(bare), "weights.std": (0.2, 0.0, 0.2)})
+
+
+def test_given__a_resnet_has_no_gelu(tmp_path: Path) -> None:
+    config = ResNetConfig(stage_depths=(1,), width=32, version="v2", image_size=32, num_classes=3)
+    file = write_weights(Weights(config, build(config).state_dict(), {}), tmp_path / "w.npz", "google").files[0]
+    with pytest.raises(CheckpointError, match=r"weights\.gelu"):
+        find_weights(str(file), given={"gelu": "erf"})
