@@ -72,6 +72,8 @@ def serving(folder: Path, faults: Faults, *, ranges: bool = True) -> Iterator[st
             self.send_header("ETag", version)
             if span:
                 self.send_header("Content-Range", f"bytes {begin}-{begin + len(body) - 1}/{len(data)}")
+            if path.suffix == ".tar" and (fault == "flip" or (fault == "flip_range" and span)):
+                body = body[:-1] + bytes([body[-1] ^ 1])
             told = body[: len(body) // 3] if fault == "short_range" else body
             self.send_header("Content-Length", str(len(told)))
             self.end_headers()

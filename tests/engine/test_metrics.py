@@ -4,7 +4,15 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vitctl.engine.metrics import Hits, correct_predictions, count_by_class, count_confusions, count_hits, padded_sets
+from vitctl.engine.metrics import (
+    Hits,
+    correct_predictions,
+    count_by_class,
+    count_confusions,
+    count_hits,
+    padded_sets,
+    verdict,
+)
 
 K = 7
 SETS = st.lists(st.lists(st.integers(0, K - 1), max_size=3, unique=True), min_size=1, max_size=30)
@@ -51,3 +59,10 @@ def test_count_by_class__and_confusions_sum_to_the_hits() -> None:
 def test_padded_sets__of_nothing() -> None:
     assert padded_sets([[], []]).tolist() == [[-1], [-1]]
     assert padded_sets([[3], [1, 2], []]).tolist() == [[3, -1], [1, 2], [-1, -1]]
+
+
+def test_verdict__of_an_accuracy_that_a_constant_prediction_reaches() -> None:
+    for accuracy, majority, warns in ((0.2, 0.25, True), (0.25, 0.25, True), (0.26, 0.25, False)):
+        assert bool(verdict({"accuracy": accuracy, "majority_class": majority})) == warns
+    assert verdict({"accuracy": 0.0}) == verdict({}) == ""
+    assert verdict({"accuracy": {"5": 0.1}, "majority_class": 0.2}) == ""

@@ -211,7 +211,7 @@ def test_two_launches_at_once__beside_a_configuration_of_somebody_else(
         assert json.loads((one / "result.json").read_text())["status"] == "done"
         assert checkpoint(one, 20) == checkpoint(straight, 20)
         assert sample_keys(one) == sample_keys(straight)
-        assert json.loads((one / "result.json").read_text())["provenance"]["data_verified"] is True
+        assert json.loads((one / "result.json").read_text())["provenance"]["data_verified"] == "whole"
         for part in ("samples/rank_00.jsonl", "samples/rank_01.jsonl"):
             assert (one / part).exists()
         assert sorted(p.name for p in (one / "verified").iterdir()) == ["part_0_of_2.jsonl", "part_1_of_2.jsonl"]

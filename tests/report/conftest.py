@@ -25,7 +25,12 @@ def finished(
     (folder / "recipe.toml").write_text(to_toml(loaded))
     data = getattr(loaded.recipe, "data", None)
     sizes = SIZES.get(getattr(data, "dataset", ""), (0, 0))
-    whole = {"num_train": sizes[0], "num_images": sizes[1], "data_source": "the original files"}
+    whole = {
+        "num_train": sizes[0],
+        "num_images": sizes[1],
+        "data_source": "the original files",
+        "data_verified": "whole",
+    }
     files = {"model": f"{folder}/checkpoints/step_00000500/model.safetensors"}
     write_result(folder, RunResult(loaded.recipe.job, "done", metrics, whole | used, files))
     return folder

@@ -1,5 +1,6 @@
 """Which results may stand in one table."""
 
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +9,9 @@ from typing import Any
 import pytest
 
 from vitctl.errors import CheckpointError
-from vitctl.jobs.record.result import RunResult, write_result
+from vitctl.jobs.record.result import RunResult, read_result, write_result
+from vitctl.recipe.load import Override, load_recipe, with_overrides
+from vitctl.recipe.write import to_toml, toml_value
 from vitctl.report.compare import FACTS, compare_runs
 
 USED = {
@@ -17,6 +20,7 @@ USED = {
     "data_sha256": "a" * 64,
     "data_digest": "index, tables, views",
     "labels": "original",
+    "data_verified": "whole",
     "data_source": "CIFAR-10",
     "image_size": 16,
     "recipe_sha256": "c" * 64,
@@ -31,6 +35,10 @@ USED = {
 SCORED = RunResult("evaluate", "done", {"accuracy": 0.5, "correct": 12, "real": {"accuracy": 0.75}}, USED)
 
 
+PART, NONE = "only a part of its bytes were verified", "does not record that any of its bytes were verified"
+UNVERIFIED = {"damaged": "its shards do not match their index", "part": PART, "none": NONE}
+
+
 def put(folder: Path, result: RunResult = SCORED, **used: Any) -> Path:
     folder.mkdir()
     write_result(folder, replace(result, provenance=result.provenance | used))
@@ -42,7 +50,31 @@ def test_compare__the_same_images_by_other_means(tmp_path: Path) -> None:
     found = compare_runs([one, two])
     assert found.reasons == []
     assert found.numbers == [("accuracy", [0.5, 0.5]), ("real accuracy", [0.75, 0.75])]
-    assert found.differences == [("image_size", ["16", "32"]), ("recipe_sha256", ["c" * 12, "d" * 12])]
+    assert found.differences == [
+        ("image_size", ["16", "32"]),
+        ("recipe_sha256 (a recipe.toml is missing or invalid)", ["c" * 12, "d" * 12]),
+    ]
+
+
+def test_compare__the_recipe_values_that_differ(tmp_path: Path) -> None:
+    """Values that change no result are not among them."""
+    one, two = put(tmp_path / "one"), put(tmp_path / "two", recipe_sha256="d" * 64)
+    loaded = load_recipe("finetune", [Override("data.path", "x"), Override("weights.source", "y")])
+    (one / "recipe.toml").write_text(to_toml(loaded))
+    changes = [Override("seed", 3), Override("optimizer.lr", 0.5), Override("log.every_steps", 7)]
+    (two / "recipe.toml").write_text(to_toml(with_overrides(loaded, changes)))
+    lr = toml_value(loaded.recipe.optimizer.lr)  # type: ignore[union-attr]
+    assert compare_runs([one, two]).differences == [("seed", ["0", "3"]), ("optimizer.lr", [lr, "0.5"])]
+
+
+def test_compare__of_recipes_of_two_jobs_the_values_that_both_have(tmp_path: Path) -> None:
+    one, two = put(tmp_path / "one"), put(tmp_path / "two", recipe_sha256="d" * 64)
+    for folder, name in ((one, "finetune"), (two, "evaluate")):
+        values = [Override("data.path", name), Override("weights.source", "y")]
+        (folder / "recipe.toml").write_text(to_toml(load_recipe(name, values)))
+    keys = [key for key, _ in compare_runs([one, two]).differences]
+    assert "data.path" in keys
+    assert not {"optimizer.lr", "job"} & set(keys)
 
 
 def test_compare__a_finetuned_run_and_its_evaluation_are_of_one_kind(tmp_path: Path) -> None:
@@ -55,6 +87,7 @@ def test_compare__a_finetuned_run_and_its_evaluation_are_of_one_kind(tmp_path: P
 @pytest.mark.parametrize(
     ("used", "reason"),
     [
+        *(({"data_verified": state}, said) for state, said in UNVERIFIED.items()),
         ({"split": "train[:10%]"}, r"split differs \(train\[:10%\], the first test\): another split"),
         ({"num_images": 22}, r"num_images differs \(22, the first 23\): another number of images"),
         ({"labels": "real"}, r"labels differs \(real, the first original\): other labels"),
@@ -74,6 +107,19 @@ def test_compare__says_why_not(tmp_path: Path, used: dict[str, Any], reason: str
     [said] = compare_runs([one, two]).reasons
     assert said.startswith(f"{two}: ")
     assert re.search(reason, said)
+
+
+@pytest.mark.parametrize(
+    ("value", "state"), [(True, "whole"), (False, "damaged"), (0.5, "part"), (1.0, "part"), (0.0, "none")]
+)
+def test_data_verified__of_earlier_releases(tmp_path: Path, value: object, state: str) -> None:
+    """A share of 0.0 is equal to false and was not found by `is False`."""
+    one, two = put(tmp_path / "one"), put(tmp_path / "two")
+    path = two / "result.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"provenance": USED | {"data_verified": value}}))
+    found = read_result(two)
+    assert found is not None and found.provenance["data_verified"] == state
+    assert bool(compare_runs([one, two]).reasons) == (state != "whole")
 
 
 def test_compare__a_copy_of_the_same_images_is_told_by_its_source(tmp_path: Path) -> None:
@@ -108,7 +154,7 @@ def test_compare__tables_of_tasks_task_by_task(tmp_path: Path) -> None:
     def table(**digests: str) -> dict[str, Any]:
         return {"suite": "vtab", "tasks": {name: {"split": "test", "data_sha256": d} for name, d in digests.items()}}
 
-    result = replace(SCORED, job="vtab", provenance={})
+    result = replace(SCORED, job="vtab", provenance={"data_verified": "whole"})
     one = put(tmp_path / "one", result, **table(dtd="1", svhn="2", pets="3"))
     two = put(tmp_path / "two", result, **table(dtd="1", svhn="9"))
     assert compare_runs([one, two]).reasons == [f"{two}: other data or splits in the tasks pets, svhn"]

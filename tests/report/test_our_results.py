@@ -62,6 +62,7 @@ def test_runs__are_joined_to_their_pretraining_by_digest_with_mean_and_deviation
         ({}, {"data_source": "Pets, partial"}, "its images are Pets, partial"),
         ({}, {"train_source": "a copy of the community"}, "its images are a copy of the community"),
         ({}, {"initialise": "random"}, "it started from random weights"),
+        ({}, {"data_verified": "part"}, "only a part of its bytes were verified against their digests"),
         ({}, {"from_sha256": ""}, "its weights are of no run here that can be used"),
     ],
 )

@@ -26,7 +26,6 @@ def cached_features(
     *,
     num_images: int,
     limit_bytes: int,
-    may_keep: Callable[[], bool] = lambda: True,
     note: Callable[[str], None] = lambda _: None,
 ) -> tuple[Tensor | None, bool]:
     """Representations of a split: read from the cache if a run with the same key stored them, else computed and stored.
@@ -35,9 +34,8 @@ def cached_features(
         runtime: this process among its peers; only the main one reads and writes the cache.
         folder: of the cache; None stores nothing.
         key: everything that the numbers depend on: digests of weights and data, pre-processing, precision; JSON.
-        compute: the pass over the images, [num_images, R] float32.
+        compute: the pass over the images, [num_images, R] float32; raises unless they are those that the key names.
         num_images: a file of another length is not used.
-        may_keep: called by every process after the computation: whether the images were those that the key names.
         limit_bytes: the least recently used files are deleted until the folder is no larger.
         note: called with a message when the cache could not be written, or a cached file is not used; the run continues.
 
@@ -50,7 +48,7 @@ def cached_features(
     if runtime.sum([float(found is not None)])[0]:
         return found, True
     features = compute()
-    if file is not None and may_keep() and runtime.is_main:
+    if file is not None and runtime.is_main:
         try:
             _write(file, text, features)
             _keep_below(file.parent, limit_bytes)

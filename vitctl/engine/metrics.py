@@ -1,7 +1,8 @@
 """Metrics from the top-5 predictions: pure functions of integers, the same for any number of processes."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -92,6 +93,14 @@ def baselines(labels: np.ndarray, num_answers: int) -> dict[str, float]:
         "majority_class": float(np.bincount(answers).max() / len(sets)),
         "chance": float(len(answers) / len(sets) / num_answers),
     }
+
+
+def verdict(numbers: Mapping[str, Any]) -> str:
+    """The warning for an accuracy that a constant prediction reaches too; "" for a better one, or without `baselines`."""
+    accuracy, majority = numbers.get("accuracy"), numbers.get("majority_class")
+    if not isinstance(accuracy, float) or not isinstance(majority, float) or accuracy > majority:
+        return ""
+    return "no better than always predicting the majority class"
 
 
 def count_confusions(best: np.ndarray, classes: np.ndarray) -> list[tuple[int, int, int]]:

@@ -18,7 +18,7 @@ from vitctl.jobs.inputs.network import unseen_pixels
 from vitctl.jobs.inputs.same_inputs import check_found
 from vitctl.jobs.inputs.weights import loaded_model, scored_weights
 from vitctl.jobs.provenance import computed, shown, weights_scored
-from vitctl.jobs.record.integrity import verified, verify
+from vitctl.jobs.record.integrity import WHOLE, verify
 from vitctl.jobs.record.kernels import choose_kernels, use_kernels
 from vitctl.jobs.record.result import RunResult, data_used
 from vitctl.jobs.training import num_workers, on_device, open_journal, start_runtime
@@ -68,11 +68,10 @@ def evaluate(recipe: Evaluate, run_dir: Path, report: Report = silent, stop: Sto
     for text in unseen_pixels(model.config):
         journal.write("warning", step=0, text=text)
     mean, std, workers = tuple(meta["mean"]), tuple(meta["std"]), num_workers(recipe.machine, runtime)
-    look = ImagePass(runtime, journal, transform, mean, std, recipe.evaluation.batch_size, workers, stop)
+    look = ImagePass(runtime, journal, transform, mean, std, recipe.evaluation.batch_size, workers, stop, bytes_read)
     model = on_device(model, runtime)
     use_kernels(choose_kernels(recipe.machine, model.config, runtime.computation))
     best = look.through(top_predictions, "scoring", model, source, to_scores=rule.to_scores).numpy()
-    data_verified = verified(bytes_read, runtime, journal, is_score=True)
     metrics: dict[str, dict[str, Any]] = {}
     for name, labels in rule.labels.items():
         hits = count_hits(best, labels)
@@ -91,7 +90,7 @@ def evaluate(recipe: Evaluate, run_dir: Path, report: Report = silent, stop: Sto
             **weights_scored(found),
             **computed(runtime),
             **data_used(source, recipe.data.eval_split),
-            **data_verified,
+            **WHOLE,
             "labels": first,
             **shown(transform),
             "mean": list(meta["mean"]),

@@ -9,17 +9,19 @@ from torch import Tensor
 
 from vitctl.data.images.transforms import EvalTransform
 from vitctl.data.loader.batches import eval_batches
+from vitctl.data.source.integrity import Verification
 from vitctl.data.source.read import Source
 from vitctl.engine.distributed.runtime import Runtime
 from vitctl.engine.evaluation import representations
 from vitctl.engine.feature_cache import cached_features
 from vitctl.engine.journal import Journal
 from vitctl.engine.preemption import StopFlag
+from vitctl.jobs.record.integrity import check_whole
 from vitctl.jobs.record.kernels import kernels_used
 from vitctl.models.build import Model
 from vitctl.models.weights.load import weights_digest
 
-FORMAT = "vitctl-features/1"
+FORMAT = "vitctl-features/2"  # 1 could be of images that were changed on the way from a server
 
 
 T = TypeVar("T")
@@ -29,7 +31,8 @@ T = TypeVar("T")
 class ImagePass:
     """How images are shown to a network. `mean` and `std` are of the weights; `batch_size` is of one process.
 
-    `whole_batches`: no batch depends on the number of processes, as `eval_batches` says.
+    `whole_batches`: no batch depends on the number of processes, as `eval_batches` says. `shards`: every shard that is decoded is
+    verified by it.
     """
 
     runtime: Runtime
@@ -40,6 +43,7 @@ class ImagePass:
     batch_size: int
     workers: int
     stop: StopFlag
+    shards: Verification
     whole_batches: bool = False
 
     def __call__(self, model: Model, source: Source) -> Tensor:
@@ -47,8 +51,13 @@ class ImagePass:
         return self.through(representations, "features", model, source)
 
     def through(self, function: Callable[..., T], what: str, model: Model, source: Source, **more: Any) -> T:
-        """What a function of `vitctl.engine.evaluation` makes of a split; `what` is said of it on the screen."""
+        """Apply a function of `vitctl.engine.evaluation` to a split; `what` names it on the screen.
+
+        Raises:
+            DataError: not every byte of its shards could be verified.
+        """
         runtime = self.runtime
+        self.shards.add(source)
         batches = eval_batches(
             source,
             self.transform,
@@ -61,7 +70,9 @@ class ImagePass:
         )
         batches = self.journal.watch(batches, what, len(source), runtime.num_processes)
         normalise = runtime.normaliser(self.mean, self.std)
-        return function(runtime, model, batches, num_images=len(source), normalise=normalise, stop=self.stop, **more)
+        found = function(runtime, model, batches, num_images=len(source), normalise=normalise, stop=self.stop, **more)
+        check_whole(self.shards, runtime, source)
+        return found
 
     def key(self, weights_sha256: str, config: Any, source: Source) -> dict[str, Any]:
         """Everything that the representations of a split depend on: the key of the cache."""
@@ -86,7 +97,6 @@ def cached_pass(
     folder: Path,
     *,
     limit_bytes: int,
-    may_keep: Callable[[], bool],
     note: Callable[[str], None] = lambda _: None,
 ) -> Callable[[Source], tuple[Tensor | None, bool]]:
     """A feature pass with a cache folder: see `cached_features`."""
@@ -100,7 +110,6 @@ def cached_pass(
             lambda: one(model, source),
             num_images=len(source),
             limit_bytes=limit_bytes,
-            may_keep=may_keep,
             note=note,
         )
 

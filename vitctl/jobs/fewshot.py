@@ -24,7 +24,7 @@ from vitctl.jobs.inputs.network import unseen_pixels
 from vitctl.jobs.inputs.same_inputs import check_found
 from vitctl.jobs.inputs.weights import FoundWeights, loaded_model, weights_of
 from vitctl.jobs.provenance import computed, shown, weights_used
-from vitctl.jobs.record.integrity import are_whole, verified, verify
+from vitctl.jobs.record.integrity import WHOLE, check_whole, verify
 from vitctl.jobs.record.kernels import choose_kernels, use_kernels
 from vitctl.jobs.record.result import RunResult
 from vitctl.jobs.training import num_workers, on_device, open_journal, start_runtime
@@ -84,14 +84,13 @@ def fewshot(recipe: Fewshot, run_dir: Path, report: Report = silent, stop: StopF
         journal.write("warning", step=0, text=text)
     mean, std = tuple(found.weights.meta["mean"]), tuple(found.weights.meta["std"])
     workers = num_workers(recipe.machine, runtime)
-    one_pass = ImagePass(runtime, journal, transform, mean, std, recipe.evaluation.batch_size, workers, stop)
+    one_pass = ImagePass(
+        runtime, journal, transform, mean, std, recipe.evaluation.batch_size, workers, stop, bytes_read
+    )
     folder = Path(recipe.fewshot.cache) if recipe.fewshot.cache else run_dir.parent / FEATURES
     limit = int(recipe.fewshot.cache_gib * 2**30)
     warn = partial(journal.write, "warning", step=0)
-    may_keep = partial(are_whole, bytes_read, runtime)
-    features = cached_pass(
-        one_pass, model, model.config, folder, limit_bytes=limit, may_keep=may_keep, note=lambda text: warn(text=text)
-    )
+    features = cached_pass(one_pass, model, model.config, folder, limit_bytes=limit, note=lambda text: warn(text=text))
 
     lines: list[Line] = []
     for one in sets:
@@ -100,7 +99,7 @@ def fewshot(recipe: Fewshot, run_dir: Path, report: Report = silent, stop: StopF
         if runtime.is_main and train is not None and test is not None:
             lines += _score(recipe, one, (train, test), stop)
         stop_together(runtime, stop)
-    data_verified = verified(bytes_read, runtime, journal, is_score=True)
+    check_whole(bytes_read, runtime)  # also the shards of cached representations
     metrics: dict[str, Any] = {}
     if runtime.is_main:
         metrics = _table(recipe, sets, lines)
@@ -109,7 +108,7 @@ def fewshot(recipe: Fewshot, run_dir: Path, report: Report = silent, stop: StopF
             seeds = metrics["by_seed"][shots]
             journal.write("fewshot", step=0, shots=int(shots), accuracy=metrics["accuracy"][shots], seeds=seeds)
     files = {"scores": str(run_dir / SCORES), "chosen": str(run_dir / CHOSEN)}
-    used = _provenance(recipe, runtime, found, sets, transform) | data_verified
+    used = _provenance(recipe, runtime, found, sets, transform) | WHOLE
     return RunResult("fewshot", "done", metrics, used, files)
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from vitctl.data.source.integrity import Verification
 from vitctl.data.source.read import Source
 from vitctl.engine.distributed.runtime import Runtime
 from vitctl.engine.evaluation import Score
@@ -74,11 +75,11 @@ def finetune(
     recipe = fitted_recipe(recipe, len(train_on))
     runtime = start_runtime(recipe.machine, run_dir, recipe.log)
     journal = open_journal(runtime, run_dir, report)
-    context = _JobContext(runtime, journal, report, stop, found, data, digest_of(recipe), act)
     for text in sampling_notes(data, train_on):
         journal.write("data", step=0, text=text)
-    bytes_read = verify(runtime, run_dir, train_on, score_on)
+    bytes_read = verify(runtime, run_dir, score_on, train_on)
 
+    context = _JobContext(runtime, journal, report, stop, found, data, digest_of(recipe), bytes_read, act)
     tried = _sweep(recipe, context, run_dir) if recipe.sweep.lrs else []
     recipe = _with_lr(recipe, best(tried).value) if tried else recipe
     seeds = recipe.finetune.seeds or (recipe.seed,)
@@ -87,7 +88,7 @@ def finetune(
         "lr": recipe.optimizer.lr,
         "total_steps": recipe.schedule.total_steps,
         "seeds": list(seeds),
-        **verified(bytes_read, runtime, journal, is_score=False),
+        **verified(bytes_read, runtime, journal, train_on),
     }
     result = training_result(recipe, runtime, run_dir, score, used, score_on)
     if len(seeds) > 1:
@@ -124,6 +125,7 @@ class _JobContext:
     found: FoundWeights
     data: TrainImages
     recipe_digest: str
+    shards: Verification
     act: Act | None = None
 
 
@@ -225,7 +227,7 @@ def _train(
     meta = images.meta(found.weights.meta["mean"], found.weights.meta["std"], recipe.loss.name)
     score = train(
         recipe,
-        RunContext(context.runtime, folder, journal, context.stop, context.act, context.recipe_digest),
+        RunContext(context.runtime, folder, journal, context.stop, context.shards, context.act, context.recipe_digest),
         on_device(model, context.runtime),
         images,
         meta,

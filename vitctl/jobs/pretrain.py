@@ -65,7 +65,7 @@ def pretrain(
     journal = open_journal(runtime, run_dir, report)
     for text in sampling_notes(recipe.data, train_on):
         journal.write("data", step=0, text=text)
-    bytes_read = verify(runtime, run_dir, train_on, score_on, *((probed.train, probed.test) if probed else ()))
+    bytes_read = verify(runtime, run_dir, score_on, *((probed.train, probed.test) if probed else ()), train_on)
 
     config = model_config(recipe, len(train_on.class_names))
     for text in unseen_pixels(config):
@@ -76,14 +76,14 @@ def pretrain(
     if isinstance(config, MaskedPatchConfig):
         objective, score_on = masked_patch_objective(recipe, config), None  # there are no classes to score
     context, images = (
-        RunContext(runtime, run_dir, journal, stop, act, digest_of(recipe)),
+        RunContext(runtime, run_dir, journal, stop, bytes_read, act, digest_of(recipe)),
         images_of(recipe.data, train_on, score_on, recipe.seed, recipe.schedule),
     )
     meta = images.meta(recipe.data.mean, recipe.data.std, recipe.loss.name)
-    probe = make_probe(recipe, probed, runtime, journal, stop) if probed else None
+    probe = make_probe(recipe, probed, runtime, journal, stop, bytes_read) if probed else None
     score = train(recipe, context, model, images, meta, objective=objective, probe=probe)
     used = trained(recipe, recipe.data, runtime, train_on, score_on, meta) | dropout_draws(recipe, config, run_dir)
-    used |= verified(bytes_read, runtime, journal, is_score=False)
+    used |= verified(bytes_read, runtime, journal, train_on)
     return training_result(recipe, runtime, run_dir, score, used, score_on)
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 
 from vitctl.data.images.transforms import EvalTransform
+from vitctl.data.source.integrity import Verification
 from vitctl.engine.distributed.runtime import Runtime
 from vitctl.engine.evaluation import stop_together
 from vitctl.engine.journal import Journal
@@ -36,7 +37,7 @@ def open_probe(recipe: Pretrain, run_dir: Path) -> FewshotSet | None:
 
 
 def make_probe(
-    recipe: Pretrain, one: FewshotSet, runtime: Runtime, journal: Journal, stop: StopFlag
+    recipe: Pretrain, one: FewshotSet, runtime: Runtime, journal: Journal, stop: StopFlag, shards: Verification
 ) -> Callable[[Model], Scores]:
     """A function from the network to shots -> accuracy of each seed, on the main process; empty on the others.
 
@@ -45,7 +46,7 @@ def make_probe(
     Args:
         recipe: of the pre-training, whose pre-processing it shares.
         one: the data set.
-        runtime, journal, stop: of the job.
+        runtime, journal, stop, shards: of the job.
 
     Paper: Section 4.1: few-shot accuracies for fast on-the-fly evaluation
     """
@@ -63,7 +64,7 @@ def make_probe(
         recipe.evaluation.batch_size,
         recipe.schedule.lanes > 0,
     )
-    extract = ImagePass(runtime, journal, transform, d.mean, d.std, size, workers, stop, by_lanes)
+    extract = ImagePass(runtime, journal, transform, d.mean, d.std, size, workers, stop, shards, by_lanes)
 
     def probe(model: Model) -> Scores:
         features = extract(model, one.train), extract(model, one.test)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from vitctl.data.images.transforms import EvalTransform, TrainTransform
 from vitctl.data.loader.batches import Batch, train_batches
 from vitctl.data.loader.lanes import Lanes, own_slots
+from vitctl.data.source.integrity import Verification
 from vitctl.data.source.order import Order, SampleOrder
 from vitctl.data.source.read import Source, sample_key
 from vitctl.engine.averaging import Average
@@ -102,14 +103,15 @@ def open_journal(runtime: Runtime, run_dir: Path, report: Report) -> Journal:
 class RunContext:
     """Where a training runs: this process among its peers, the folder and its log, and the flag that signals set.
 
-    `act` is done with the training once it is prepared; None: it is done, see `fit`. `recipe_digest` is of RUN/recipe.toml, from
-    which the recipe of a training may differ in a learning rate or a seed.
+    `shards` verifies the images that it scores. `act` is done with the training once it is prepared; None: it is done, see `fit`.
+    `recipe_digest` is of RUN/recipe.toml, from which the recipe of a training may differ in a learning rate or a seed.
     """
 
     runtime: Runtime
     folder: Path
     journal: Journal
     stop: StopFlag
+    shards: Verification
     act: Act | None = None
     recipe_digest: str = ""
 
@@ -209,7 +211,9 @@ def _train(
     )
     batches = _batches(recipe, runtime, images, lanes, needs_labels=objective is None)
     shown, size = images.pre_processing, recipe.evaluation.batch_size
-    look = ImagePass(runtime, context.journal, shown, mean, std, size, workers, context.stop, lanes is not None)
+    look = ImagePass(
+        runtime, context.journal, shown, mean, std, size, workers, context.stop, context.shards, lanes is not None
+    )
 
     settled = kept_kernels(machine, runtime, folder)
     kernels = choose_kernels(settled, model.config, runtime.computation, lanes=lanes is not None)

@@ -17,7 +17,7 @@ from vitctl.jobs.inputs.network import rates_in_words, unseen_pixels
 from vitctl.jobs.inputs.same_inputs import check_found
 from vitctl.jobs.inputs.weights import weights_of
 from vitctl.jobs.provenance import computed_training, shown, weights_used
-from vitctl.jobs.record.integrity import verified, verify
+from vitctl.jobs.record.integrity import WHOLE, check_whole, verify
 from vitctl.jobs.record.kernels import dropout_draws
 from vitctl.jobs.record.result import DATA_DIGEST, RunResult
 from vitctl.jobs.training import Act, open_journal, start_runtime
@@ -68,8 +68,8 @@ def vtab(
     runtime = start_runtime(recipe.machine, run_dir, recipe.log)
     journal = open_journal(runtime, run_dir, report)
     check_found(runtime, found, [source for one in data for source in (one.train800, one.val200, one.train, one.test)])
-    bytes_read = verify(runtime, run_dir, *(source for task in data for source in (task.train, task.test)))
-    context = SuiteContext(recipe, runtime, run_dir, report, stop, found, act)
+    bytes_read = verify(runtime, run_dir, *(source for task in data for source in (task.test, task.train)))
+    context = SuiteContext(recipe, runtime, run_dir, report, stop, found, bytes_read, act)
     text = f"{len(tasks)} tasks, {len(recipe.vtab.seeds)} seeds each"
     text += "" if recipe.vtab.light else f"; {rates_in_words(recipe, context.rates)}"
     found.log(journal, text)
@@ -87,7 +87,7 @@ def vtab(
         )
         values = [score.accuracy for score in scores[name]]
         journal.write("task", step=0, task=name, group=task.task.group, accuracy=float(np.mean(values)), seeds=values)
-    data_verified = verified(bytes_read, runtime, journal, is_score=True)
+    check_whole(bytes_read, runtime)  # also the images that were trained on
     table = make_vtab_table(data, scores, num_tasks=len(SUITES[recipe.vtab.suite]), light=recipe.vtab.light)
     if runtime.is_main:
         write_vtab_table(run_dir / TABLE, table)
@@ -95,7 +95,7 @@ def vtab(
         "vtab",
         "done",
         metrics=table | ({"sweep": swept} if swept else {}),
-        provenance=_provenance(context, data, chosen) | data_verified,
+        provenance=_provenance(context, data, chosen) | WHOLE,
         files={"table": str(run_dir / TABLE)},
     )
 

@@ -33,7 +33,8 @@ class Place(Section):
     classes: Names = knob((), "names of the classes that are kept, relabelled in this order; none: all")
     cache_gib: float = knob(
         64.0,
-        "limit of the cache of remote shards; 0: no cache, single images are read by byte range",
+        "limit of the cache of remote shards; 0: training images are read one by one by byte range, unverified; scored splits are "
+        "cached all the same",
         unit="GiB",
         ge=0,
     )

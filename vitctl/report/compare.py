@@ -5,8 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from vitctl.errors import CheckpointError
-from vitctl.jobs.record.result import RunResult, read_result
+from vitctl.engine.run_files import RECIPE
+from vitctl.errors import CheckpointError, VitctlError
+from vitctl.jobs.record.result import RunResult, read_result, unverified_bytes
+from vitctl.recipe.load import load_recipe
+from vitctl.recipe.neutral import deciding_values, result_neutral
 
 NOT_RECORDED = "not recorded"
 _CLASSIFIER, _FEWSHOT, _VTAB = "classifier", "fewshot", "vtab"
@@ -81,7 +84,7 @@ FACTS = (
     Fact("hardware", "show", "as device: instructions of the processor; driver and libraries of a GPU"),
     Fact("processes", "show", "as device"),
     Fact("versions", "show", "another release may sum in another order; decoders agree to one step of 255"),
-    Fact("recipe_sha256", "show", "a digest of everything that was set"),
+    Fact("recipe_sha256", "show", "a digest of everything that was set; the values that differ are shown instead"),
 )
 # Keys that affect rounding, and that are recorded for some devices only.
 _SOME_DEVICES = (
@@ -135,9 +138,9 @@ def compare_runs(folders: Sequence[Path]) -> Comparison:
         if "failed" not in (result.status, results[0].status)
     ]
     reasons += [
-        f"{folder}: its shards do not match their index ({'; '.join(r.provenance.get('data_damaged', ()))})"
+        f"{folder}: {unverified}"
         for folder, r in zip(folders, results, strict=True)
-        if r.provenance.get("data_verified") is False
+        if r.status == "done" and (unverified := unverified_bytes(r))
     ]
     reasons += [
         f"{folder}: was resumed with a change ({_in_words(r.provenance['changed_on_purpose'])})"
@@ -153,7 +156,7 @@ def compare_runs(folders: Sequence[Path]) -> Comparison:
     return Comparison(
         [(name, [numbers.get(name) for numbers in flat]) for name in names],
         reasons,
-        _differences(results, recorded),
+        _differences(results, recorded, folders),
         [
             fact.key
             for fact in _facts(results[0])
@@ -224,8 +227,10 @@ def _kind(result: RunResult) -> str:
     return "scores a classifier" if _is_of_classifier(result) else f"is of the job {result.job}"
 
 
-def _differences(results: Sequence[RunResult], recorded: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[Any]]]:
-    """Facts that differ or that some results lack; and other keys that all results have and that differ."""
+def _differences(
+    results: Sequence[RunResult], recorded: Sequence[Mapping[str, Any]], folders: Sequence[Path]
+) -> list[tuple[str, list[Any]]]:
+    """Facts that differ or that some results lack; other keys that all results have and that differ; and recipe values."""
     expected = {fact.key: fact.rule for fact in (*_facts(results[0]), *_SOME_DEVICES)}
     shown = [key for key, rule in expected.items() if rule == "show" and any(key in one for one in recorded)]
     others = [key for key in recorded[0] if all(key in one for one in recorded) and key not in expected.keys() | _QUIET]
@@ -233,8 +238,28 @@ def _differences(results: Sequence[RunResult], recorded: Sequence[Mapping[str, A
     for key in (*shown, *others):
         values = [one.get(key, NOT_RECORDED) for one in recorded]
         if any(value != values[0] for value in values):
-            rows += _entry_rows(key, values) if key in _MISSING else [(key, list(map(_short, values)))]
+            if key == "recipe_sha256":
+                rows += _recipe_rows(folders, list(map(_short, values)))
+            else:
+                rows += _entry_rows(key, values) if key in _MISSING else [(key, list(map(_short, values)))]
     return rows
+
+
+def _recipe_rows(folders: Sequence[Path], digests: list[str]) -> list[tuple[str, list[Any]]]:
+    """A row for each recipe value that affects results and differs; of other jobs only values that all recipes have."""
+    try:
+        recipes = [load_recipe(str(folder / RECIPE)).recipe for folder in folders]
+    except VitctlError:
+        return [(f"recipe_sha256 (a {RECIPE} is missing or invalid)", digests)]
+    tables = [deciding_values(recipe, result_neutral()) for recipe in recipes]
+    is_one_job = len({recipe.job for recipe in recipes}) == 1
+    keys = dict.fromkeys(key for table in tables for key in table)
+    rows = [(key, [table.get(key, "-") for table in tables]) for key in keys if key != "job"]
+    return [
+        (key, values)
+        for key, values in rows
+        if len(set(values)) > 1 and (is_one_job or all(key in table for table in tables))
+    ]
 
 
 def _entry_rows(key: str, values: Sequence[Any]) -> list[tuple[str, list[Any]]]:

@@ -11,7 +11,7 @@ from vitctl.engine.journal import LOG, read_records
 from vitctl.engine.run_files import AVERAGE, CHECKPOINTS, MODEL, step_of
 from vitctl.errors import VitctlError
 from vitctl.jobs.inputs.fewshot_sets import SPLITS
-from vitctl.jobs.record.result import RunResult
+from vitctl.jobs.record.result import RunResult, unverified_bytes
 from vitctl.models.weights.load import read_weights, weights_digest
 from vitctl.recipe.load import load_recipe
 from vitctl.recipe.neutral import result_neutral
@@ -82,6 +82,8 @@ def _value(recipe: Any, key: str) -> Any:
 
 def data_misfit(run: FinishedRun) -> str:
     """Why the images of a run are not those of its recipe, by number and source; "" when they are."""
+    if unverified := unverified_bytes(run.result):
+        return unverified
     used = run.result.provenance
     if isinstance(run.recipe, Vtab):
         return _vtab_misfit(run)

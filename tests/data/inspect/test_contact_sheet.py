@@ -2,7 +2,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
+import pytest
+from PIL import Image, ImageFont
 
 from vitctl.data.images.transforms import TrainTransform
 from vitctl.data.inspect.contact_sheet import (
@@ -12,6 +13,7 @@ from vitctl.data.inspect.contact_sheet import (
     Cell,
     choose,
     draw_sheet,
+    drawable,
     save,
     show_augmented,
 )
@@ -75,3 +77,20 @@ def test_choose__is_the_same_for_the_same_seed() -> None:
     assert choose(100, 10, 3) == choose(100, 10, 3) != choose(100, 10, 4)
     assert len(set(choose(100, 10, 3))) == 10
     assert choose(4, 10, 0) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("name", "drawn"),
+    [
+        ("Miniature Pinscher dog", "Miniature Pinscher dog"),
+        ("Übergrößenträger 🐕 犬", "Ubergrossentrager [dog] [U+72AC]"),
+        ("u\u0308 Łódź œuvre – naïve ½", "u Lodz oeuvre - naive 1⁄2"),
+        ("Жук", "[U+0416][U+0443][U+043A]"),
+        ("👩\u200d🚀", "[woman][rocket]"),
+    ],
+)
+def test_drawable__has_no_letter_that_the_font_lacks(name: str, drawn: str) -> None:
+    assert drawable(name) == drawn
+    font = ImageFont.load_default(15)
+    box = bytes(font.getmask("\uffff"))
+    assert all(bytes(font.getmask(letter)) != box for letter in drawn)

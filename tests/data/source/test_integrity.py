@@ -92,7 +92,8 @@ def test_verification__only_of_the_shards_that_hold_the_samples(make_split: Make
         assert {Path(one["path"]).name for one in records(tmp_path / name)} == {
             source.index.shards[n].name for n in shards
         }
-    assert Verification([SyntheticSource(4, 2, 8)], tmp_path / "none").is_empty
+    assert verified(tmp_path / "none", SyntheticSource(4, 2, 8)) == Verified(1.0, ())
+    assert not (tmp_path / "none").exists()
 
 
 @pytest.mark.parametrize(("is_cached", "share"), [(False, 0.0), (True, 1.0)])
@@ -104,6 +105,60 @@ def test_verification__remote_shards_count_where_the_cache_checks_them(
         cache = ShardCache(tmp_path / "cache", 2**30) if is_cached else None
         assert verified(tmp_path / "run", ShardSource(read_index(index.folder, url), cache)) == Verified(share, ())
     assert not (tmp_path / "run" / FOLDER).exists()
+
+
+@pytest.mark.parametrize(
+    ("found", "state"),
+    [
+        (Verified(1.0, ()), "whole"),
+        (Verified(0.99, ()), "part"),
+        (Verified(0.0, ()), "none"),
+        (Verified(0.99, ("a: b",)), "damaged"),
+    ],
+)
+def test_verified__state(found: Verified, state: str) -> None:
+    assert found.state == state
+
+
+def test_verification__a_shard_that_changes_and_is_put_back_while_it_is_in_use(
+    make_split: MakeSplit, tmp_path: Path
+) -> None:
+    """Its images may have been decoded in between."""
+    source = ShardSource(make_split(20))
+    path = source.index.folder / source.index.shards[1].name
+    content = path.read_bytes()
+    assert verified(tmp_path / "run", source).state == "whole"
+    begun = Verification([source], tmp_path / "run")
+    damage(path)
+    path.write_bytes(content)
+    begun.wait()
+    assert begun.found().damaged == (f"{path}: changed while it was in use",)
+    assert verified(tmp_path / "run", source).state == "whole"
+
+
+def test_verification__of_some_of_its_sources_and_of_one_added_later(make_split: MakeSplit, tmp_path: Path) -> None:
+    source = ShardSource(make_split(20))
+    ends = np.cumsum([shard.num_samples for shard in source.index.shards])
+    parts = [Subset(source, np.array([end - 1])) for end in ends]
+    damage(source.index.folder / source.index.shards[1].name)
+    begun = Verification(parts[:2], tmp_path / "run")
+    begun.add(parts[2])
+    begun.finish(60)
+    assert [begun.found(part).state for part in parts] == ["whole", "damaged", "whole"]
+    assert begun.found().state == "damaged"
+
+
+def test_verification__remembers_that_a_shard_was_damaged(make_split: MakeSplit, tmp_path: Path) -> None:
+    source = ShardSource(make_split(20))
+    path = source.index.folder / source.index.shards[1].name
+    content = path.read_bytes()
+    damage(path)
+    assert verified(tmp_path / "run", source).state == "damaged"
+    path.write_bytes(content)
+    found = verified(tmp_path / "run", source)
+    assert found.state == "whole"
+    (before,) = found.damaged_before
+    assert before.startswith(f"{path}: was damaged before (sha256 is ")
 
 
 def test_verification__stops_when_told_and_says_how_far_it_came(make_split: MakeSplit, tmp_path: Path) -> None:

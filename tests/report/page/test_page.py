@@ -276,3 +276,12 @@ def test_page__of_a_sweep(tiny_data: Path, tmp_path: Path) -> None:
     (tmp_path / "sw" / "sweep.json").write_text('{"runs": 3}')
     with pytest.raises(CheckpointError, match="not the table of a sweep"):
         find_all([tmp_path / "sw"])
+
+
+def test_page__warns_of_unverified_images_and_of_an_accuracy_of_a_constant_prediction(tmp_path: Path) -> None:
+    numbers = {"accuracy": 0.25, "correct": 4, "total": 16, "majority_class": 0.25, "chance": 0.25}
+    for state, accuracy, warnings in (("whole", 0.5, 0), ("whole", 0.25, 1), ("part", 0.5, 1), ("none", 0.25, 2)):
+        result = RunResult("finetune", "done", numbers | {"accuracy": accuracy}, {"data_verified": state})
+        run = made_up(tmp_path / f"{state}{accuracy}", "smoke", result)
+        write_report([run], tmp_path / "a.html", most_images=0)
+        assert (tmp_path / "a.html").read_text().count("Warning: ") == warnings

@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from vitctl.cli.show.console import PlainConsole
+from vitctl.engine.metrics import verdict
 from vitctl.engine.run_files import RESULT
 from vitctl.system.screen import raise_output_error
 
@@ -289,10 +290,8 @@ def _print_baselines(metrics: Mapping[str, Any]) -> None:
     mean = f"mean over classes {metrics['mean_per_class']:.2%}, " if metrics.get("mean_per_class") is not None else ""
     majority = metrics["majority_class"]
     CONSOLE.print(f"  {mean}majority class alone {majority:.2%}, chance {metrics['chance']:.2%}", soft_wrap=True)
-    if metrics["accuracy"] <= majority:
-        CONSOLE.print(
-            "warning: no better than always predicting the majority class", style="bold yellow", soft_wrap=True
-        )
+    if warning := verdict(metrics):
+        CONSOLE.print(f"warning: {warning}", style="bold yellow", soft_wrap=True)
 
 
 def _hits(numbers: Mapping[str, Any]) -> str:

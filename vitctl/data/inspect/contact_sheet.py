@@ -1,7 +1,10 @@
 """Contact sheets: many thumbnails on one page, with a caption under each."""
 
+import re
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +23,8 @@ _PAPER, _FRAME, _INK, _PALE = (252, 252, 250), (238, 238, 234), (32, 33, 36), (1
 _BAD = (200, 60, 50)
 _TITLE_HEIGHT = 76
 _DRAWS = 5
+_NO_LETTER = "\uffff"
+_LATIN = re.compile("LATIN (CAPITAL|SMALL) (?:LETTER|LIGATURE) ([A-Z]{1,2})(?: WITH .*)?$")
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +52,7 @@ def draw_sheet(cells: Sequence[Cell], *, columns: int, title: str, subtitle: str
     )
     pen = ImageDraw.Draw(page)
     large, small = ImageFont.load_default(_TITLE), ImageFont.load_default(_CAPTION)
-    title = one_line(title)
+    title = drawable(one_line(title))
     pen.text((_MARGIN, 24), title, _INK, large)
     begin = _MARGIN + pen.textlength(title, large) + 18
     pen.text((begin, 34), _shortened(pen, subtitle, small, page.width - _MARGIN - begin), _PALE, small)
@@ -110,6 +115,32 @@ def save(page: Image.Image, path: Path) -> None:
         page.save(aside, "PNG", optimize=True)
 
 
+def drawable(text: str) -> str:
+    """The text in letters that Pillow's font has: Latin letters without accents, "[dog]" for a symbol, "[U+72AC]" for all else."""
+    return "".join(map(_drawable, unicodedata.normalize("NFC", text)))
+
+
+@lru_cache(4096)
+def _drawable(letter: str) -> str:
+    font = ImageFont.load_default(_CAPTION)
+    if bytes(font.getmask(letter)) != bytes(font.getmask(_NO_LETTER)):
+        return letter
+    name, kind = unicodedata.name(letter, ""), unicodedata.category(letter)
+    if latin := _LATIN.match(name):
+        return latin[2].capitalize() if latin[1] == "CAPITAL" else latin[2].lower()
+    plain = unicodedata.normalize("NFKD", letter)
+    plain = (
+        letter.casefold() if plain == letter and len(letter.casefold()) > 1 else plain
+    )  # as ss for the German letter
+    if plain != letter:
+        return "".join(map(_drawable, plain))
+    if kind == "Pd":
+        return "-"
+    if kind in ("Mn", "Cf"):  # accents and joiners that stand alone
+        return ""
+    return f"[{name.lower()}]" if kind == "So" and name else f"[U+{ord(letter):04X}]"
+
+
 def _fitted(pixels: np.ndarray) -> Image.Image:
     image = Image.fromarray(np.ascontiguousarray(pixels))
     scale = _CELL / max(image.size)
@@ -121,7 +152,7 @@ def _shortened(
     pen: ImageDraw.ImageDraw, text: str, font: ImageFont.ImageFont | ImageFont.FreeTypeFont, width: float = _CELL
 ) -> str:
     """The text, or as much of its beginning as there is room for."""
-    text = one_line(" ".join(text.split()))
+    text = drawable(one_line(" ".join(text.split())))
     if pen.textlength(text, font) <= width:
         return text
     while text and pen.textlength(text + " …", font) > width:

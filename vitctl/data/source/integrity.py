@@ -4,12 +4,13 @@ import json
 import os
 import subprocess
 import sys
+import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -24,7 +25,10 @@ from vitctl.system.bounds import RUN_FILE
 from vitctl.system.files import open_regular, read_bytes
 
 FOLDER = "verified"
-_CHANGED = "changed after it was verified, while it was in use"
+DataVerified = Literal["whole", "part", "none", "damaged"]  # how much of the bytes behind a result match their digests
+_RECORDED = ("sha256", "inode", "mtime_ns", "ctime_ns", "problem")
+_POLL_SECONDS = 0.1
+_CHANGED = "changed while it was in use"
 _REMOVED = " (a copy in the cache; it was removed and is fetched again)"
 
 
@@ -44,38 +48,53 @@ class Verified:
     Args:
         share: fraction of the bytes that are verified, 0 to 1. Remote shards count when they are cached as whole files: the cache
             verifies what it fetches, and files cached before are read like local shards. Read image by image, they do not count.
-        damaged: "path: problem" of every damaged shard, and of every shard that changed after it was verified.
-        num_unread: local shards that are not verified yet.
+        damaged: "path: problem" of every damaged shard, and of every shard that changed while it was in use.
+        num_unread: shards on this machine that are not verified yet.
+        damaged_before: "path: problem" of shards that an earlier start of the run found damaged, and that are intact now.
     """
 
     share: float
     damaged: tuple[str, ...]
     num_unread: int = 0
+    damaged_before: tuple[str, ...] = ()
+
+    @property
+    def state(self) -> DataVerified:
+        """The state in one word: "damaged" also where only some of the bytes are."""
+        if self.damaged:
+            return "damaged"
+        return "whole" if self.share == 1 else "part" if self.share else "none"
 
 
 class Verification:
-    """Verifies the shards of some sources against their digests, in a background process.
+    """Verifies the shards of some sources against their digests, in background processes.
 
     Results are stored in RUN/verified/, so that a resumed run continues; a file that changed since is read again.
 
     Args:
-        sources: whose shards are verified; sources without shards are ignored.
+        sources: whose shards are verified, in this order; sources without shards are ignored.
         folder: of the run, shared by all its processes.
         part, num_parts: number of this process, and of processes that share the work.
     """
 
     def __init__(self, sources: Sequence[Source], folder: Path, *, part: int = 0, num_parts: int = 1) -> None:
-        self._files, self._unread = _files(sources)
-        self._fetched = {file.path for file in self._files if file.is_cached and not os.path.exists(file.path)}
-        self._folder = folder / FOLDER
-        self._changed_before = self._changed()
-        known = {*self._records(), *self._fetched}
-        todo = [
-            file for number, file in enumerate(self._files) if number % num_parts == part and file.path not in known
-        ]
-        self._process = self._start(todo, f"part_{part}_of_{num_parts}.jsonl") if todo else None
-        if self._process is not None:  # also when the job fails: no process is left, not even a zombie
-            weakref.finalize(self, _end, self._process, os.getpid())
+        self._folder, self._part, self._num_parts = folder / FOLDER, part, num_parts
+        self._sources: list[Source] = []
+        self._first: dict[str, os.stat_result | None] = {}  # as each file was when it was added
+        self._processes: list[subprocess.Popen[str]] = []
+        self._lines_before = {line for *_, line in self._records()}
+        self.add(*sources)
+
+    def add(self, *sources: Source) -> None:
+        """Start to verify the shards of more sources; does nothing for shards that were added before."""
+        self._sources += sources
+        new = [file for file in _files(sources)[0] if file.path not in self._first]
+        self._first |= {file.path: _status(file.path) for file in new}
+        known = self._known(new)
+        mine = new[self._part :: self._num_parts]
+        if todo := [file for file in mine if file.path not in known]:
+            self._processes.append(process := self._start(todo, f"part_{self._part}_of_{self._num_parts}.jsonl"))
+            weakref.finalize(self, _end, process, os.getpid())  # also when the job fails: no process is left
 
     def _start(self, todo: Sequence[_File], name: str) -> subprocess.Popen[str]:
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -95,78 +114,115 @@ class Verification:
             process.stdin.writelines(json.dumps(file) + "\n" for file in todo)
         return process
 
+    def wait(self, *sources: Source) -> None:
+        """Wait until the shards of some sources (all without any) are verified, or this process is done with its part."""
+        while any(process.poll() is None for process in self._processes) and self.found(*sources).num_unread:
+            time.sleep(_POLL_SECONDS)
+
     def finish(self, seconds: float | None) -> None:
         """Wait until the part of this process is done, then stop.
 
         Args:
             seconds: timeout; None for no timeout.
         """
-        process, self._process = self._process, None
-        if process is None:
-            return
-        try:
-            process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        end = None if seconds is None else time.monotonic() + seconds
+        while self._processes:
+            process = self._processes.pop()
+            try:
+                process.wait(None if end is None else max(0.0, end - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
 
     def stop(self) -> None:
         """Stop at once."""
         self.finish(0)
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether no source has shards."""
-        return not (self._files or self._unread)
+    def found(self, *sources: Source) -> Verified:
+        """The results of all parts so far.
 
-    def found(self) -> Verified:
-        """The results of all parts so far."""
-        changed = {path: _CHANGED for path, *_ in self._changed() - self._changed_before}
-        known = dict.fromkeys(self._fetched, "") | changed | self._records()
-        good = sum(file.num_bytes for file in self._files if known.get(file.path) == "")
-        total = self._unread + sum(file.num_bytes for file in self._files)
+        Args:
+            sources: whose shards are counted, among those that were added; without any, all of them.
+        """
+        files, unread = _files(sources or self._sources)
+        known = self._known(files)
+        good = sum(file.num_bytes for file in files if known.get(file.path) == "")
+        total = unread + sum(file.num_bytes for file in files)
         damaged = tuple(
             f"{file.path}: {known[file.path]}{_REMOVED if file.is_cached else ''}"
-            for file in self._files
+            for file in files
             if known.get(file.path)
         )
-        num_unread = sum(file.path not in known and not file.is_cached for file in self._files)
-        return Verified(good / total if total else 1.0, damaged, num_unread)
+        sound = {file.path: file.sha256 for file in files if not known.get(file.path)}
+        before = {
+            path: f"{path}: was damaged before ({record['problem']})"
+            for path, record, _ in self._records()
+            if record["problem"] and record["sha256"] == sound.get(path)
+        }
+        num_unread = sum(file.path not in known for file in files)
+        return Verified(good / total if total else 1.0, damaged, num_unread, tuple(before.values()))
 
-    def _records(self) -> dict[str, str]:
-        """Path -> problem of the files that were verified against the same digest and have not changed since."""
-        return {path: problem for path, problem, _ in self._read() if problem is not None}
+    def _known(self, files: Sequence[_File]) -> dict[str, str]:
+        """Path -> problem, "" for none, of the files whose state is known."""
+        records: dict[str, list[tuple[dict[str, Any], str]]] = {}
+        for path, record, line in self._records():
+            records.setdefault(path, []).append((record, line))
+        known = {}
+        for file in files:
+            found = [(record, line) for record, line in records.get(file.path, ()) if record["sha256"] == file.sha256]
+            if (problem := self._problem(file, found)) is not None:
+                known[file.path] = problem
+        return known
 
-    def _changed(self) -> set[tuple[str, str]]:
-        """Paths of files that changed after they were verified, with their records."""
-        return {(path, record) for path, problem, record in self._read() if problem is None}
+    def _problem(self, file: _File, records: Sequence[tuple[dict[str, Any], str]]) -> str | None:
+        """The problem of a file by its records, "" for none; None while it is not verified."""
+        if new := [
+            record["problem"] for record, line in records if record["problem"] and line not in self._lines_before
+        ]:
+            return str(new[0])
+        first, now = self._first[file.path], _status(file.path)
+        if file.is_cached and first is None:
+            return ""  # fetched since, and verified by the cache
+        if _identity(file, first) != _identity(file, now) and not (file.is_cached and _is_another(first, now)):
+            return _CHANGED
+        verified = [record["problem"] for record, _ in records if _recorded(file, record) == _identity(file, first)]
+        return str(verified[-1]) if verified else None
 
-    def _read(self) -> Iterator[tuple[str, str | None, str]]:
-        """Path, problem (None: it changed since) and line of every record with the expected digest."""
-        wanted = {file.path: file for file in self._files}
+    def _records(self) -> Iterator[tuple[str, dict[str, Any], str]]:
+        """Path, content and line of every record."""
         for path in sorted(self._folder.glob("*.jsonl")):
             try:
                 text = read_bytes(path, RUN_FILE.limit, error=DataError).decode(errors="replace")
             except DataError:  # not a record file: everything is verified again
                 continue
             for line in text.splitlines():
-                # An incomplete line is skipped, and so is a file that no longer exists.
-                with suppress(ValueError, KeyError, TypeError, OSError, RecursionError):
+                with suppress(ValueError, KeyError, TypeError, RecursionError):  # an incomplete line is skipped
                     record = json.loads(line)
-                    file = wanted[record["path"]]
-                    if file.sha256 == record["sha256"]:
-                        yield file.path, str(record["problem"]) if _is_unchanged(record, file) else None, line
+                    yield str(record["path"]), {key: record[key] for key in _RECORDED}, line
 
 
-def _is_unchanged(record: Mapping[str, Any], file: _File) -> bool:
-    """Whether a file is unchanged since it was verified."""
+def _status(path: str) -> os.stat_result | None:
     try:
-        found = os.stat(file.path)
-    except FileNotFoundError:  # evicted from the cache since; a new copy is verified when it is fetched
-        return file.is_cached
-    # Copying with preserved mtime gives a later ctime; so does marking a cached file as recently used.
-    same = found.st_ino == record["inode"] and found.st_mtime_ns == record["mtime_ns"]
-    return same and (file.is_cached or found.st_ctime_ns == record["ctime_ns"])
+        return os.stat(path)
+    except OSError:
+        return None
+
+
+def _identity(file: _File, status: os.stat_result | None) -> tuple[int, ...]:
+    """What changes with the content of a file. The ctime of a cached file changes too when it is marked as recently used."""
+    if status is None:
+        return ()
+    return (status.st_ino, status.st_mtime_ns, *(() if file.is_cached else (status.st_ctime_ns,)))
+
+
+def _recorded(file: _File, record: Mapping[str, Any]) -> tuple[int, ...]:
+    """As `_identity`, of a record."""
+    return (record["inode"], record["mtime_ns"], *(() if file.is_cached else (record["ctime_ns"],)))
+
+
+def _is_another(first: os.stat_result | None, now: os.stat_result | None) -> bool:
+    """Whether a cached file was evicted, and perhaps fetched again, which verifies it."""
+    return first is not None and (now is None or now.st_ino != first.st_ino)
 
 
 def _files(sources: Sequence[Source]) -> tuple[list[_File], int]:

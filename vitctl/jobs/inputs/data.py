@@ -20,13 +20,19 @@ def open_images(place: Place, split: str, run_dir: Path) -> Source:
     return sampling.open_recipe_split(place, split, run_dir / "data")
 
 
+def open_whole(place: Place, split: str, run_dir: Path) -> Source:
+    """A split behind a score: remote shards are read whole through the cache, which verifies them, also with data.cache_gib = 0."""
+    limit = place.cache_gib or Place.model_fields["cache_gib"].default
+    return open_images(place.model_copy(update={"cache_gib": limit}), split, run_dir)
+
+
 def open_scored(place: Place, split: str, run_dir: Path) -> Source:
     """The images of a score: each has a label, and occurs once.
 
     Raises:
         DataError: data is missing, a label does not fit, or the expression takes an image twice.
     """
-    source = open_images(place, split, run_dir)
+    source = open_whole(place, split, run_dir)
     check_labels(source, split, "scoring")
     check_once(source, split)
     return source

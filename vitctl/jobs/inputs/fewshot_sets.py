@@ -17,7 +17,7 @@ from vitctl.engine.evaluation import Score
 from vitctl.engine.metrics import mean_per_class
 from vitctl.engine.ridge import choose_shots, count_correct, decompose
 from vitctl.errors import DataError
-from vitctl.jobs.inputs.data import check_once, open_images
+from vitctl.jobs.inputs.data import check_once, open_whole
 from vitctl.jobs.record.result import data_used
 from vitctl.recipe.protocols import FewshotImages
 
@@ -69,7 +69,7 @@ def open_sets(data: FewshotImages, shots: Sequence[int], run_dir: Path) -> list[
         name = find_data_set(place.dataset).name if place.dataset and not place.path else Path(place.path).name
         default = SPLITS.get(name, ("train", "test"))
         train_split, eval_split = place.train_split or default[0], place.eval_split or default[1]
-        train, test = (open_images(place, split, run_dir) for split in (train_split, eval_split))
+        train, test = (open_whole(place, split, run_dir) for split in (train_split, eval_split))
         one = FewshotSet(name, train_split, eval_split, train, test)
         _check(one, max(shots))
         sets.append(one)

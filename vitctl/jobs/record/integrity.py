@@ -1,4 +1,4 @@
-"""Verification of the shards behind a result against their digests: complete, in part, or failed."""
+"""Verification of the shards behind a result against their digests: a score is of whole shards, a training records their state."""
 
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from vitctl.engine.journal import Journal
 from vitctl.errors import DataError
 
 _PATIENCE = 5.0  # seconds that a finished training waits for the last shards
+WHOLE = {"data_verified": "whole"}  # of results whose every image was verified by `check_whole`
 
 
 def verify(runtime: Runtime, run_dir: Path, *sources: Source | None) -> Verification:
@@ -17,50 +18,58 @@ def verify(runtime: Runtime, run_dir: Path, *sources: Source | None) -> Verifica
 
     Args:
         runtime, run_dir: of the job.
-        sources: None is ignored.
+        sources: those that are scored first; None is ignored.
     """
     stored = [source for source in sources if source is not None]
     return Verification(stored, run_dir, part=runtime.rank, num_parts=runtime.num_processes)
 
 
-def are_whole(begun: Verification, runtime: Runtime) -> bool:
-    """Whether all shards match their index, also after they were read; waits for all processes."""
-    begun.finish(None)
+def check_whole(begun: Verification, runtime: Runtime, *sources: Source) -> None:
+    """Refuse a score unless every byte behind it is verified; all processes call this after the images were decoded.
+
+    Args:
+        begun: to which the sources were added before their images were decoded.
+        runtime: of the job.
+        sources: that are scored; without any, all of `begun`.
+
+    Raises:
+        DataError: a shard does not match its index, changed while it was read, or could not be verified.
+    """
+    begun.wait(*sources)
     runtime.wait()
-    found = begun.found()
-    return not (found.damaged or found.num_unread)
+    found = begun.found(*sources)
+    problem = ""
+    if found.damaged:
+        more = f" (and {len(found.damaged) - 1} more)" if len(found.damaged) > 1 else ""
+        problem = (
+            f"{found.damaged[0]}{more}; a score must be of exactly the images of its digest: copy the file again, "
+            "or make the shards again; `vitctl data check` finds all problems"
+        )
+    elif found.state != "whole":
+        problem = (
+            f"{1 - found.share:.1%} of the bytes behind this score could not be verified against their digests; check permissions, "
+            "set data.cache_gib above 0 for remote shards, then run again"
+        )
+    if runtime.sum([float(bool(problem))])[0]:
+        raise DataError(problem or "another process could not verify the shards behind this score")
 
 
-def verified(begun: Verification, runtime: Runtime, journal: Journal, *, is_score: bool) -> dict[str, Any]:
-    """For the provenance: `data_verified` is true, the share of the bytes that was verified, or false with `data_damaged`.
+def verified(begun: Verification, runtime: Runtime, journal: Journal, train_on: Source) -> dict[str, Any]:
+    """For the provenance of a training: `data_verified`, a `DataVerified`, with `data_damaged` where shards are or were damaged.
 
     Args:
         begun: result of `verify`.
         runtime, journal: of the job.
-        is_score: a score waits until everything is verified, and is refused where a shard is damaged; a training does not wait.
-
-    Raises:
-        DataError: a shard behind a score does not match its index, changed while it was read, or could not be read.
+        train_on: the training images; those that are scored are whole, see `check_whole`.
     """
-    if begun.is_empty:
-        return {}
-    begun.finish(None if is_score else _PATIENCE)
+    begun.finish(_PATIENCE)
     runtime.wait()
-    found = begun.found()
-    if found.damaged:
-        more = f" (and {len(found.damaged) - 1} more)" if len(found.damaged) > 1 else ""
-        if is_score:
-            raise DataError(
-                f"{found.damaged[0]}{more}; a score must be of exactly the images of its digest: copy the file again, "
-                "or make the shards again; `vitctl data check` finds all problems"
-            )
-        journal.write("warning", step=0, text=f"{found.damaged[0]}{more}; the result says data_verified = false")
-        return {"data_verified": False, "data_damaged": list(found.damaged)}
-    if is_score and found.num_unread:
-        raise DataError(
-            f"{found.num_unread} shard(s) behind this score could not be verified against their digests; check permissions, then run again"
-        )
-    if found.share < 1:
-        text = f"{found.share:.1%} of the bytes of the shards were verified against their digests; the result says so"
+    found = begun.found(train_on)
+    if damaged := [*found.damaged, *found.damaged_before]:
+        more = f" (and {len(damaged) - 1} more)" if len(damaged) > 1 else ""
+        journal.write("warning", step=0, text=f"{damaged[0]}{more}; the result records data_verified = damaged")
+        return {"data_verified": "damaged", "data_damaged": damaged}
+    if found.state != "whole":
+        text = f"{found.share:.1%} of the bytes of the training shards were verified against their digests; the result records it"
         journal.write("data", step=0, text=text)
-    return {"data_verified": True if found.share == 1 else round(found.share, 4)}
+    return {"data_verified": found.state}

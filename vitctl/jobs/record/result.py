@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, TypeAdapter, ValidationError
 
+from vitctl.data.source.integrity import DataVerified
 from vitctl.data.source.provenance import source_text
 from vitctl.data.source.read import Source
 from vitctl.engine.journal import CHAINED, json_digest, with_infinities, write_run_json
@@ -50,6 +51,7 @@ class _Origin(BaseModel):
     versions: dict[str, str] = {}
     image_size: int | None = None
     eval_resize: int | None = None
+    data_verified: DataVerified = "none"
     data_damaged: list[str] = []
     tasks: dict[str, dict[str, Any]] | None = None
 
@@ -57,6 +59,16 @@ class _Origin(BaseModel):
 def _sound(values: dict[str, Any], kind: type[BaseModel]) -> dict[str, Any]:
     kind.model_validate(values, strict=True)
     return values
+
+
+def _sound_origin(values: dict[str, Any]) -> dict[str, Any]:
+    """The provenance, with `data_verified` in a word; earlier releases wrote true, false or the share of the bytes."""
+    old = values.get("data_verified")
+    if isinstance(old, bool):
+        values = values | {"data_verified": "whole" if old else "damaged"}
+    elif isinstance(old, int | float):
+        values = values | {"data_verified": "part" if old > 0 else "none"}
+    return _sound(values, _Origin)
 
 
 @dataclass(frozen=True)
@@ -71,7 +83,7 @@ class RunResult:
     job: str
     status: Literal["done", "stopped", "failed"]
     metrics: Annotated[dict[str, Any], AfterValidator(partial(_sound, kind=_Numbers))] = field(default_factory=dict)
-    provenance: Annotated[dict[str, Any], AfterValidator(partial(_sound, kind=_Origin))] = field(default_factory=dict)
+    provenance: Annotated[dict[str, Any], AfterValidator(_sound_origin)] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
     error: str = ""
     record: dict[str, Any] = field(default_factory=dict)
@@ -89,6 +101,17 @@ def data_used(source: Source, split: str) -> dict[str, Any]:
         "data_source": source_text(source),
         "num_images": len(source),
     }
+
+
+def unverified_bytes(result: RunResult) -> str:
+    """Why the bytes behind a result are not known to be those of its digests; "" where all of them were verified."""
+    used = result.provenance
+    return {
+        "whole": "",
+        "damaged": f"its shards do not match their index ({'; '.join(used.get('data_damaged', ()))})",
+        "part": "only a part of its bytes were verified against their digests",
+        "none": "it does not record that any of its bytes were verified against their digests",
+    }[used.get("data_verified", "none")]
 
 
 def installed(names: Iterable[str]) -> dict[str, str]:

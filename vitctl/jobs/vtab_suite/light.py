@@ -78,5 +78,6 @@ def _features(context: SuiteContext, model: Model, source: Source) -> Tensor:
         recipe.evaluation.batch_size,
         num_workers(recipe.machine, runtime),
         context.stop,
+        context.shards,
     )
     return extract(model, source)

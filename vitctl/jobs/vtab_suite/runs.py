@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from vitctl.data.datasets.vtab_images import TaskData
 from vitctl.data.images.transforms import EvalTransform, TrainTransform
+from vitctl.data.source.integrity import Verification
 from vitctl.data.source.read import Source
 from vitctl.engine.checkpoint.files import newest_checkpoint
 from vitctl.engine.distributed.runtime import Runtime
@@ -54,6 +55,7 @@ class SuiteContext:
     report: Report
     stop: StopFlag
     found: FoundWeights
+    shards: Verification
     act: Act | None = None
 
     @property
@@ -188,6 +190,7 @@ def _train(
             folder,
             open_journal(runtime, folder, report),
             context.stop,
+            context.shards,
             context.act,
             digest_of(context.recipe),
         ),

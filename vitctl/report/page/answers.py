@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 CONFUSION = "confusion.csv"
 _MOST_CELLS, _MOST_CLASSES = 12, 60  # classes of a matrix with numbers, and of one in colours alone
+_MOST_ACROSS = 4
 _MOST_ROWS, _NUM_WORST, _SAMPLES = 12, 5, 4
 _NUM_EXAMPLES = 12
 _SHADES = 9
@@ -143,7 +144,7 @@ def _matrix(names: Sequence[str], cells: dict[tuple[str, str], int]) -> Html:
     totals = {own: sum(cells.get((own, answer), 0) for answer in names) for own in names}
     head = [
         tag("th", tag("span", "class \\ answer"), scope="col"),
-        *(tag("th", name, scope="col", class_="n") for name in names),
+        *(tag("th", tag("span", name, title=name), scope="col", class_="n") for name in names),
     ]
     body = []
     for own in names:
@@ -155,7 +156,8 @@ def _matrix(names: Sequence[str], cells: dict[tuple[str, str], int]) -> Html:
             row.append(tag("td", number or "", class_=f"{kind} h{shade}"))
         body.append(tag("tr", *row))
     caption = "Confusion: class (row) by answer (column)"
-    whole = tag("table", tag("caption", caption), tag("thead", tag("tr", *head)), tag("tbody", *body), class_="matrix")
+    kind = "matrix long" if max(map(len, names)) > _MOST_ACROSS else "matrix"  # longer names of columns stand upright
+    whole = tag("table", tag("caption", caption), tag("thead", tag("tr", *head)), tag("tbody", *body), class_=kind)
     return scrolled(whole, caption)
 
 

@@ -17,7 +17,7 @@ from vitctl.report.page.found import Found, FoundRun, FoundSweep, find_all, inne
 from vitctl.report.page.markup import Html, folded, join, raw, tag
 from vitctl.report.page.origins import origin_section
 from vitctl.report.page.pictures import Budget, inspect_pictures
-from vitctl.report.page.results import main_number, result_tables, run_table, sweep_section, tiles
+from vitctl.report.page.results import main_number, result_tables, run_table, sweep_section, tiles, warnings
 from vitctl.report.sweep_table import shared_words
 from vitctl.system.files import write_text
 
@@ -203,6 +203,7 @@ def _run(link: str, run: FoundRun, page: _Page, *, level: int = 2, asks: bool = 
         tag("p", said, tag("span", run.status, class_=f"state {state}")),
         tag("p", run.result.error, class_="wrong") if run.result is not None and run.result.error else None,
         *(tag("p", f"Could not be read: {problem}", class_="note") for problem in run.problems),
+        *(tag("p", f"Warning: {warning}.", class_="wrong") for warning in warnings(run)),
         tiles(run),
         *(join([tag(f"h{level + 1}", title), *content]) for title, content in parts if content),
         *(tag("p", f"Not shown: {problem}", class_="note") for problem in unseen),
@@ -257,8 +258,8 @@ def _answers(run: FoundRun, page: _Page, asks: bool) -> list[tuple[str, list[Htm
     classes = [tag("p", said, class_="note")]
     if counts:
         classes += [
-            tag("div", *confusion_section(counts), class_="pair"),
-            *worst_section(counts, predictions, page.budget),
+            tag("div", *confusion_section(counts), class_="pair classes"),
+            tag("div", *worst_section(counts, predictions, page.budget), class_="classes"),
         ]
     chosen = tag("p", "Chosen so that half of them are wrong, where there are so many.", class_="note")
     return [("Classes", classes), ("Examples", [chosen, examples(predictions, page.budget)] if predictions else [])]

@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from vitctl.engine.metrics import verdict
+from vitctl.jobs.record.result import unverified_bytes
 from vitctl.report.page.chart import Line, dot_chart, line_chart
 from vitctl.report.page.found import FoundRun, FoundSweep
 from vitctl.report.page.markup import Html, table, tag
@@ -62,6 +64,14 @@ def tiles(run: FoundRun) -> Html:
         for value, name, more in shown
     ]
     return tag("dl", *items, class_="tiles") if items else Html("")
+
+
+def warnings(run: FoundRun) -> list[str]:
+    """What a reader must know before the numbers: accuracies that a constant prediction reaches, and unverified images."""
+    if run.status != "done":
+        return []
+    found = [verdict(run.metrics), unverified_bytes(run.result) if run.result is not None and run.metrics else ""]
+    return [text for text in found if text]
 
 
 def result_tables(name: str, run: FoundRun) -> list[Html]:
