@@ -34,7 +34,7 @@ def test_stop_on_signals__raises_the_flag_and_restores_handlers(number: signal.S
         assert flag.signal == number
     assert {n: signal.getsignal(n) for n in SIGNALS} == before
     assert signal.set_wakeup_fd(-1) == -1
-    assert not any("_exit_on_second_signal" in thread.name for thread in threading.enumerate())
+    assert not any("_watch_signals" in thread.name for thread in threading.enumerate())
 
 
 def test_stop_on_signals__a_late_signal_is_no_failure() -> None:

@@ -22,6 +22,7 @@ from vitctl.engine.optimizer import clip_gradients, take_step
 from vitctl.engine.preemption import StopFlag, Stopped
 from vitctl.engine.task import TrainingTask, is_due
 from vitctl.models.build import Model
+from vitctl.system.waiting import HERE
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,8 @@ class Trainer:
 
     `model` is wrapped by the runtime, `unwrapped` is the same model unwrapped. `objective(model, batch, step)` sums over its batch,
     `gradients` adds up those of all micro-batches, `lr(step)` is the rate after `step` finished updates, `batch_size` is global.
-    `before_step` is called before weights, optimizer and average change: a checkpoint may still be copying them.
+    `before_step` is called before weights, optimizer and average change: a checkpoint may still be copying them. `after_step` is
+    called once the step is counted in `finished_step`, which is -1 before the loop.
     `is_updating` is true while an update is applied: after an error then, weights, optimizer and average belong to no step, and
     cannot be saved.
     """
@@ -90,6 +92,8 @@ class Trainer:
     stop: StopFlag
     is_updating: bool = False
     before_step: Callable[[], None] = lambda: None
+    after_step: Callable[[], None] = lambda: None
+    finished_step: int = -1
 
     def update(self, step: int, micro_batches: list[Batch]) -> Update:
         """One optimizer step after `step` finished ones, from this process's share of the global batch.
@@ -100,6 +104,7 @@ class Trainer:
 
         Nothing here waits for a GPU, which computes on while the next batch is prepared.
         """
+        HERE.arrive()
         self.model.train()
         sums = self.gradients(self._backward, step, micro_batches, self.stop.raised)
         readable = torch.where(sums.num_images > 0, self.batch_size / sums.num_images, 1.0)
@@ -166,6 +171,7 @@ def run_steps(trainer: Trainer, task: TrainingTask, batches: Iterator[Batch], fi
         Exception: the error that ended the training; the last consistent state is saved before.
     """
     step, unread = first_step, Unread(hooks)
+    trainer.finished_step = HERE.step = step
     try:
         stop_together(trainer.runtime, trainer.stop)
         while step < task.total_steps:
@@ -174,7 +180,9 @@ def run_steps(trainer: Trainer, task: TrainingTask, batches: Iterator[Batch], fi
             waited = time.perf_counter() - began
             unread.add(step + 1, trainer.update(step, micro_batches), waited, micro_batches)
             step += 1
+            trainer.finished_step = HERE.step = step
             trainer.is_updating = False
+            trainer.after_step()
             if unread.read(task.steps_behind if not task.is_read_at_once(step) else 0):
                 unread.read(0)
                 raise Stopped
@@ -186,6 +194,7 @@ def run_steps(trainer: Trainer, task: TrainingTask, batches: Iterator[Batch], fi
             if is_last or is_due(step, task.save_every):
                 hooks.save(step, is_last)
     except Stopped:
+        unread.read(0)
         hooks.save(step, True)
         raise
     except Exception as error:

@@ -6,12 +6,14 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import count
 from types import FrameType
 
 from vitctl.system.signals import SIGNALS, STOP_SIGNALS, handled_signals, is_repeated, signal_handler
 from vitctl.system.text import one_line
+from vitctl.system.waiting import HERE
 
 RESUMABLE = 3
 # Launchers forward a signal that the processes have already received.
@@ -27,10 +29,25 @@ class Stopped(Exception):  # noqa: N818 - not a failure
 
 
 class StopFlag:
-    """Remembers the first signal."""
+    """Remembers the first signal.
+
+    `save_alone` saves a training without the other processes, in another thread, and returns why it could not, or "". `given_up` says
+    that this is being done, since another process does not answer. `give_up` ends a wait of the main thread for images; `reason` is
+    what it waited for.
+    """
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
+        self._calls = count()  # the signal handler and the thread that watches the signals both call `raise_`
+        self.since = 0.0
+        self.save_alone: Callable[[], str] | None = None
+        self.given_up = False
+        self.reason = ""
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the first signal; 0 before it."""
+        return time.monotonic() - self.since if self.raised else 0.0
 
     @property
     def raised(self) -> bool:
@@ -39,9 +56,18 @@ class StopFlag:
 
     def raise_(self, number: int, _frame: FrameType | None = None) -> None:
         """The signal handler. It prints a message at once, since the current step may take a while."""
-        if self.signal is None:
-            self.signal = signal.Signals(number)
+        if self.reason:
+            if HERE.images_since is not None:
+                raise Stopped
+            self.reason = ""  # the images have come
+        elif next(self._calls) == 0:
+            self.since, self.signal = time.monotonic(), signal.Signals(number)
             say(f"{self.signal.name}: stopping as soon as the work so far is safe; a second signal stops at once")
+
+    def give_up(self, reason: str) -> None:
+        """Raise Stopped in the main thread while it waits for images, in whichever library that is. Called by another thread."""
+        self.reason = reason
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR2)
 
 
 @contextmanager
@@ -59,7 +85,7 @@ def stop_on_signals(echo_seconds: float = 0.0, *, ignore_afterwards: bool = Fals
     flag = StopFlag()
     read, write = os.pipe()
     os.set_blocking(write, False)
-    watcher = threading.Thread(target=_exit_on_second_signal, args=(read, echo_seconds), daemon=True)
+    watcher = threading.Thread(target=_watch_signals, args=(flag, read, echo_seconds), daemon=True)
     waker = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
     watcher.start()
     try:
@@ -72,10 +98,17 @@ def stop_on_signals(echo_seconds: float = 0.0, *, ignore_afterwards: bool = Fals
         watcher.join()
 
 
-def _exit_on_second_signal(read: int, echo_seconds: float) -> None:
-    """Count the signals. The interpreter writes their numbers into a pipe the moment they arrive."""
+def _watch_signals(flag: StopFlag, read: int, echo_seconds: float) -> None:
+    """Set the flag even while a library blocks the main thread, and exit on a second signal.
+
+    The interpreter writes the numbers of signals into a pipe the moment they arrive.
+    """
     first = 0.0
     while (number := os.read(read, 1)) not in (_END, b""):
+        if number[0] == signal.SIGUSR2 and flag.reason:
+            continue  # sent by `give_up`
+        if number[0] in SIGNALS:
+            flag.raise_(number[0])
         if number[0] not in STOP_SIGNALS:
             continue
         if first and time.monotonic() - first >= echo_seconds:

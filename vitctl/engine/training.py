@@ -1,10 +1,12 @@
 """A training run in a folder: resume, loop, log, evaluate, save. Plain arguments; jobs fill them from a recipe."""
 
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -12,7 +14,7 @@ from vitctl.data.loader.batches import Batch
 from vitctl.engine import nonfinite
 from vitctl.engine.averaging import averaged
 from vitctl.engine.checkpoint.files import SavedCheckpoint, set_aside_after
-from vitctl.engine.checkpoint.rescue import rescue
+from vitctl.engine.checkpoint.rescue import rescue, save_alone
 from vitctl.engine.checkpoint.saving import Saver, check_space, parts
 from vitctl.engine.distributed.agreement import (
     CheckpointTensors,
@@ -54,6 +56,7 @@ class Run:
     scores: dict[int, Score] = field(default_factory=dict)
     probed: set[int] = field(default_factory=set)
     recorder: Recorder | None = None
+    changing: threading.Lock = field(default_factory=threading.Lock)  # held while weights, optimizer or average change
     _window: tuple[float, int, float] = (0.0, 0, 0.0)
 
     @property
@@ -231,9 +234,14 @@ class Run:
         self.runtime.accelerator.log({f"fewshot_{shots}": mean for shots, mean in means.items()}, step=step)
         self._exclude_time(seconds)
 
-    def _averaged(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def _averaged(self) -> Iterator[None]:
+        if self.trainer.average is None:
+            yield
+            return
         self.saver.wait_for_copy()  # the averages take the place of the weights
-        return averaged(self.trainer.unwrapped, self.trainer.average)
+        with self.changing, averaged(self.trainer.unwrapped, self.trainer.average):
+            yield
 
     def _exclude_time(self, seconds: float) -> None:
         """Exclude time that was not spent on training from the throughput."""
@@ -252,7 +260,8 @@ class Run:
         """
         self._finish_save()
         if self.saved_step != step:
-            self.start_saving(step)
+            with self.changing:
+                self.start_saving(step)
         if not last and self.task.save_in_background:
             return
         problem = self._finish_save()
@@ -283,7 +292,9 @@ class Run:
 
     def _finish_save(self) -> str:
         """Wait for the save in progress; returns its problem on every process, "" when it is complete."""
-        problem = self.runtime.broadcast(self.saver.finish() if self.runtime.is_main else "")
+        with self.changing:
+            problem = self.saver.finish() if self.runtime.is_main else ""
+        problem = self.runtime.broadcast(problem)
         if problem:
             self.saved_step = -1
         return problem
@@ -310,10 +321,17 @@ def fit(folder: Path, task: TrainingTask, trainer: Trainer, saver: Saver) -> Sco
         DataError: too many bad samples.
     """
     run = Run(folder, task, trainer, saver)
-    trainer.before_step = saver.wait_for_copy
+
+    def before_step() -> None:
+        saver.wait_for_copy()
+        run.changing.acquire()
+
+    trainer.before_step, trainer.after_step = before_step, run.changing.release
+    trainer.stop.save_alone = partial(save_alone, run)
     try:
         return _fit(run)
     finally:
+        trainer.stop.save_alone = None
         saver.finish()
 
 

@@ -37,6 +37,7 @@ from vitctl.launch.errors import (
     write_failed_result,
 )
 from vitctl.launch.follower import Follower
+from vitctl.launch.roll_call import resume_text
 from vitctl.launch.run_folder import keeping_result, locked_for_run, read_status
 from vitctl.launch.worker import LOCKED, NOW, work, work_as_member
 from vitctl.recipe.load import load_recipe
@@ -46,8 +47,10 @@ from vitctl.system.signals import SIGNALS, STOP_SIGNALS, handles_signal, is_repe
 
 POLL_SECONDS = 0.2
 GRACE_SECONDS = 15.0  # for the other processes, once one has failed for good: they notice the loss and exit
+LEFT_SECONDS = 5.0  # for a process of this machine, once the result is written: one that does not answer is killed
 LINGER_SECONDS = 20.0  # for the other machines, once the processes of this one have finished
 WAIT_SECONDS = 5.0  # without processes, before a message says so
+SILENT_SECONDS = 20.0  # for the processes of this machine after a signal, if all of them are stopped
 NOTES_SECONDS = 5.0  # until the note of a process on another machine is visible here
 
 
@@ -168,7 +171,7 @@ class _MachineWatcher:
         self.run_dir, self.follower, self.screen = run_dir, follower, 2
         self.signals: list[int] = []
         self.signalled: set[int] = set()
-        self.had_workers = self.announced = self.aborting = self.at_once = False
+        self.had_workers = self.announced = self.aborting = self.at_once = self.are_silent = False
         self.clocks: dict[str, float] = {}
         self.ended = threading.Event()
 
@@ -231,7 +234,10 @@ class _MachineWatcher:
         workers = _workers()
         self.had_workers |= bool(workers)
         self._forward_signal(workers)
-        finished = not workers and (self.stopping or read_status(self.run_dir) in ("done", "stopped"))
+        has_result = read_status(self.run_dir) in ("done", "stopped")
+        finished = not workers and (self.stopping or has_result)
+        silent = self.stopping and bool(workers) and all(one.status() == psutil.STATUS_STOPPED for one in workers)
+        self.are_silent = self._holds_for("silent", silent, SILENT_SECONDS)
         failed = is_final(first_error(self.run_dir))
         waiting = self.had_workers and not (workers or finished or failed or self.announced)
         if self._holds_for("waiting", waiting, WAIT_SECONDS):
@@ -244,6 +250,8 @@ class _MachineWatcher:
         return (
             (self.stopping and not self.had_workers)
             or self._holds_for("finished", finished, LINGER_SECONDS)
+            or self._holds_for("left", bool(workers) and has_result, LEFT_SECONDS)
+            or self.are_silent
             or self._holds_for("failed", failed, GRACE_SECONDS)
         )
 
@@ -301,6 +309,8 @@ def _check_outcome(
         return
     if machine.stopping and not is_cause(error):
         said = {"error": AT_ONCE} if machine.at_once else {}
+        if machine.are_silent:
+            said = {"error": f"stopped; no process on {socket.gethostname()} answered; {resume_text(run_dir)}"}
         write_run_json(run_dir / RESULT, {"job": recipe.job, "status": "stopped", **said})
         return
     raise_first_error(run_dir, recipe.machine.processes)

@@ -15,7 +15,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitctl.engine.journal import LOG, Journal, Record, Report, never_raising, silent
-from vitctl.engine.preemption import ECHO_SECONDS, StopFlag, Stopped, die_with_parent, stop_on_signals
+from vitctl.engine.preemption import (
+    ECHO_SECONDS,
+    RESUMABLE,
+    StopFlag,
+    Stopped,
+    die_with_parent,
+    say,
+    stop_on_signals,
+)
 from vitctl.engine.run_files import RECIPE, RESULT
 from vitctl.errors import LaunchError, explained
 from vitctl.launch.environment import find_member, has_agent, restarts_left, started_by_vitctl, without_settings
@@ -29,7 +37,8 @@ from vitctl.launch.errors import (
     raise_first_error,
     write_failed_result,
 )
-from vitctl.launch.run_folder import locked_for_run
+from vitctl.launch.roll_call import resume_text, roll_call
+from vitctl.launch.run_folder import locked_for_run, read_status
 from vitctl.system.files import atomic_write, no_links
 from vitctl.system.screen import ignore_output_errors
 from vitctl.system.text import PlainStream, one_line, typed
@@ -43,7 +52,12 @@ NOTES_SECONDS = 1.0  # until the notes of processes on other nodes are visible h
 
 
 def work(
-    run_dir: Path, report: Report = silent, recipe: "Recipe | None" = None, *, locked: bool = False
+    run_dir: Path,
+    report: Report = silent,
+    recipe: "Recipe | None" = None,
+    *,
+    locked: bool = False,
+    stopped_code: int = RESUMABLE,
 ) -> dict[str, Any]:
     """Do the job of RUN/recipe.toml in this process, one of as many as the recipe says.
 
@@ -52,6 +66,7 @@ def work(
         report: called with every log record.
         recipe: that RUN/recipe.toml was written from; None: it is read there.
         locked: the process that started this one holds the lock of the folder.
+        stopped_code: exit code where the run was told to stop, and ends without a process that does not answer.
 
     Returns:
         the result, also written to RUN/result.json by the main process; its status is "stopped" after a signal.
@@ -67,10 +82,11 @@ def work(
         stop_on_signals(echo, ignore_afterwards=has_agent()) as stop,
         locked_for_run(run_dir) if _is_main() and not locked else nullcontext(),
     ):
-        return _work(run_dir, recipe, never_raising(report, run_dir / LOG if _is_main() else None), stop)
+        report = never_raising(report, run_dir / LOG if _is_main() else None)
+        return _work(run_dir, recipe, report, stop, stopped_code)
 
 
-def _work(run_dir: Path, recipe: "Recipe | None", report: Report, stop: StopFlag) -> dict[str, Any]:
+def _work(run_dir: Path, recipe: "Recipe | None", report: Report, stop: StopFlag, stopped_code: int) -> dict[str, Any]:
     from vitctl.jobs.record.result import RunResult, with_recipe, write_result
     from vitctl.recipe.load import load_recipe
 
@@ -80,9 +96,18 @@ def _work(run_dir: Path, recipe: "Recipe | None", report: Report, stop: StopFlag
         _join_processes(run_dir, recipe, report)
         job = _job(recipe.job)
         report({"kind": "now", "text": "reading weights and data", "time": time.time()})
-        result = job(recipe, run_dir, report, stop)
+
+        def end(text: str) -> None:
+            if text:
+                write_result(run_dir, RunResult(recipe.job, "stopped", error=text))
+                say(f"{text}; resume with: vitctl resume {typed(run_dir)}")
+            os._exit(stopped_code)
+
+        with roll_call(run_dir, Journal(run_dir / LOG, report), stop, end):
+            result = job(recipe, run_dir, report, stop)
     except Stopped:
-        result = RunResult(recipe.job, "stopped")
+        late = f"stopped; it {stop.reason}; {resume_text(run_dir)}" if stop.reason else ""
+        result = RunResult(recipe.job, "stopped", error=late)
     except Exception as error:
         fixable = explained(error, run_dir, f"resume with: vitctl resume {typed(run_dir)}")
         if _is_main():
@@ -95,11 +120,16 @@ def _work(run_dir: Path, recipe: "Recipe | None", report: Report, stop: StopFlag
 
 
 def work_as_member(
-    run_dir: Path, report: Report = silent, recipe: "Recipe | None" = None, *, locked: bool = False
+    run_dir: Path,
+    report: Report = silent,
+    recipe: "Recipe | None" = None,
+    *,
+    locked: bool = False,
+    stopped_code: int = RESUMABLE,
 ) -> dict[str, Any]:
     """`work` in one of several processes; every process raises the error that came first, on whichever node."""
     try:
-        result = work(run_dir, report, recipe, locked=locked)
+        result = work(run_dir, report, recipe, locked=locked, stopped_code=stopped_code)
     except Exception as error:
         note_error(run_dir, error)
         time.sleep(NOTES_SECONDS)
@@ -210,14 +240,15 @@ def main() -> None:
     ignore_output_errors()  # standard output is now a file, on a disk that may be full
     report = partial(_write_now, run_dir / LOGS / NOW) if _is_main() else silent
     try:
-        result = work_as_member(run_dir, report, locked=LOCKED in sys.argv)
+        result = work_as_member(run_dir, report, locked=LOCKED in sys.argv, stopped_code=0)
         resume = f"; resume with: vitctl resume {typed(run_dir)}" if result["status"] == "stopped" else ""
         _say(screen, f"{result['status']}: {run_dir / RESULT}{resume}")
     except Exception as error:
         _say(screen, f"vitctl: {one_line(str(explained(error, run_dir) or f'{type(error).__name__}: {error}'))}")
         sys.stderr.flush()
         would_fail_again = restarts_left() > 0 and is_final(first_error(run_dir))
-        os._exit(0 if would_fail_again else 1)  # gloo's threads may abort a process that exits normally
+        is_over = would_fail_again or read_status(run_dir) == "stopped"  # another process ended the run
+        os._exit(0 if is_over else 1)  # gloo's threads may abort a process that exits normally
 
 
 def _say(screen: int | None, text: str) -> None:

@@ -27,6 +27,7 @@ from vitctl.errors import DataError
 from vitctl.system import bounds
 from vitctl.system.bounds import HELD
 from vitctl.system.memory_lock import release
+from vitctl.system.waiting import HERE
 
 PADDING = -1
 _PREFETCH = 2
@@ -372,9 +373,11 @@ def _batches(
         generator=torch.Generator(),  # drawing the worker seeds must not advance the global generator
     )
     batches, workers = start_workers(loader)
+    loaders = [process.pid or 0 for process in workers.processes]
     while True:
         try:
-            batch = next(batches)
+            with HERE.waiting_for_images(loaders):
+                batch = next(batches)
         except StopIteration:
             return
         except DataError as error:

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from vitctl.errors import CheckpointError, LaunchError
+from vitctl.system.waiting import HERE
 
 JOIN_SECONDS, CHECK_SECONDS, FIRST_NCCL_SECONDS = 600.0, 5.0, 60.0
 TEXT_BYTES = 2000
@@ -94,6 +95,7 @@ def _completes(work: dist.Work, seconds: float) -> bool:
 
 def broadcast_text(text: str) -> str:
     """The text of rank 0, cut after 2,000 bytes, on every process."""
+    HERE.arrive()
     said = _packed(text)
     dist.broadcast(said, src=0)
     return _unpacked(said)
@@ -103,6 +105,7 @@ def gather_texts(text: str) -> list[str]:
     """The text of each process, cut after 2,000 bytes, by rank, on every process; without a process group its own."""
     if not dist.is_initialized():
         return [text]
+    HERE.arrive()
     own = _packed(text)
     said = [torch.empty_like(own) for _ in range(dist.get_world_size())]
     dist.all_gather(said, own)

@@ -20,6 +20,7 @@ from vitctl.engine.distributed.sharding import is_sharded
 from vitctl.engine.distributed.transfer import Transfer
 from vitctl.errors import LaunchError
 from vitctl.models.hardware import bf16_tflops
+from vitctl.system.waiting import HERE
 
 MIX = 0x9E3779B97F4A7C15
 
@@ -142,12 +143,14 @@ class Runtime:
 
     def add(self, own: Tensor) -> Tensor:
         """Element-wise sum over all processes, in place, without waiting for the device."""
+        HERE.arrive()
         if self.num_processes > 1:
             torch.distributed.all_reduce(own)
         return own
 
     def sum(self, values: list[float]) -> list[float]:
         """Element-wise sum over all processes, in float64, the same numbers on each. The device is not waited for."""
+        HERE.arrive()
         total = torch.tensor(values, dtype=torch.float64)
         if self.num_processes > 1:
             torch.distributed.all_reduce(total)
@@ -157,6 +160,7 @@ class Runtime:
         """Element-wise sum over all processes modulo 2^64, uint64 `[n]`, the same on each. The device is not waited for."""
         if self.num_processes == 1:
             return words
+        HERE.arrive()
         total = torch.from_numpy(words.view(np.int64)).clone()
         torch.distributed.all_reduce(total)
         found: np.ndarray = total.numpy().view(np.uint64)
@@ -168,6 +172,7 @@ class Runtime:
 
     def wait(self) -> None:
         """Barrier: wait for all processes."""
+        HERE.arrive()
         self.accelerator.wait_for_everyone()
 
     def wrap(self, model: nn.Module, *, ddp: bool = True, always_synced: bool = False) -> nn.Module:

@@ -1,0 +1,213 @@
+"""Notices a process, or a loader process, that does not answer, and ends a run that was told to stop without it.
+
+Every process has a thread for this. Once its main thread stands still, the thread writes a mark into RUN/logs every second. A process
+without a fresh mark is stopped, lost or unreachable. The lowest rank that answers reports it, and ends the run if it should stop.
+"""
+
+import json
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from vitctl.engine.checkpoint.files import newest_name
+from vitctl.engine.journal import Journal
+from vitctl.engine.preemption import StopFlag
+from vitctl.engine.run_files import CHECKPOINTS, step_of
+from vitctl.errors import LaunchError
+from vitctl.launch.errors import LOGS
+from vitctl.launch.run_folder import read_status
+from vitctl.system.files import atomic_write, read_json
+from vitctl.system.waiting import HERE
+
+NOTICE_SECONDS = 10.0  # without an answer, before a line says who is waited for
+GIVE_UP_SECONDS = 15.0  # after a signal, before the run ends without those that do not answer
+_TICK_SECONDS, _QUIET_SECONDS, _FRESH_SECONDS = 1.0, 3.0, 5.0
+_SLOW_SECONDS = 60.0  # before a line says that a process which answers is far behind
+_MOST_BYTES = 10_000
+
+End = Callable[[str], None]  # ends this process: the run is stopped, and why
+
+
+@contextmanager
+def roll_call(run_dir: Path, journal: Journal, stop: StopFlag, end: End) -> Iterator[None]:
+    """Within the block, what does not answer is reported; and left behind `GIVE_UP_SECONDS` after a signal.
+
+    Args:
+        run_dir: of the run.
+        journal: gets a warning that names who is waited for.
+        stop: set by a signal.
+        end: called in another thread.
+    """
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    one = _Rank(run_dir, journal, stop, end, int(os.environ["RANK"]), size) if size > 1 else _Alone(journal, stop)
+    ended = threading.Event()
+    thread = threading.Thread(target=_watch, args=(one.look, ended), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _watch(look: Callable[[], None], ended: threading.Event) -> None:
+    while not ended.wait(_TICK_SECONDS):
+        with suppress(OSError):
+            look()
+
+
+def resume_text(run_dir: Path) -> str:
+    """Where a resume of the run starts."""
+    step = step_of(Path(newest_name(run_dir / CHECKPOINTS)))
+    return "the run has no checkpoint" if step is None else f"a resume starts at step {step}"
+
+
+def _missing_images() -> str:
+    """What the main thread has waited for too long, if it waits for images; else ""."""
+    since, found = HERE.images_since, []
+    if since is None or time.monotonic() - since < NOTICE_SECONDS:
+        return ""
+    for number in HERE.loaders:
+        with suppress(psutil.Error):
+            found += [str(number)] if psutil.Process(number).status() == psutil.STATUS_STOPPED else []
+    return "waits for images" + (f": loader process {', '.join(found)} is stopped" if found else "")
+
+
+@dataclass
+class _Alone:
+    """Watches a single process: its main thread gives up itself."""
+
+    journal: Journal
+    stop: StopFlag
+    reported: float | None = None  # the wait that a line was written about
+
+    def look(self) -> None:
+        """Called every second."""
+        since, images = HERE.images_since, _missing_images()
+        for number in HERE.loaders if self.stop.reason and since is None else ():
+            with suppress(OSError):
+                os.kill(number, signal.SIGKILL)  # it would not end by itself
+        if images and since != self.reported:
+            self.reported = since
+            self.journal.write("warning", step=HERE.step, text=f"step {HERE.step}: {images}")
+        if images and self.stop.seconds >= GIVE_UP_SECONDS:
+            self.stop.give_up(images)
+
+
+@dataclass
+class _Rank:
+    """Watches one process among others. A mark's age is measured by this process's own clock."""
+
+    run_dir: Path
+    journal: Journal
+    stop: StopFlag
+    end: End
+    rank: int
+    size: int
+    beat: int = 0
+    place: tuple[int, float | None] = (-1, None)
+    since: float = field(default_factory=time.monotonic)
+    marks: dict[int, tuple[dict[str, Any], float]] = field(default_factory=dict)
+    reported: set[str] = field(default_factory=set)
+    stopping_since: float | None = None
+
+    def file(self, rank: int) -> Path:
+        """The mark of a process."""
+        return self.run_dir / LOGS / f"mark_{rank:02d}.json"
+
+    def write(self) -> None:
+        """Say where this process is."""
+        self.beat += 1
+        mark = {
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "beat": self.beat,
+            "arrivals": HERE.arrivals,
+            "images": _missing_images(),
+            "stop": self.stop.raised,
+        }
+        with suppress(OSError), atomic_write(self.file(self.rank), flushed=False) as aside:
+            aside.write_text(json.dumps(mark), encoding="utf-8")
+
+    def look(self) -> None:
+        """Called every second."""
+        now, place = time.monotonic(), (HERE.arrivals, HERE.images_since)
+        if place != self.place:
+            self.place, self.since = place, now
+            self.marks.clear()
+            self.reported.clear()
+        still = now - self.since
+        if still >= _QUIET_SECONDS or not self.beat:
+            self.write()
+        if still < _QUIET_SECONDS:
+            return
+        leads = not any(self._answers(rank) for rank in range(self.rank))
+        if not leads:
+            if self.stop.seconds >= GIVE_UP_SECONDS and read_status(self.run_dir) == "stopped":
+                self.end("")
+            return
+        answering = {
+            rank: self.marks[rank][0] for rank in range(self.size) if rank != self.rank and self._answers(rank)
+        }
+        self._read(self.rank)
+        answering[self.rank] = self.marks[self.rank][0]
+        furthest = max(int(mark["arrivals"]) for mark in answering.values())
+        silent = [rank for rank in range(self.size) if rank not in answering]
+        behind = [rank for rank, mark in answering.items() if mark["arrivals"] < furthest]
+        starved = [rank for rank in behind if answering[rank]["images"]]
+        if still < NOTICE_SECONDS:
+            return
+        self._report(silent, "does not answer")
+        self._report(starved, answering[starved[0]]["images"] if starved else "")
+        if still >= _SLOW_SECONDS:
+            self._report([rank for rank in behind if rank not in starved], "is far behind the others")
+        if not any(mark["stop"] for mark in answering.values()):
+            return
+        self.stopping_since = self.stopping_since or now - self.stop.seconds
+        if (silent or starved) and now - self.stopping_since >= GIVE_UP_SECONDS:
+            self._give_up([*silent, *starved])
+
+    def _answers(self, rank: int) -> bool:
+        self._read(rank)
+        mark, since = self.marks[rank]
+        return bool(mark) and time.monotonic() - since < _FRESH_SECONDS
+
+    def _read(self, rank: int) -> None:
+        before, since = self.marks.get(rank, ({}, time.monotonic()))
+        mark = before
+        with suppress(LaunchError):
+            read = read_json(self.file(rank), _MOST_BYTES, error=LaunchError)
+            mark = read if isinstance(read, dict) and {"beat", "arrivals", "images", "stop"} <= {*read} else before
+        self.marks[rank] = (mark, time.monotonic() if mark != before else since)
+
+    def _who(self, ranks: Sequence[int]) -> str:
+        marks = [(rank, self.marks[rank][0]) for rank in ranks]
+        return ", ".join(
+            f"process {rank} on {mark.get('host', '?')} (pid {mark.get('pid', '?')})" for rank, mark in marks
+        )
+
+    def _report(self, ranks: Sequence[int], what: str) -> None:
+        """One line each time that the run stands still, on the screen and in the log."""
+        if ranks and what not in self.reported:
+            self.reported.add(what)
+            text = f"step {HERE.step}: waiting for {self._who(ranks)}, which {what}"
+            self.journal.write("warning", step=HERE.step, text=text)
+
+    def _give_up(self, ranks: Sequence[int]) -> None:
+        """Save what this process can save alone, and end the run."""
+        self.stop.given_up = True
+        save = self.stop.save_alone
+        why_not = save() if save is not None else "no training was in progress"
+        saved = f"step {HERE.step} not saved: {why_not}" if why_not else f"step {HERE.step} saved without it"
+        text = f"stopped; {self._who(ranks)} did not answer; {saved}; {resume_text(self.run_dir)}"
+        self.journal.write("warning", step=HERE.step, text=text)
+        self.end(text)
