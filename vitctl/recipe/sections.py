@@ -8,10 +8,10 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
-MOST_NUMBER = 10**12
-
 from vitctl.models.weights.assumed import HALF
 from vitctl.models.weights.meta import LARGEST, SMALLEST
+
+MOST_NUMBER = 10**12
 
 
 def _tuple(value: Any) -> Any:
