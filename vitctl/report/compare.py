@@ -93,7 +93,8 @@ _SOME_DEVICES = (
 )
 # Of a table of tasks, each task's data.
 _TASK_KEYS = ("split", "data_sha256", "data_source", "train_split", "train_sha256")
-_MISSING = {"versions": NOT_RECORDED, "hardware": NOT_RECORDED, "assumed": "not assumed"}  # tables, and what a lack means
+# What an entry means that a table lacks.
+_MISSING = {"versions": NOT_RECORDED, "hardware": NOT_RECORDED, "assumed": "not assumed"}
 _QUIET = {"from", "weights", "tasks", "eval_resize"}
 _INTEGERS = {"correct", "total", "top5_correct", "step"}
 _SHOWN = 12
