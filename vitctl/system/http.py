@@ -208,8 +208,13 @@ class _Redirects(HTTPRedirectHandler):
     def __init__(self, client: Client, url: str) -> None:
         self.client, self.host, self.linked_etag = client, urlsplit(url).hostname, ""
 
-    def redirect_request(self, req: Request, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Request | None:
+    def http_error_302(self, req: Request, fp: Any, code: int, msg: str, headers: Any) -> Any:
         fp.close()  # otherwise urllib reads the whole body first
+        return super().http_error_302(req, fp, code, msg, headers)
+
+    http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302
+
+    def redirect_request(self, req: Request, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Request | None:
         text = check(split(newurl, self.client.error)[0], self.client.error)
         self.host = urlsplit(text).hostname
         if self.host in LOOPBACK and urlsplit(req.full_url).hostname not in LOOPBACK:

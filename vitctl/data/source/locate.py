@@ -174,6 +174,7 @@ def expand(text: str) -> list[str]:
         DataError: braces are malformed, no file matches, the list cannot be read, or it is more than a million names.
     """
     names: list[str] = []
+    (text,) = without_queries(text, error=DataError)
     for name in _parts(text):
         for expanded in _expand_braces(name):
             names += _matching(expanded)
