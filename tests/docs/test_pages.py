@@ -4,10 +4,11 @@ import re
 import tomllib
 
 import pytest
+import torch
 
 from tests.conftest import ROOT
 from tests.docs.conftest import DOCS, PAGES, anchors
-from vitctl.models.kernels import attention, linear
+from vitctl.models.kernels import attention
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
@@ -62,8 +63,7 @@ def test_pictures__are_shown_on_a_page_and_small() -> None:
     assert sum(path.stat().st_size for path in pictures) < 900_000
 
 
-def test_speed__says_from_where_on_kernels_are_measured() -> None:
+def test_speed__says_where_the_rule_takes_plain_products() -> None:
     said = " ".join(PAGES["docs/speed.md"].split())
-    assert f"from {attention._WORTH_MEASURING:,} logits a layer" in said
-    assert f"up to {attention._SHORT:,} tokens" in said
-    assert f"2^{linear._WORTH_MEASURING.bit_length() - 1} multiplications on" in said
+    assert [*attention._PLAIN_UP_TO] == [("cpu", torch.bfloat16)]
+    assert f"on a CPU in bf16 up to {attention._PLAIN_UP_TO['cpu', torch.bfloat16]:,} tokens" in said
