@@ -15,6 +15,7 @@ from PIL import Image
 from tests.cli.conftest import Vitctl
 from tests.data.server import Faults, serving
 from vitctl.data.source.exclusion import open_shards
+from vitctl.data.source.splits import select
 from vitctl.data.writer import write
 from vitctl.data.writer.items import Item
 from vitctl.data.writer.plan import label_text
@@ -87,7 +88,7 @@ def many(root: Path, number: int = 1200, bad: int = -1) -> Path:
 
 def test_check__decodes_every_image_and_quick_says_that_it_does_not(vitctl: Vitctl, tmp_path: Path) -> None:
     many(tmp_path / "out")
-    said = vitctl("data", "check", "out")
+    said = vitctl("data", "check", "out", "--accept-labels")  # one picture in both classes
     assert (said.code, "1,200 decoded, 0 problem(s)" in said.out, "nothing is damaged" in said.out) == (0, True, True)
     many(tmp_path / "bad", 2400, bad=7)
     found = vitctl("data", "check", "bad")
@@ -235,11 +236,12 @@ def test_check__tells_of_images_that_are_there_twice(vitctl: Vitctl, tmp_path: P
     plant(tmp_path / "photos")
     (tmp_path / "photos/train/cat [b16]/again.png").write_bytes((tmp_path / "photos/train/dog/1.png").read_bytes())
     assert vitctl("data", "shards", "photos", "out").code == 0
-    said = vitctl("data", "check", "out")
+    assert vitctl("data", "check", "out").code == 2  # it has two labels
+    said = vitctl("data", "check", "out", "--accept-labels")
     assert said.code == 0
     assert "train: 1 duplicate image(s), first " in said.out
     assert "train and test: share 6 image(s), first " in said.out
-    assert "nothing is damaged or missing; 2 note(s), see above" in said.out
+    assert "nothing is damaged or missing; " in said.out
 
 
 def test_stats__table_and_json(vitctl: Vitctl, tmp_path: Path) -> None:
@@ -287,7 +289,10 @@ def test_dedup__shows_then_leaves_out(vitctl: Vitctl, tmp_path: Path) -> None:
     source = open_shards(tmp_path / "out/train")
     assert [source.key(n) for n in range(len(source))] == ["dog/1.png"]
     said = vitctl("data", "dedup", "out", "--against", "out/train")
-    assert said.err == "vitctl: --against out/train: is the split itself; give the shards of a test set\n"
+    assert (
+        said.err
+        == "vitctl: --against out/train: is the split itself; leave --against out to look for duplicates in it\n"
+    )
 
 
 def test_dedup__reports_beside_what_it_is_about_and_never_over_an_earlier_report(
@@ -368,3 +373,49 @@ def test_shards__a_split_of_a_table_stays_in_the_folder(vitctl: Vitctl, tmp_path
     assert said.code == 2 and "a.csv" in said.err and name in said.err and said.err.count("\n") == 1
     assert not (tmp_path / "out" / "train").exists()
     assert {path.name for path in tmp_path.parent.iterdir()} | {path.name for path in tmp_path.iterdir()} == before
+
+
+def _save(path: Path, seed: int, size: int = 64) -> None:
+    noise = np.random.default_rng(seed).integers(0, 256, (8, 8, 3), np.uint8)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(noise).resize((64, 64), Image.Resampling.BICUBIC).resize((size, size)).save(path)
+
+
+def test_check__the_same_image_in_two_classes_is_refused_unless_accepted(vitctl: Vitctl, tmp_path: Path) -> None:
+    for seed, name in enumerate(
+        ("train/cat/a", "train/cat/b", "train/dog/c", "train/dog/d", "test/cat/t", "test/dog/u")
+    ):
+        _save(tmp_path / f"photos/{name}.png", seed)
+    for copy, of in (("train/dog/a2", "train/cat/a"), ("test/dog/b2", "train/cat/b"), ("train/dog/d2", "train/dog/d")):
+        shutil.copy(tmp_path / f"photos/{of}.png", tmp_path / f"photos/{copy}.png")
+    vitctl("data", "shards", "photos", "out")
+    said = vitctl("data", "check", "out")
+    assert said.code == 2 and said.err.count("\n") == 1 and "--accept-labels" in said.err
+    lines = [set(line.split()) for line in said.out.splitlines() if line.startswith("the same image")]
+    assert len(lines) == 2 and "all is well" not in said.out
+    within, across = lines if "train/dog/a2.png" in lines[0] else lines[::-1]
+    assert {"train/cat/a.png", "train/dog/a2.png"} <= within
+    assert {"train/cat/b.png", "test/dog/b2.png"} <= across
+    assert all({"'cat',", "'dog'"} <= line or {"'dog',", "'cat'"} <= line for line in lines)
+    assert vitctl("data", "check", "out", "--accept-labels").code == 0
+
+
+def test_dedup__within_a_set_and_across_its_automatic_split(vitctl: Vitctl, tmp_path: Path) -> None:
+    for name in ("cat", "dog"):
+        for number in range(10):
+            _save(tmp_path / f"photos/{name}/{number}.png", 100 * len(name) + number + 50 * (name == "dog"))
+    vitctl("data", "shards", "photos", "clean")
+    _save(tmp_path / "photos/dog/small.png", 300, 48)  # cat/0, smaller
+    vitctl("data", "shards", "photos", "out")
+    said = vitctl("data", "dedup", "clean")
+    assert (said.code, said.err) == (0, "") and "0 pairs, 0 shown" in said.out
+    said = vitctl("data", "dedup", "out")
+    assert (said.code, said.err) == (0, "") and "1 pairs, 1 shown; report: out-dedup" in said.out
+    sources = {"train": open_shards(tmp_path / "out/train")}
+    sides = [select(spec, sources) for spec in ("train[:80% of each class]", "train[80%: of each class]")]
+    keys = [{side.key(n) for n in range(len(side))} for side in sides]
+    differ = not any({"cat/0.png", "dog/small.png"} <= side for side in keys)
+    [line] = [line for line in said.out.splitlines() if "bits apart" in line]
+    assert "cat/0.png (cat)" in line and "dog/small.png (dog)" in line and "different labels" in line
+    assert ("on different sides of the split" in line) == differ
+    assert vitctl("data", "dedup", "out", "--apply").code == 2

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitctl.data.inspect.dedup import compare, write_report
+from vitctl.data.inspect.dedup import compare, compare_within, write_report
 from vitctl.data.source.read import ShardSource
 from vitctl.data.writer.items import Item
 from vitctl.data.writer.write import write_split
@@ -50,7 +50,7 @@ def test_write_report__a_table_and_the_pairs_on_pages(tmp_path: Path, monkeypatc
     own, tests = plant(tmp_path)
     found = compare(own, tests, max_bits=6)
     monkeypatch.setattr("vitctl.data.inspect.dedup._PAIRS_ON_A_PAGE", 2)
-    files = write_report(own, found, tmp_path / "report")
+    files = write_report(found, tmp_path / "report")
     assert [file.name for file in files] == ["matches.csv", "pairs_000.png", "pairs_001.png"]
     assert sorted(tmp_path.joinpath("report").iterdir()) == files
     with files[0].open(newline="") as file:
@@ -70,10 +70,32 @@ def test_write_report__of_nothing_is_an_empty_table(tmp_path: Path) -> None:
     own, tests = plant(tmp_path)
     (found,) = compare(ShardSource(own.index), {"test": write_other(tmp_path)}, max_bits=6)
     assert tests and found.matches == ()
-    (table,) = write_report(own, [found], tmp_path / "report")
-    assert table.read_text().splitlines() == ["key,test_set,test_key,kind,bits,shard"]
+    (table,) = write_report([found], tmp_path / "report")
+    assert table.read_text().splitlines() == ["key,test_set,test_key,kind,bits,shard,set,label,test_label"]
 
 
 def write_other(root: Path) -> Path:
     items = [Item(f"other{n}", 0, partial(photo, 500 + n)) for n in range(5)]
     return write_split(items, root / "other", ("a",), seed=0, source_text="").folder
+
+
+def test_compare_within__each_pair_once_and_across_sides(tmp_path: Path) -> None:
+    one = [Item("a", 0, partial(photo, 1)), Item("b", 1, partial(photo, 1)), Item("c", 0, partial(photo, 2))]
+    two = [Item("d", 1, partial(photo, 2, quality=40)), Item("e", 0, partial(photo, 3))]
+    sides = {
+        name: ShardSource(write_split(items, tmp_path / name, ("x", "y"), seed=0, source_text=""))
+        for name, items in (("one", one), ("two", two))
+    }
+    found = {
+        (one.own_name, one.name): [
+            ({one.own.key(match.sample), one.source.key(match.other)}, match.is_exact, one.has_other_label(match))
+            for match in one.matches
+        ]
+        for one in compare_within(sides, max_bits=6)
+    }
+    assert found == {
+        ("one", "two"): [({"c", "d"}, False, True)],
+        ("one", "one"): [({"a", "b"}, True, True)],
+        ("two", "two"): [],
+    }
+    assert [len(one.matches) for one in compare_within(sides, max_bits=-1)] == [0, 1, 0]

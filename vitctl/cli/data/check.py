@@ -1,6 +1,6 @@
 """`vitctl data check`: whether all shards are there, and unchanged since they were written."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from vitctl.data.inspect.verify import Report
     from vitctl.data.shards.index import Index
 
-_SHOWN_CLASSES = 12
+_SHOWN_CLASSES, _SHOWN_PAIRS = 12, 100
 
 
 def check(
@@ -26,8 +26,14 @@ def check(
     workers: Annotated[
         int, typer.Option("--workers", help="Processes; 0: this one; default: one per core.", min=-1)
     ] = -1,
+    accept_labels: Annotated[
+        bool, typer.Option("--accept-labels", help="Accept that the same image has different labels.")
+    ] = False,
 ) -> None:
-    """Check shards: every byte, every member, every image decoded; missing or extra files; duplicate images."""
+    """Check shards: every byte, every member, every image decoded; missing or extra files; duplicate images.
+
+    The same image with different labels is an error, except in a known data set or with --accept-labels.
+    """
     from vitctl.cli.data.sets import check_known
     from vitctl.cli.show.render import CONSOLE
     from vitctl.data.inspect.completeness import missing_images, unused_files
@@ -67,14 +73,20 @@ def check(
     if is_name:
         missing, partial = missing_images(folder, {split: index for split, (_, index) in reports.items()})
         problems, notes = problems + missing, notes + partial
-    notes += _same_images(reports)
-    for line in (*problems, *notes):
+    same, contradictions = _same_images(reports)
+    notes += same
+    for line in (*problems, *contradictions, *notes):
         CONSOLE.print(line, markup=False, soft_wrap=True)
     if problems:
         hidden = sum(report.num_problems - len(report.problems) for report, _ in reports.values())
         shown = f"{len(problems) + hidden:,} problem(s){f', {len(problems)} of them' if hidden else ''} listed above"
         raise DataError(f"{folder}: {shown}; make the shards again or copy the damaged ones")
-    CONSOLE.print(_verdict(reports, quick, len(notes)), markup=False, soft_wrap=True)
+    if contradictions and not (accept_labels or is_name):  # published data sets have such images, and stay as they are
+        raise DataError(
+            f"{folder}: the same image has different labels, listed above; correct the labels and make the shards again, or accept "
+            "them with --accept-labels"
+        )
+    CONSOLE.print(_verdict(reports, quick, len(notes) + len(contradictions)), markup=False, soft_wrap=True)
 
 
 def _verdict(reports: "Mapping[str, tuple[Report, Index]]", quick: bool, num_notes: int) -> str:
@@ -101,20 +113,42 @@ def _show_split(split: str, report: "Report", index: "Index") -> None:
         show_table(("file", "what", "how many", "first"), rows, left=("what", "first"))
 
 
-def _same_images(reports: "Mapping[str, tuple[Report, Index]]") -> Iterator[str]:
-    """A line for each split with duplicate images, and for each two splits that share images. Neither is damage."""
+def _same_images(reports: "Mapping[str, tuple[Report, Index]]") -> tuple[list[str], list[str]]:
+    """Lines about duplicate images in and across splits, and about those with different labels."""
     from itertools import combinations
 
+    from vitctl.data.inspect.dedup import label_text
     from vitctl.data.inspect.hamming import shared
     from vitctl.data.source.read import ShardSource
 
     sources = {split: ShardSource(index) for split, (_, index) in reports.items()}
-    for split, (report, _) in reports.items():
-        if report.repeated:
-            first, later = report.repeated[0]
-            keys = f"{sources[split].key(first)} and {sources[split].key(later)}"
-            yield f"{split}: {len(report.repeated):,} duplicate image(s), first {keys}"
+    found = [(split, split, report.repeated) for split, (report, _) in reports.items()]
     for one, other in combinations(reports, 2):
-        if both := shared(reports[one][0].digests, reports[other][0].digests):
-            keys = f"{sources[one].key(both[0][0])} and {sources[other].key(both[0][1])}"
-            yield f"{one} and {other}: share {len(both):,} image(s), first {keys}; see `vitctl data dedup`"
+        found.append((one, other, tuple(shared(reports[one][0].digests, reports[other][0].digests))))
+    notes, contradictions = list[str](), list[str]()
+    for one, other, pairs in found:
+        if not pairs:
+            continue
+        first, second = pairs[0]
+        keys = f"first {sources[one].key(first)} and {sources[other].key(second)}"
+        inside = f"{one}: {len(pairs):,} duplicate image(s), {keys}"
+        notes.append(
+            inside
+            if one == other
+            else f"{one} and {other}: share {len(pairs):,} image(s), {keys}; see `vitctl data dedup`"
+        )
+        wrong = []
+        for pair in pairs:
+            names = [label_text(sources[split], sample) for split, sample in zip((one, other), pair, strict=True)]
+            if all(names) and names[0] != names[1]:
+                wrong.append((pair, names))
+        for (first, second), names in wrong[:_SHOWN_PAIRS]:
+            left, right = f"{one}/{sources[one].key(first)}", f"{other}/{sources[other].key(second)}"
+            contradictions.append(
+                f"the same image has different labels: {left} is {names[0]!r}, {right} is {names[1]!r}"
+            )
+        if len(wrong) > _SHOWN_PAIRS:
+            contradictions.append(
+                f"and {len(wrong) - _SHOWN_PAIRS:,} more in {' and '.join(dict.fromkeys((one, other)))}"
+            )
+    return notes, contradictions

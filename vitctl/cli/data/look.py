@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,6 +11,7 @@ import typer
 
 from vitctl.cli.data.shards import bar
 from vitctl.system.screen import ignore_output_errors
+from vitctl.system.text import one_line
 
 if TYPE_CHECKING:
     from vitctl.data.inspect.stats import Stats
@@ -18,6 +20,7 @@ Folder = Annotated[Path, typer.Argument(help="Folder of shards, or of splits.")]
 Place = Annotated[
     str, typer.Argument(help="Folder of shards, or of splits, or its address: https://, s3://, gs://, hf://.")
 ]
+_SHOWN_PAIRS = 20
 _SCHEME = re.compile(r"\w+:/")
 Workers = Annotated[int, typer.Option("--workers", help="Processes; 0: this one; default: one per core.", min=-1)]
 
@@ -127,7 +130,10 @@ def show(
 
 def dedup(
     folder: Folder,
-    against: Annotated[list[Path], typer.Option("--against", help="Folder of a test set's shards. Repeatable.")],
+    against: Annotated[
+        list[Path] | None,
+        typer.Option("--against", help="Folder of a test set's shards. Repeatable; default: FOLDER itself."),
+    ] = None,
     split: Annotated[str, typer.Option("--split", help="Which split of FOLDER loses images.")] = "train",
     bits: Annotated[
         int,
@@ -149,6 +155,8 @@ def dedup(
 ) -> None:
     """Find images of test sets, and near-duplicates of them, in training data.
 
+    Without --against: near-duplicates in a data set, across its splits or the automatic one, and in each split.
+
     For example: vitctl data dedup shards/ --against pets/test --apply
     """
     from vitctl.cli.show.render import CONSOLE, show_table
@@ -162,6 +170,13 @@ def dedup(
     if apply:
         ignore_output_errors()
     splits = _splits(folder)
+    number = default_workers() if workers < 0 else workers
+    say = partial(CONSOLE.print, markup=False, soft_wrap=True)
+    if not against:
+        if apply:
+            raise DataError("--apply leaves out images of the test sets in --against FOLDER; give them")
+        _dedup_within(folder, splits, bits, report, number)
+        return
     if len(splits) > 1 and split not in splits:
         raise DataError(f"{folder}: has no split '{split}'; found: {', '.join(splits)}")
     place = splits[split] if split in splits else next(iter(splits.values()))
@@ -169,8 +184,8 @@ def dedup(
     source = ShardSource(read_index(place))
     with bar("reading images") as progress:
         total = len(source) + sum(read_index(test).num_samples for test in tests.values())
-        number = default_workers() if workers < 0 else workers
-        matches = compare(source, tests, max_bits=bits, workers=number, done=_adding(progress, total))
+        name = place.resolve().name
+        matches = compare(source, tests, max_bits=bits, own_name=name, workers=number, done=_adding(progress, total))
     rows = [
         (one.name, f"{len(one.source):,}", f"{one.num_exact:,}", f"{len(one.matches) - one.num_exact:,}")
         for one in matches
@@ -178,9 +193,8 @@ def dedup(
     show_table(("test set", "images", "identical", "near-duplicate"), rows)
     folder = free_folder(report or place.parent / f"{place.resolve().name}-dedup")
     with writing(folder):
-        files = write_report(source, matches, folder)
+        files = write_report(matches, folder)
     samples = sorted({match.sample for one in matches for match in one.matches})
-    say = partial(CONSOLE.print, markup=False, soft_wrap=True)
     say(f"{len(samples):,} of {len(source):,} images of {place} are in a test set; report: {files[0].parent}")
     if apply and samples:
         with writing(place):
@@ -188,6 +202,48 @@ def dedup(
         say(f"{number:,} images are left out from now on; remove {place / FILE} to include them again")
     elif samples:
         say("nothing was left out; check the pairs, then run the same command with --apply")
+
+
+def _dedup_within(folder: Path, splits: dict[str, Path], bits: int, report: Path | None, workers: int) -> None:
+    """Print and report the duplicates of a data set, those on different sides of a split first."""
+    from vitctl.cli.show.render import CONSOLE, show_table
+    from vitctl.data.inspect.dedup import compare_within, free_folder, write_report
+    from vitctl.data.source.exclusion import open_shards
+    from vitctl.data.source.own_splits import own_splits
+    from vitctl.data.source.read import sample_key
+    from vitctl.data.source.splits import select
+    from vitctl.errors import DataError, writing
+
+    sources = {name: open_shards(place) for name, place in splits.items()}
+    sides = dict(sources)
+    own = own_splits(list(sources)) if len(sources) == 1 else None
+    with suppress(DataError):  # too few labelled images to divide
+        sides = {name: select(name, sources) for name in (own.train, own.scored)} if own else sides
+    with bar("reading images") as progress:
+        done = _adding(progress, sum(map(len, sides.values())))
+        found = compare_within(sides, max_bits=bits, workers=workers, done=done)
+    rows = [
+        (
+            *(one.own_name, one.name, f"{one.num_exact:,}", f"{len(one.matches) - one.num_exact:,}"),
+            f"{sum(map(one.has_other_label, one.matches)):,}",
+        )
+        for one in found
+    ]
+    show_table(("of", "and of", "identical", "near-duplicate", "of other labels"), rows, left=("and of",))
+    say = partial(CONSOLE.print, markup=False, soft_wrap=True)
+    pairs = [(one, match) for one in found for match in one.matches]
+    pairs.sort(key=lambda pair: (pair[0].own_name == pair[0].name, not pair[0].has_other_label(pair[1])))
+    for one, match in pairs[:_SHOWN_PAIRS]:
+        left, right = (label or "no label" for label in one.labels(match))
+        about = ["identical" if match.is_exact else f"{match.bits} bits apart"]
+        about += ["different labels"] if one.has_other_label(match) else []
+        about += ["on different sides of the split"] if one.own_name != one.name else []
+        names = f"{sample_key(one.own, match.sample)} ({left}) and {sample_key(one.source, match.other)} ({right})"
+        say(f"  {one_line(names)}: {', '.join(about)}")
+    target = free_folder(report or folder.parent / f"{folder.resolve().name}-dedup")
+    with writing(target):
+        files = write_report(found, target)
+    say(f"{len(pairs):,} pairs, {min(len(pairs), _SHOWN_PAIRS):,} shown; report: {files[0].parent}")
 
 
 def _test_sets(against: list[Path], place: Path) -> dict[str, Path]:
@@ -201,7 +257,9 @@ def _test_sets(against: list[Path], place: Path) -> dict[str, Path]:
         if found.resolve() != place.resolve()
     }
     if not tests:
-        raise DataError(f"--against {against[0]}: is the split itself; give the shards of a test set")
+        raise DataError(
+            f"--against {against[0]}: is the split itself; leave --against out to look for duplicates in it"
+        )
     return tests
 
 

@@ -27,7 +27,7 @@ def find_matches(own: ImageHashes, others: ImageHashes, *, max_bits: int) -> lis
 
     Args:
         own: images to check.
-        others: images to compare with.
+        others: images to compare with; `own` again: each image is compared with those before it.
         max_bits: largest Hamming distance of near-duplicates, 0 to 15; -1 for exact duplicates only.
 
     Returns:
@@ -40,11 +40,11 @@ def find_matches(own: ImageHashes, others: ImageHashes, *, max_bits: int) -> lis
         for row, column, bits in zip(
             rows[pairs[0]].tolist(), columns[pairs[1]].tolist(), pairs[2].tolist(), strict=True
         ):
-            if row not in best or bits < best[row].bits:
+            if (own is not others or column < row) and (row not in best or bits < best[row].bits):
                 best[row] = Match(row, column, bits, False)
     by_digest = {digest: number for number, digest in reversed(list(enumerate(others.digests.tolist())))}
     for row, digest in enumerate(own.digests.tolist()):
-        if digest in by_digest:
+        if digest in by_digest and (own is not others or by_digest[digest] < row):
             best[row] = Match(row, by_digest[digest], 0, True)
     return [best[row] for row in sorted(best)]
 
