@@ -44,6 +44,7 @@ TOLERANCE = {"float64": 1e-3, "float32": 1e-3, "tf32": 1e-2, "bf16": 3e-2}
 # attention's key biases, into updates. Measured over 20 to 60 steps with ATEN_CPU_CAPABILITY=default: at most 0.005 and 0.11 in
 # float32; 0.01 (SGD) to 0.6 (Adam) in bf16. Weights trained on other images from the same state: 1 and more.
 WEIGHTS_TOLERANCE = {"float64": 0.05, "float32": 0.05, "tf32": 0.1, "bf16": 0.2}
+_GROWS = "rounding grows from step to step: replay steps after a later checkpoint, or on the machine of the run"
 _PART_NAMES = {"samples": "the sample", "bytes": "the encoded image", "pixels": "the pixels", "labels": "the label"}
 
 
@@ -157,7 +158,10 @@ class Replay:
                 text = f"checkpoint of step {step}: its weights are not those that were recorded after that step"
                 self.differs(step, text)
             # What is read does not depend on the weights: go on, and name the first difference of the data too.
-            self.found.differences.append(Difference(0, "the start weights"))
+            if self.may_round:
+                self.found.rounding = "the start weights"
+            else:
+                self.found.differences.append(Difference(0, "the start weights"))
         return step
 
 
@@ -238,7 +242,7 @@ class _Comparison:
         if name == "lr" and not far <= 1e-12:
             replay.differs(recorded.step, text)
         if not far <= bound:
-            replay.unproven(f"step {recorded.step}: {text}, more than {bound:g} apart")
+            replay.unproven(f"step {recorded.step}: {text}, more than {bound:g} apart; {_GROWS}")
         if name == "loss":
             replay.found.largest = max(replay.found.largest, far)
         self._bits(recorded.step, words)
@@ -315,11 +319,11 @@ class _Comparison:
             path = float((own - began.get(name, zero).double()).square().sum())
             if not away <= (10 * bound) ** 2 * path or (name.startswith("step/") and away):
                 replay.unproven(
-                    f"{text}: {name} is {_ratio(away, path):.2g} of its updates apart, more than {10 * bound:g}"
+                    f"{text}: {name} is {_ratio(away, path):.2g} of its updates apart, more than {10 * bound:g}; {_GROWS}"
                 )
             far, moved = far + away, moved + path
         if not far <= bound**2 * moved:
-            replay.unproven(f"{text}: {_ratio(far, moved):.2g} of its updates apart, more than {bound:g}")
+            replay.unproven(f"{text}: {_ratio(far, moved):.2g} of its updates apart, more than {bound:g}; {_GROWS}")
         replay.found.farthest = max(replay.found.farthest, _ratio(far, moved))
 
 

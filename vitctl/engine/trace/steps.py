@@ -238,10 +238,12 @@ class _Reading:
         is_start = isinstance(record, StartLine)
         begin = self.last + (not is_start)
         text = self._start_problem(record) if isinstance(record, StartLine) else ""
+        if not self.starts and not is_start:
+            text = "a step before any start; lines were removed"
         if record.step < begin:
             text = "a second record of a step, or of an earlier one; it was added"
         elif record.step > begin:
-            is_told = is_start and record.unrecorded == record.step - self.last
+            is_told = isinstance(record, StartLine) and record.unrecorded == record.step - self.last
             self.gaps.append(Gap(self.last + 1, record.step - (not is_start), is_told))
         if text and not self.problem:
             self.problem = f"{self.path}, line {line.number}: {text}"

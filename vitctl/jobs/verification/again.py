@@ -42,9 +42,6 @@ _NOT_COMPARED = ("machine.precision", "data.path", "weights.source")
 _OF_THE_RECIPE = ("batch_size", "lanes", "draws")  # fields of a start that follow from the recipe
 
 
-_SHORTER = "rounding grows from step to step: replay steps after a later checkpoint, or where the run was made"
-
-
 class _DoneError(Exception):
     """Ends the job once its training was looked at."""
 
@@ -219,6 +216,11 @@ def replay(again: Again, steps: Steps, ranges: Sequence[tuple[int, int]], progre
             reason = "; ".join(environment)
         draws = many is not None and here.draws
         found.append(Replay(again.folder, steps, ranges, reason, draws, progress).run(folder, task, trainer, saver))
+        if many is not None and draws:
+            text = (
+                f"dropout was drawn by {many.processes} processes: loss, gradient and weights cannot be compared by one"
+            )
+            found[0].unproven.append(text)
 
     again.reach(act)
     (result,) = found
@@ -239,9 +241,7 @@ def _replayed(result: Replayed, environment: Sequence[str], precision: str) -> l
         findings.append(unchecked("environment", text))
     for one in result.differences:
         findings.append(differs("replay", f"step {one.step}: {one.text}" if one.step else one.text))
-    findings += [
-        unproven("replay", f"{text}; {_SHORTER * bool(environment)}".removesuffix("; ")) for text in result.unproven
-    ]
+    findings += [unproven("replay", text) for text in result.unproven]
     if result.differences or result.unproven:
         return findings
     if not result.rounding:

@@ -78,13 +78,13 @@ def _of_the_recipe(recipe: Recipe) -> dict[str, Any]:
     if not isinstance(recipe, Pretrain | Finetune):
         return {}
     data = recipe.data
-    own = {"labels": "original", "train_split": data.train_split, "split": data.eval_split}
+    own: dict[str, Any] = {"labels": "original", "train_split": data.train_split, "split": data.eval_split}
     own |= {"compiled": recipe.machine.compile, "micro_batch": recipe.machine.micro_batch}
     seen = shown(eval_transform(data))
     if not data.image_size:  # that of the start weights
         seen = {name: value for name, value in seen.items() if name not in ("image_size", "eval_resize")}
     if isinstance(recipe, Pretrain):
-        seen |= {"mean": list(data.mean), "std": list(data.std)}
+        seen |= {"mean": list(recipe.data.mean), "std": list(recipe.data.std)}
     return own | seen
 
 

@@ -220,7 +220,7 @@ def _check_checkpoints(
             yield differs(
                 "checkpoint", f"{path}: is not the one that the result names; it was changed and its digests too"
             )
-        elif text := record_problem(saved, steps, ends) or _files_problem(saved):
+        elif text := _files_problem(saved) or record_problem(saved, steps, ends):
             whole.pop()
             yield differs("checkpoint", f"{path}: {text}")
         elif loaded.get(saved.step, saved.digest) != saved.digest:
