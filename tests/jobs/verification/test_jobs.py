@@ -82,7 +82,8 @@ def test_evaluate__is_scored_again(job: Job, tmp_path: Path) -> None:
 
 def test_fewshot__has_no_steps_and_no_counts(job: Job, tmp_path: Path) -> None:
     job("fewshot", "a", **{"fewshot.shots": (1,)})
-    assert {one.state for _, one in verify(tmp_path / "a", scores=True)} == {"ok", "not checked"}
+    assert {one.state for _, one in verify(tmp_path / "a")} == {"ok", "not checked"}
+    assert [what for what, _ in found(tmp_path / "a", scores=True)] == ["score"]  # asked for, and not proven
 
 
 @pytest.mark.parametrize("odd", [3, None, [], {"a": []}, {"3": 1}, "x"], ids=str)
