@@ -183,6 +183,7 @@ def test_token__that_no_header_takes_is_not_shown(monkeypatch: pytest.MonkeyPatc
         ("https://[::1]:80/m?x", "https://[::1]:80/m", {"https://[::1]:80/m": "x", "https://[::1]/m": ""}),
         ("https://x.tar?S3CR3T", "https://x.tar", {"https://other.org/x": ""}),
         ("see https://h.org/m?x for more", "see https://h.org/m for more", {"https://h.org/m": "x"}),
+        ("https://H.org:80:Test[:50%]", "https://h.org:80:Test[:50%]", {}),
         ("hf://datasets/o/n@v1/x", "hf://datasets/o/n@v1/x", {}),
         ("photos/a?.jpg:b", "photos/a?.jpg:b", {}),
     ],

@@ -25,6 +25,7 @@ _START = r"""(?:(?<![a-z0-9+.-])[a-z0-9+.-]*://|(?<![^='",@\s])https?:(?!//))"""
 _ADDRESS = re.compile(rf"""(?<="){_START}[^"]*|(?<='){_START}[^']*|{_START}(?:(?!,{_START}).)*""", re.I | re.S)
 _IN_PROSE = re.compile(rf"{_START}\S*", re.I)
 _HOST = re.compile(r"(?:[\w.-]+|\[[0-9a-f:.]+\])(?::(\d{1,5}))?", re.I)
+_SPLIT = re.compile(r":[a-z][^:]*(?:\[.*)?$", re.I)  # behind a host without a path, as predict takes it
 _NAME = re.compile(r"[\w.-]+")
 
 
@@ -122,10 +123,12 @@ def split(address: str, error: type[VitctlError]) -> tuple[str, str]:
     # A password may hold '/', '?' or '#', which end the host.
     if "@" in (address if not slash else head if ":" in host else host):
         raise error(f"{hidden}: names a user or a password before '@', which vitctl never sends; leave it out")
+    chosen = _SPLIT.search(host) if is_web and not slash else None
+    host, split_name = (host[: chosen.start()], chosen[0]) if chosen else (host, "")
     valid = (_HOST if is_web else _NAME).fullmatch(host)
     if (is_web or query) and host and (not valid or int((is_web and valid[1]) or 0) > _MAX_PORT):
         raise error(f"{hidden}: host or port is not valid, should be {scheme}://HOST/PATH")
-    text = f"{scheme}://{host.lower() if is_web else host}{slash}{path}"
+    text = f"{scheme}://{host.lower() if is_web else host}{split_name}{slash}{path}"
     if has_control(address) or "\\" in address or (is_web and any(map(str.isspace, address))):
         shown = f"{scheme}://{host}/..." if valid else hidden
         raise error(f"{shown}: contains a space, a control character or a backslash")
