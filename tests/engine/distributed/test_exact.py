@@ -5,13 +5,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from vitctl.engine.distributed.exact import computation, cpu_kind, exact
+from vitctl.engine.distributed import exact as module
+from vitctl.engine.distributed.exact import computation, cpu_kind, exact, processor
 from vitctl.engine.distributed.runtime import Runtime, start
 from vitctl.errors import LaunchError
 
 
 @pytest.fixture
-def runtime() -> Runtime:
+def runtime(monkeypatch: pytest.MonkeyPatch) -> Runtime:
+    """Without the variables of whoever runs the tests as on another processor."""
+    for name in module._library_settings():
+        monkeypatch.delenv(name)
     return start(precision="bf16", device="cpu", processes=1)
 
 
@@ -56,3 +60,14 @@ def test_exact__an_operation_without_a_deterministic_kernel_is_one_line(runtime:
     with pytest.raises(RuntimeError, match="another"), exact(runtime, 1):
         raise RuntimeError("another error")
     assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_processor__of_a_gpu_names_driver_and_libraries(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    line = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  550.54.15  Release Build\n"
+    (tmp_path / "version").write_text(line)
+    monkeypatch.setattr(module, "_NVIDIA", tmp_path / "version")
+    monkeypatch.setattr(module, "version", lambda package: {"nvidia-cublas": "13.1"}[package])
+    monkeypatch.setattr(module, "PackageNotFoundError", KeyError)
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 91000)
+    found = processor(torch.device("cuda"))
+    assert (found["driver"], found["cuBLAS"], found["cuDNN"]) == ("550.54.15", "13.1", "91000")
