@@ -90,7 +90,7 @@ def test_load_recipe__names_every_problem_at_once(tmp_path: Path) -> None:
         "data.flip = 1 is not allowed: input should be a valid boolean",
         "data.crop = 'centre' is not allowed: input should be 'inception', 'random' or 'none'",
         "unknown key data.batch_size; did you mean schedule.batch_size?",
-        "loss is missing; set it in the recipe or with --set loss=...",
+        "loss is missing; set it in the recipe, or override it",
     ):
         assert line in said
 
@@ -383,3 +383,8 @@ def test_load_recipe__a_list_of_numbers_as_people_type_it(typed: str, value: tup
 def test_load_recipe__a_list_of_one_name_as_people_type_it(typed: str) -> None:
     recipe = load_recipe("smoke", [parse_override(f"log.trackers={typed}")]).recipe
     assert recipe.log.trackers == ("tensorboard",)  # type: ignore[attr-defined]
+
+
+def test_load_recipe__errors_speak_of_overrides_in_python() -> None:
+    with pytest.raises(RecipeError, match=r"^overrides: optimizer.lr = 'x' is not allowed"):
+        load_recipe("smoke", [("optimizer.lr", "x")])

@@ -16,6 +16,7 @@ from vitctl.system.files import parse_toml, read_toml
 from vitctl.system.text import did_you_mean, has_control, nearest, one_line
 
 MAX_PARENTS = 16
+_IN_PYTHON = "overrides"  # origin of a value that a caller of `load_recipe` gives
 # Each reads a character once: a pattern that can match in several ways takes cubic time in the length of a line.
 _NAME = re.compile(r"[\w.\-\s\"']+")
 _NOT_OF_A_NAME = re.compile(r"[\s\"']")
@@ -124,7 +125,7 @@ def load_recipe(
     """
     name = str(name)
     values, origins = _read_with_parents(find_recipe(name), ())
-    _override(values, origins, (Override(*given) for given in overrides))
+    _override(values, origins, (g if isinstance(g, Override) else Override(*g, flag=_IN_PYTHON) for g in overrides))
     if job is not None and values.get("job", job) in [other for other in JOBS if other != job]:
         raise RecipeError(f"recipe '{name}' is for `vitctl {values['job']}`, not for `vitctl {job}`")
     return Loaded(_check(values, origins, name), origins, name)
@@ -253,7 +254,9 @@ def _problem(detail: ErrorDetails, schema: type[BaseModel], origins: Mapping[str
     key = ".".join(str(part) for part in detail["loc"])
     value = detail.get("input")
     related = [o for k, o in origins.items() if k.startswith(key + ".") or key.startswith(k + ".")]
-    flags = [origin for origin in related if origin.startswith("--")]  # given last, and more often wrong than a recipe
+    flags = [
+        origin for origin in related if origin.startswith(("--", _IN_PYTHON))
+    ]  # given last, and more often wrong than a recipe
     where = origins.get(key) or next(iter(flags + related), name)
     match detail["type"]:
         case "extra_forbidden":
@@ -263,7 +266,7 @@ def _problem(detail: ErrorDetails, schema: type[BaseModel], origins: Mapping[str
             hint = f"; did you mean {elsewhere[0]}?" if elsewhere and leaf not in known else _suggest(leaf, known)
             return f"{where}: unknown key {key}{hint or '; known here: ' + ', '.join(known)}"
         case "missing":
-            return f"{where}: {key} is missing; set it in the recipe or with --set {key}=..."
+            return f"{where}: {key} is missing; set it in the recipe, or override it"
         case "model_type":
             inside = _fields(schema, key.split("."))
             if not inside:  # an element of a list of tables
