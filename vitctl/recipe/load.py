@@ -16,6 +16,8 @@ from vitctl.system.files import parse_toml, read_toml
 from vitctl.system.text import did_you_mean, has_control, nearest, one_line
 
 MAX_PARENTS = 16
+# Keys of earlier releases, which the recipes of their runs have. Digests of recipes keep these names.
+RENAMED = {"evaluation.early_stopping": "evaluation.select_best"}
 _IN_PYTHON = "overrides"  # origin of a value that a caller of `load_recipe` gives
 # Each reads a character once: a pattern that can match in several ways takes cubic time in the length of a line.
 _NAME = re.compile(r"[\w.\-\s\"']+")
@@ -144,7 +146,8 @@ def with_overrides(loaded: Loaded, overrides: Iterable[Override]) -> Loaded:
 
 def _override(values: dict[str, Any], origins: dict[str, str], overrides: Iterable[Override]) -> None:
     """Put the values of flags in place, each with its origin."""
-    for override in overrides:
+    for given in overrides:
+        override = given._replace(key=RENAMED.get(given.key, given.key))
         _put(values, override)
         for key in [k for k in origins if k == override.key or k.startswith(override.key + ".")]:
             del origins[key]
@@ -177,7 +180,14 @@ def _read_with_parents(path: Path, children: tuple[Path, ...]) -> tuple[dict[str
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
     values, text = read_toml(path, error=RecipeError)
-    return values, _line_numbers(text)
+    lines = _line_numbers(text)
+    for key, new in RENAMED.items():
+        table, _, old = key.rpartition(".")
+        inside = values.get(table)
+        if isinstance(inside, dict) and old in inside:
+            inside.setdefault(new.rpartition(".")[2], inside.pop(old))
+            lines.setdefault(new, _line(lines, key))
+    return values, lines
 
 
 def _line_numbers(text: str) -> dict[str, int]:

@@ -33,13 +33,13 @@ from vitctl.models.weights.load import weights_digest
 from vitctl.recipe.schema import Finetune, Pretrain, Recipe
 
 
-def check_records(folder: Path, recipe: Recipe | None, *, early_stopping: bool) -> Iterator[Finding]:
+def check_records(folder: Path, recipe: Recipe | None, *, select_best: bool) -> Iterator[Finding]:
     """What the files of one training say of each other; nothing is computed again.
 
     Args:
         folder: of the training.
         recipe: of the run, where the folder is its own; None for a training inside it.
-        early_stopping: the best checkpoint of a training represents it.
+        select_best: the best checkpoint of a training represents it.
     """
     result, found = _readable_result(folder)
     yield from found
@@ -65,7 +65,7 @@ def check_records(folder: Path, recipe: Recipe | None, *, early_stopping: bool) 
         if not found:
             yield _unfinished(result)
         return
-    yield check_counts(Claims(result, log, steps, recipe, early_stopping, is_current))
+    yield check_counts(Claims(result, log, steps, recipe, select_best, is_current))
     if weights := _check_weights(result, whole):
         yield weights
 
