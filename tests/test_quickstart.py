@@ -82,3 +82,17 @@ def test_quickstart__every_recipe_of_it_computes_in_float32(tmp_path: Path, monk
         with pytest.raises(DataError):
             step(folder, recipe)
     assert seen == [f"{job} float32" for job in ("pretrain", "fewshot", "finetune", "vtab", "export")]
+
+
+def test_quickstart__its_table_fits_80_columns(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    what = (
+        "12,345 images in 4 sets",
+        "5 digit scans a class, frozen",
+        "shapes-location, 1,000 images",
+        "ONNX, safetensors, within 1e-06",
+    )
+    rows = [quickstart.Row("pretrain", text, 1.0, 1.0, 1.0, 1000) for text in what]
+    quickstart._close(rows, tmp_path)
+    table = capsys.readouterr().out.split("seconds in all")[0].strip().splitlines()[:5]
+    assert max(map(len, table)) <= 80
+    assert [line.split()[-1] for line in table] == ["seconds", *["1000"] * 4]

@@ -124,7 +124,7 @@ def test_predict__shards_and_their_splits(vitctl: Vitctl, pretrained: Path, tiny
         (["phots"], "phots: no such file or folder; did you mean photos?"),
         (["photos/0.pgn"], "photos/0.pgn: no such file or folder; did you mean photos/0.png?"),
         (["photos/*.gif"], "photos/*.gif: no file matches this pattern"),
-        (["photos/0.png", "none"], "none: holds no images"),
+        (["none"], "none: holds no images"),
         (["http://example.com/a.jpg"], "http://example.com/a.jpg: plain http is allowed from this machine only"),
         (["photos/0.png", "--features", "x.npz"], "--features x.npz: should be the name of a .safetensors file"),
         (["photos/0.png", "--device", "tpu"], "machine.device"),
@@ -228,3 +228,16 @@ def test_predict__ends_quietly_when_nobody_reads_on(pretrained: Path, photos: Pa
     process.stderr.close()
     assert [text.split()[0] for text in err.splitlines()] == ["weights:"]
     assert photos.exists()
+
+
+def test_predict__a_missing_path_does_not_discard_the_other_answers(
+    vitctl: Vitctl,
+    pretrained: Path,
+    photos: Path,  # noqa: ARG001
+) -> None:
+    said = vitctl(
+        "predict", "photos/0.png", "gone.png", "photos/1.png", "--from", pretrained, "--format", "jsonl", *FAST
+    )
+    assert said.code == 2
+    assert [record["image"] for record in records(said.out)] == ["photos/0.png", "photos/1.png"]
+    assert said.err.splitlines()[-1] == "vitctl: gone.png: no such file or folder"

@@ -1,5 +1,6 @@
 """`vitctl report` and `vitctl runs` as typed."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -43,8 +44,8 @@ def test_report__errors_are_one_line(vitctl: Vitctl, finished: Path, tmp_path: P
 
 def test_runs__lists_them(vitctl: Vitctl, finished: Path) -> None:
     out = vitctl("runs").out
-    assert "run  recipe  state  step  accuracy" in out
-    assert "a    smoke   done     40    50.00%" in out
+    assert "run  recipe  state  step  result" in out
+    assert "a    smoke   done     40  50.00%" in out
     assert "1 run in runs, " in out
     with lock_held(finished):
         assert "running" in vitctl("runs").out
@@ -121,3 +122,30 @@ def test_runs__need_no_torch(finished: Path) -> None:
     command = "app(['runs', '--in', sys.argv[1]], standalone_mode=False)"
     code = f"import sys; from vitctl.cli.app import app; {command}; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code, str(finished.parent)], check=True, capture_output=True)
+
+
+def test_runs__a_stopped_run_shows_its_step_and_loss_before_the_first_log_record(
+    vitctl: Vitctl, tmp_path: Path
+) -> None:
+    """The list showed `stopped - -`: log.jsonl has only some of the steps."""
+    run = made_up(tmp_path / "runs" / "a", "smoke", RunResult("pretrain", "stopped"), **{"schedule.total_steps": 60})
+    for step in (1, 2, 30):
+        append_record(run / "steps.jsonl", {"step": step, "bits": {"loss": (step / 8).hex()}})
+    out = vitctl("runs").out
+    assert "stopped  30/60  loss 3.75" in out
+    assert vitctl("runs", "list").out == out
+    assert vitctl("runs", "--in", tmp_path / "runs", "list").out == vitctl("runs", "--in", tmp_path / "runs").out
+
+
+def test_runs__a_running_run_was_updated_by_its_last_step(vitctl: Vitctl, finished: Path) -> None:
+    (finished / "result.json").unlink()
+    before = time.time() - 3 * 3600
+    for path in finished.iterdir():
+        os.utime(path, (before, before))
+    assert "3 h ago" in vitctl("runs").out
+    (finished / "logs").mkdir()
+    (finished / "logs" / "now.json").write_text("{}")
+    assert "3 h ago" in vitctl("runs").out
+    with lock_held(finished):
+        assert "now" in vitctl("runs").out
+        assert "last update" in vitctl("runs", "show", finished).out

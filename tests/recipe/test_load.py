@@ -20,7 +20,9 @@ from vitctl.recipe.load import (
     recipe_names,
     with_overrides,
 )
+from vitctl.recipe.neutral import deciding_values
 from vitctl.recipe.schema import Pretrain
+from vitctl.recipe.write import to_toml
 
 MINIMAL = """\
 job = "pretrain"
@@ -92,7 +94,7 @@ def test_load_recipe__names_every_problem_at_once(tmp_path: Path) -> None:
         "data.flip = 1 is not allowed: input should be a valid boolean",
         "data.crop = 'centre' is not allowed: input should be 'inception', 'random' or 'none'",
         "unknown key data.batch_size; did you mean schedule.batch_size?",
-        "loss is missing; set it in the recipe or with --set loss=...",
+        "loss is missing; set it in the recipe, or override it",
     ):
         assert line in said
 
@@ -403,3 +405,18 @@ def test_no_number_of_a_recipe_is_absurd(name: str) -> None:
         with pytest.raises(RecipeError) as caught:
             load_recipe(name, [Override(key, value)])
         assert key in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_load_recipe__errors_speak_of_overrides_in_python() -> None:
+    with pytest.raises(RecipeError, match=r"^overrides: optimizer.lr = 'x' is not allowed"):
+        load_recipe("smoke", [("optimizer.lr", "x")])
+
+
+def test_load_recipe__a_key_of_an_earlier_release_loads_and_leaves_digests_as_they_were(tmp_path: Path) -> None:
+    path = write(tmp_path, "a.toml", 'extends = "smoke"\n[evaluation]\nearly_stopping = true\n')
+    old, new = load_recipe(path), load_recipe("smoke", [Override("evaluation.early_stopping", True)])
+    for loaded, origin in ((old, "a.toml:3"), (new, "--set")):
+        assert loaded.recipe.evaluation.select_best is True  # type: ignore[union-attr]
+        assert loaded.origin("evaluation.select_best") == origin
+        assert deciding_values(loaded.recipe)["evaluation.early_stopping"] == "true"
+        assert "early_stopping" not in to_toml(loaded)

@@ -58,3 +58,9 @@ def test_differences__of_two_jobs_has_none_for_what_one_lacks() -> None:
     changed = {key: (a, b) for key, a, b in differences(load_recipe(str(TINY)).recipe, load_recipe("export").recipe)}
     assert changed["model.name"] == ("Ti/4", None)
     assert changed["weights.which"] == (None, "")
+
+
+def test_to_toml__a_data_set_that_the_path_overrides_is_not_shown_as_set() -> None:
+    loaded = load_recipe("finetune", [Override("data.path", "x", "--data"), Override("weights.source", "y")])
+    assert "dataset" not in to_toml(loaded, defaults=False)
+    assert 'dataset = "digits"' in to_toml(loaded)

@@ -43,7 +43,7 @@ TRAINED: dict[str, Any] = {
     "schedule.total_epochs": 0.0,
     "schedule.warmup_steps": 1,
     "evaluation.every_steps": 0,
-    "evaluation.early_stopping": False,
+    "evaluation.select_best": False,
     "checkpoint.every_steps": 0,
     "checkpoint.keep_best": 0,
     "log.every_steps": 1,

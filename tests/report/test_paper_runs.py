@@ -19,7 +19,7 @@ PRE = {
     "evaluation.every_steps": 2,
     "checkpoint.every_steps": 2,
     "checkpoint.keep_best": 1,
-    "evaluation.early_stopping": True,
+    "evaluation.select_best": True,
 }
 TUNE = """job = "finetune"
 note = "a tiny stand-in"

@@ -11,7 +11,7 @@ import typer
 
 from vitctl.cli import bench, compare, model, predict, recipes, runs, sweep, system, train, verify
 from vitctl.cli.data import check, look, sets, shards
-from vitctl.cli.suggest import set_instead
+from vitctl.cli.suggest import instead
 from vitctl.engine.preemption import interrupt_on_signals
 from vitctl.errors import explained
 from vitctl.system.address import without_queries
@@ -89,8 +89,8 @@ def main() -> None:
         text = printable(error.format_message())
         error.format_message = lambda: text
         error.show()
-        if instead := set_instead(error, sys.argv[1:]):
-            print(f"vitctl: any value of a recipe can be set; here: {instead}", file=sys.stderr)
+        if found := instead(error, sys.argv[1:]):
+            print(f"vitctl: did you mean {found}", file=sys.stderr)
         code = EXIT_USER
     except (typer.Abort, KeyboardInterrupt):
         _say("stopped")

@@ -40,7 +40,7 @@ WhichWeights = Annotated[
     typer.Option(
         "--weights",
         help="Which checkpoint of a run: last, best or a step; ema (Polyak average) or model (not averaged). "
-        "Default: the last, or the best with early stopping; averaged where the run has an average.",
+        "Default: the last, or the best with evaluation.select_best; averaged where the run has an average.",
         rich_help_panel=WEIGHTS,
     ),
 ]

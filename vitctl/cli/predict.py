@@ -92,13 +92,24 @@ def predict(
         "--res": ("data.image_size", res),
         "--precision": ("machine.precision", precision),
     }
-    has_errors = _predict(_evaluate_recipe(flags, set_), images, split or "", format_, top, threshold, features)
-    if strict and has_errors:
+    missing: list[str] = []
+    recipe = _evaluate_recipe(flags, set_)
+    has_errors = _predict(recipe, images, split or "", format_, top, threshold, features, missing)
+    for text in missing:
+        print(f"vitctl: {text}", file=sys.stderr)
+    if missing or (strict and has_errors):
         raise typer.Exit(2)
 
 
 def _predict(
-    recipe: "Evaluate", images: list[str], split: str, format_: str, top: int, threshold: float, features: Path | None
+    recipe: "Evaluate",
+    images: list[str],
+    split: str,
+    format_: str,
+    top: int,
+    threshold: float,
+    features: Path | None,
+    missing: list[str],
 ) -> bool:
     """Predict and print; everything but the predictions goes to standard error. Returns whether an image cannot be used."""
     from vitctl.cli.show.predictions import show_errors, show_predictions
@@ -108,7 +119,7 @@ def _predict(
     def note(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
-    sources = find_images(images, recipe.data, split=split, stdin=sys.stdin.buffer, note=note)
+    sources = find_images(images, recipe.data, split=split, stdin=sys.stdin.buffer, note=note, missing=missing)
     total = sum(map(len, sources))
     if "://" in recipe.weights.source:
         from vitctl.cli.show.download import fetch_weights

@@ -47,7 +47,6 @@ class Row:
     scratch: float | None
     majority: float | None
     seconds: float
-    files: str
 
 
 def run_quickstart(out: Path, seed: int) -> list[Row]:
@@ -71,21 +70,19 @@ def run_quickstart(out: Path, seed: int) -> list[Row]:
 
     result, seconds = step("pretrain", "quickstart")
     rows.append(
-        Row("pretrain", "60 letters of an invented alphabet", _accuracy(result), None,
-            step.majority("glyphs"), seconds, "pretrain")
+        Row("pretrain", "60 invented letters", _accuracy(result), None, step.majority("glyphs"), seconds)
     )  # fmt: skip
     five = {"data.dataset": "digits", "fewshot.shots": (5,)}
     few, seconds = step("fewshot", "fewshot", **five, **pretrained)
     base, more = step("fewshot_scratch", "fewshot", **five, **scratch)
     rows.append(
-        Row("fewshot", "5 digit scans per class, features frozen", _mean(few), _mean(base), step.majority("digits"),
-            seconds + more, "fewshot")
+        Row("fewshot", "5 digit scans a class, frozen", _mean(few), _mean(base), step.majority("digits"), seconds + more)
     )  # fmt: skip
     fine, seconds = step("finetune", "quickstart_finetune", **pretrained)
     base, more = step("finetune_scratch", "quickstart_finetune", **scratch)
     rows.append(
         Row("finetune", "digit scans, 1,437 of them", _accuracy(fine), _accuracy(base), step.majority("digits"),
-            seconds + more, "finetune")
+            seconds + more)
     )  # fmt: skip
     tasks = {"vtab.tasks": tuple(TASKS)}
     table, seconds = step("vtab", "vtab_mini", **tasks, **pretrained)
@@ -93,11 +90,11 @@ def run_quickstart(out: Path, seed: int) -> list[Row]:
     for name in TASKS:
         got, start = (r["metrics"]["tasks"][name]["mean"] for r in (table, base))
         rows.append(
-            Row("vtab", f"{name}, 1,000 images", got, start, step.majority(name), (seconds + more) / len(TASKS), "vtab")
+            Row("vtab", f"{name}, 1,000 images", got, start, step.majority(name), (seconds + more) / len(TASKS))
         )
     exported, seconds = step("export", "export", **{"weights.source": str(out / "finetune")})
     worst = max(exported["metrics"]["max_difference"].values())
-    rows.append(Row("export", f"ONNX and safetensors, verified to {worst:.0e}", None, None, None, seconds, "export"))
+    rows.append(Row("export", f"ONNX, safetensors, within {worst:.0e}", None, None, None, seconds))
     rows.append(step.page())
     _close(rows, out)
     return rows
@@ -116,9 +113,7 @@ class _Steps:
             with writing(folder):
                 write_data_set(row, folder)
             images += sum(row.sizes.values())
-        return Row(
-            "shards", f"{images:,} images in {len(SETS)} sets", None, None, None, time.perf_counter() - began, "data"
-        )
+        return Row("shards", f"{images:,} images in {len(SETS)} sets", None, None, None, time.perf_counter() - began)
 
     def __call__(self, folder: str, recipe: str, **values: Any) -> tuple[Mapping[str, Any], float]:
         """Run `recipe` with `values` in `folder`; its result and its seconds."""
@@ -139,7 +134,7 @@ class _Steps:
         began = time.perf_counter()
         with writing(self.out / PAGE):
             write_report([self.out / name for name in FOLDERS], self.out / PAGE, title="vitctl quickstart")
-        return Row("report", "one page of all runs", None, None, None, time.perf_counter() - began, PAGE)
+        return Row("report", "one page of all runs", None, None, None, time.perf_counter() - began)
 
     def majority(self, dataset: str) -> float:
         """Accuracy of always predicting the most frequent class of the test split."""
@@ -159,13 +154,9 @@ def _close(rows: list[Row], out: Path) -> None:
     def share(value: float | None) -> str:
         return "" if value is None else f"{value:.1%}"
 
-    cells = [
-        (r.step, r.what, share(r.accuracy), share(r.scratch), share(r.majority), f"{r.seconds:.0f}", r.files)
-        for r in rows
-    ]
+    cells = [(r.step, r.what, share(r.accuracy), share(r.scratch), share(r.majority), f"{r.seconds:.0f}") for r in rows]
     CONSOLE.print()
-    header = ("step", "what it did", "accuracy", "from scratch", "majority\nclass", "seconds", "files")
-    show_table(header, cells, left=("what it did", "files"))
+    show_table(("step", "what it did", "accuracy", "scratch", "majority", "seconds"), cells, left=("what it did",))
     CONSOLE.print(
         escape(f"\n{sum(r.seconds for r in rows):.0f} seconds in all; files are under {out}/\n"), soft_wrap=True
     )

@@ -59,8 +59,16 @@ def list_(context: typer.Context, in_: In = RUNS) -> None:
 
     Those of a folder, and of the sweeps in it. A run is running while a process holds its lock.
     """
-    if context.invoked_subcommand is not None:
-        return
+    if context.invoked_subcommand is None:
+        _list(in_)
+
+
+def _folder(context: typer.Context) -> Path:
+    """The --in of `vitctl runs --in FOLDER COMMAND`."""
+    return Path(context.parent.params["in_"]) if context.parent is not None else RUNS
+
+
+def _list(in_: Path) -> None:
     from vitctl.cli.show.render import CONSOLE
     from vitctl.cli.show.runs import show_list
     from vitctl.errors import CheckpointError
@@ -73,6 +81,14 @@ def list_(context: typer.Context, in_: In = RUNS) -> None:
         CONSOLE.print(f"no runs in {in_}", markup=False, soft_wrap=True)
         return
     show_list(found, in_)
+
+
+@app.command("list")
+def list_command(
+    context: typer.Context, in_: Annotated[Path | None, typer.Option("--in", help="Folder of the runs.")] = None
+) -> None:
+    """List runs, as `vitctl runs` does. For example: vitctl runs list"""
+    _list(in_ or _folder(context))
 
 
 @app.command()
@@ -108,7 +124,4 @@ def clean(
     from vitctl.cli.show.runs import clean_runs
     from vitctl.launch.listing import list_runs
 
-    folder = in_ or (
-        context.parent.params["in_"] if context.parent is not None else RUNS
-    )  # also `vitctl runs --in FOLDER clean`
-    clean_runs(runs or [line.folder for line in list_runs(folder)], yes=yes)
+    clean_runs(runs or [line.folder for line in list_runs(in_ or _folder(context))], yes=yes)

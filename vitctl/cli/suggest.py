@@ -1,4 +1,4 @@
-"""For an unknown option, suggest the `--set` that does the same."""
+"""For an unknown option, suggest the flag, or the `--set`, that does the same."""
 
 import shlex
 from collections.abc import Sequence
@@ -7,6 +7,29 @@ from typing import Any
 from vitctl.cli.completion import RECIPE_OF
 from vitctl.system.text import nearest
 
+# Names of our flags in other programs.
+OTHER_FLAGS = {
+    "--lr": ("learning_rate", "base_lr", "blr"),
+    "--batch-size": ("batch", "bs", "global_batch_size", "train_batch_size", "per_device_train_batch_size"),
+    "--batch": ("batch_size", "bs"),
+    "--epochs": ("epoch", "num_epochs", "max_epochs", "num_train_epochs", "total_epochs"),
+    "--steps": ("num_steps", "max_steps", "train_steps", "total_steps", "iterations", "max_iter"),
+    "--out": ("output", "output_dir", "out_dir", "save_dir", "log_dir", "logdir", "workdir", "run_dir"),
+    "--from": ("pretrained", "checkpoint", "ckpt", "init", "init_from", "model_path", "resume", "weights_path"),
+    "--data": ("data_dir", "data_path", "dataset_path", "train_dir", "data_root"),
+    "--dataset": ("dataset_name", "data_set"),
+    "--res": ("resolution", "image_size", "img_size", "input_size", "imgsz", "size"),
+    "--seed": ("random_seed", "manual_seed"),
+    "--processes": ("num_processes", "nproc_per_node", "nproc", "num_gpus", "gpus", "world_size"),
+    "--nodes": ("nnodes", "num_nodes", "num_machines"),
+    "--restarts": ("max_restarts",),
+    "--precision": ("dtype", "mixed_precision", "amp"),
+    "--model": ("arch", "model_name", "architecture"),
+    "--recipe": ("config", "cfg", "config_file"),
+    "--workers": ("num_workers", "jobs", "num_proc"),
+    "--top": ("topk", "top_k", "k"),
+    "--shots": ("num_shots", "k_shot"),
+}
 # Names of keys in other programs.
 OTHER_NAMES = {
     "wd": "optimizer.weight_decay",
@@ -24,20 +47,26 @@ MOST = 3
 _TRAINED = ["pretrain", "finetune"]  # what `bench` measures
 
 
-def set_instead(error: Any, arguments: Sequence[str]) -> str:
-    """The `--set section.key=value` for an option that is unknown; "" where the command or the recipe has none.
+def instead(error: Any, arguments: Sequence[str]) -> str:
+    """The command's flag, or else the `--set section.key=value`, for an option that is unknown; "" where there is neither.
 
     Args:
         error: of the command line; only the error of an unknown option has `option_name`.
         arguments: the whole command line, to find the option's value.
     """
     option, context = getattr(error, "option_name", ""), getattr(error, "ctx", None)
-    if not option or context is None or all(parameter.name != "set_" for parameter in context.command.params):
+    if not option or context is None:
+        return ""
+    word = option.lstrip("-").replace("-", "_").lower()
+    flags = {flag for parameter in context.command.params for flag in parameter.opts}
+    same = ["--" + word.replace("_", "-"), *(flag for flag, others in OTHER_FLAGS.items() if word in others)]
+    if found := next((flag for flag in same if flag in flags), ""):
+        return f"{found} {shlex.quote(_value(option, arguments))}"
+    if all(parameter.name != "set_" for parameter in context.command.params):
         return ""
     from vitctl.recipe.load import every_key
     from vitctl.recipe.schema import JOBS
 
-    word = option.lstrip("-").replace("-", "_").lower()
     job = RECIPE_OF.get(context.command.name, context.command.name)
     jobs = [job] if job in JOBS else _TRAINED if context.parent and context.parent.info_name == "bench" else list(JOBS)
     schemas = [JOBS[job] for job in jobs]

@@ -394,8 +394,8 @@ def _check_training(recipe: Pretrain | Finetune, run_dir: Path) -> None:
         raise RecipeError(
             "checkpoint.keep_best needs evaluation.every_steps and a data.eval_split to tell which is best"
         )
-    if recipe.evaluation.early_stopping:
-        _check_early_stopping(recipe)
+    if recipe.evaluation.select_best:
+        _check_select_best(recipe)
     if isinstance(recipe, Finetune) and recipe.sweep.lrs:
         open_sweep(recipe, recipe.data, run_dir)
     if train.labels(np.zeros(0, np.int64)).ndim > 1 and recipe.loss.name == "softmax":
@@ -410,19 +410,19 @@ def _check_training(recipe: Pretrain | Finetune, run_dir: Path) -> None:
         model_config(recipe, len(train.class_names))
 
 
-def _check_early_stopping(recipe: Pretrain | Finetune) -> None:
+def _check_select_best(recipe: Pretrain | Finetune) -> None:
     """The best checkpoint must be one that is kept, and that was probed where there are few-shot probes."""
     every, saved = recipe.evaluation.every_steps, recipe.checkpoint.every_steps
     if not recipe.checkpoint.keep_best:
-        raise RecipeError("evaluation.early_stopping takes the best checkpoint: set checkpoint.keep_best = 1")
+        raise RecipeError("evaluation.select_best takes the best checkpoint: set checkpoint.keep_best = 1")
     if not saved or every % saved:
         raise RecipeError(
-            f"evaluation.early_stopping needs a checkpoint at every score: checkpoint.every_steps = {saved} should divide "
+            f"evaluation.select_best needs a checkpoint at every score: checkpoint.every_steps = {saved} should divide "
             f"evaluation.every_steps = {every}"
         )
     probed = recipe.fewshot_probe.every_steps if isinstance(recipe, Pretrain) else 0
     if probed and every % probed:
         raise RecipeError(
-            f"evaluation.early_stopping reports the few-shot probe of the best checkpoint: fewshot_probe.every_steps = {probed} "
+            f"evaluation.select_best reports the few-shot probe of the best checkpoint: fewshot_probe.every_steps = {probed} "
             f"should divide evaluation.every_steps = {every}"
         )

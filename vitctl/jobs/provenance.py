@@ -163,7 +163,7 @@ def training_result(
         metrics |= baselines(scored.labels(), len(scored.class_names))
     if chosen.step is not None:
         metrics |= logged_probes(run_dir, chosen.step)
-    if recipe.evaluation.early_stopping:
+    if recipe.evaluation.select_best:
         step, last = max(logged_scores(run_dir).items())
         metrics["last"] = {"step": step, **last.numbers}
     state = read_state(path.parent)

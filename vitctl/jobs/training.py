@@ -180,7 +180,7 @@ def train(
         start_weights_sha256: digest of the pre-trained weights; empty without any.
 
     Returns:
-        the score after the last step, or with early stopping that of the best checkpoint; None without images to score, and
+        the score after the last step, or with select_best that of the best checkpoint; None without images to score, and
         possibly on processes other than the main one.
     """
     s, alike = recipe.schedule, exact(context.runtime, recipe.schedule.threads)
@@ -255,7 +255,7 @@ def _train(
     saver = Saver(folder / CHECKPOINTS, model.config, meta, *kept, journal=context.journal)
     with tracking(runtime, recipe, folder), compile_errors() if machine.compile else nullcontext():
         last = (context.act or fit)(folder, task, trainer, saver)
-    return _best_score(folder, runtime) if recipe.evaluation.early_stopping else last
+    return _best_score(folder, runtime) if recipe.evaluation.select_best else last
 
 
 def _shard(machine: TrainMachine, runtime: Runtime, model: Model, probe: Probe | None) -> None:
@@ -328,7 +328,7 @@ def _trainer(
 
 
 def _best_score(run_dir: Path, runtime: Runtime) -> Score | None:
-    """The score of the best checkpoint of a run with early stopping; None on processes other than the main one."""
+    """The score of the best checkpoint of a run with select_best; None on processes other than the main one."""
     if not runtime.is_main:
         return None
     _, chosen = choose_weights(run_dir, "best", by_size=True)

@@ -1,18 +1,24 @@
 """The runs under a folder, as `vitctl runs` lists them: what they are, how far, how good, how large. Imports no torch."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from vitctl.engine.journal import LOG, Record, read_records
-from vitctl.engine.run_files import RECIPE, RESULT
-from vitctl.errors import RecipeError, VitctlError
+from vitctl.engine.journal import LOG, Record, parse_records, read_records
+from vitctl.engine.run_files import RECIPE, RESULT, STEP_RECORDS
+from vitctl.errors import LaunchError, RecipeError, VitctlError
 from vitctl.jobs.record.result import RunResult, read_result
+from vitctl.launch.errors import LOGS
 from vitctl.launch.run_folder import is_running
+from vitctl.launch.worker import NOW
 from vitctl.recipe.write import written_name
 from vitctl.report.page.results import number_of
-from vitctl.system.files import read_toml
+from vitctl.system.files import open_regular, read_toml
+
+_TAIL_BYTES = 2**16  # of steps.jsonl, read for its last line
 
 
 @dataclass(frozen=True)
@@ -25,7 +31,8 @@ class RunLine:
         state: running, done, stopped, failed; "interrupted" where a process ended without a word, "prepared" before the first.
         step, total_steps: of its training; 0 for other jobs.
         number, what: the accuracy that stands for it, a share; None where there is none.
-        when: of the last sign of life, in seconds since 1970.
+        loss: of its last step; None for other jobs.
+        when: of the last update, in seconds since 1970.
         num_bytes: on disk.
     """
 
@@ -37,6 +44,7 @@ class RunLine:
     total_steps: int
     number: float | None
     what: str
+    loss: float | None
     when: float
     num_bytes: int
 
@@ -50,8 +58,10 @@ def read_line(folder: Path) -> RunLine:
     """The line of one run; what cannot be read of it is left empty."""
     records = _records(folder)
     result = _result(folder)
-    trained = next((r for r in reversed(records) if r.get("kind") == "train"), {})
-    job = result.job if result else _job(folder)
+    recipe = _recipe(folder)
+    step, loss = _last_step(folder, records)
+    job = result.job if result else str(recipe.get("job", ""))
+    state = _state(folder, result, records)
     what, number = number_of(job, result.metrics if result and result.status == "done" else {})
     if number is None:
         scores = [r["accuracy"] for r in records if r.get("kind") == "evaluate" and "accuracy" in r]
@@ -60,12 +70,13 @@ def read_line(folder: Path) -> RunLine:
         folder,
         _name(folder),
         job,
-        _state(folder, result, records),
-        int(trained.get("step", 0)),
-        int(trained.get("total_steps", 0)),
+        state,
+        step,
+        _total_steps(records, recipe) if step else 0,
         number,
         what,
-        _when(folder, records),
+        loss,
+        _when(folder, records, state),
         size_on_disk(folder),
     )
 
@@ -119,16 +130,38 @@ def _name(folder: Path) -> str:
         return ""
 
 
-def _job(folder: Path) -> str:
+def _recipe(folder: Path) -> dict[str, Any]:
     try:
-        return str(read_toml(folder / RECIPE, error=RecipeError)[0].get("job", ""))
+        return dict(read_toml(folder / RECIPE, error=RecipeError)[0])
     except VitctlError:
-        return ""
+        return {}
 
 
-def _when(folder: Path, records: Sequence[Record]) -> float:
+def _last_step(folder: Path, records: Sequence[Record]) -> tuple[int, float | None]:
+    """The last finished step and its loss: of log.jsonl, which has some of the steps, or of steps.jsonl, which has all."""
+    logged = next((r for r in reversed(records) if r.get("kind") == "train"), {})
+    step, loss = int(logged.get("step", 0)), logged.get("loss")
+    with suppress(LaunchError, OSError, ValueError, TypeError, KeyError, AttributeError):
+        with open_regular(folder / STEP_RECORDS, error=LaunchError) as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
+            lines = file.read(_TAIL_BYTES).decode(errors="replace")
+        newest = next(r for r in reversed(list(parse_records(lines))) if "bits" in r)
+        if int(newest["step"]) > step:
+            return int(newest["step"]), float.fromhex(newest["bits"]["loss"])
+    return step, loss
+
+
+def _total_steps(records: Sequence[Record], recipe: Mapping[str, Any]) -> int:
+    schedule = recipe.get("schedule")
+    planned = schedule.get("total_steps") if isinstance(schedule, Mapping) else 0
+    logged = next((r["total_steps"] for r in reversed(records) if "total_steps" in r), planned)
+    return int(logged) if isinstance(logged, int | float) else 0
+
+
+def _when(folder: Path, records: Sequence[Record], state: str) -> float:
     times = [record["time"] for record in records[-1:] if "time" in record]
-    for name in (RESULT, RECIPE):
+    fresh = (LOG, STEP_RECORDS, f"{LOGS}/{NOW}") if state == "running" else ()
+    for name in (RESULT, RECIPE, *fresh):
         path = folder / name
         times += [path.stat().st_mtime] if path.exists() else []
     return max(times, default=0.0)

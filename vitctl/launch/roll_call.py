@@ -18,10 +18,9 @@ from typing import Any
 
 import psutil
 
-from vitctl.engine.checkpoint.files import newest_name
 from vitctl.engine.journal import Journal
 from vitctl.engine.preemption import StopFlag
-from vitctl.engine.run_files import CHECKPOINTS, step_of
+from vitctl.engine.run_files import CHECKPOINTS, step_folders, step_of
 from vitctl.errors import LaunchError
 from vitctl.launch.errors import LOGS
 from vitctl.launch.run_folder import read_status
@@ -67,8 +66,8 @@ def _watch(look: Callable[[], None], ended: threading.Event) -> None:
 
 def resume_text(run_dir: Path) -> str:
     """Where a resume of the run starts."""
-    step = step_of(Path(newest_name(run_dir / CHECKPOINTS)))
-    return "the run has no checkpoint" if step is None else f"a resume starts at step {step}"
+    steps = [step_of(path) or 0 for path in step_folders(run_dir / CHECKPOINTS)]
+    return f"a resume starts at step {max(steps)}" if steps else "the run has no checkpoint"
 
 
 def _missing_images() -> str:

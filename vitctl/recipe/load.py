@@ -17,6 +17,9 @@ from vitctl.system.files import parse_toml, read_toml
 from vitctl.system.text import did_you_mean, has_control, nearest, one_line
 
 MAX_PARENTS = 16
+# Keys of earlier releases, which the recipes of their runs have. Digests of recipes keep these names.
+RENAMED = {"evaluation.early_stopping": "evaluation.select_best"}
+_IN_PYTHON = "overrides"  # origin of a value that a caller of `load_recipe` gives
 # Each reads a character once: a pattern that can match in several ways takes cubic time in the length of a line.
 _NAME = re.compile(r"[\w.\-\s\"']+")
 _NOT_OF_A_NAME = re.compile(r"[\s\"']")
@@ -125,7 +128,7 @@ def load_recipe(
     """
     (name,) = without_queries(str(name))
     values, origins = _read_with_parents(find_recipe(name), ())
-    _override(values, origins, (Override(*given) for given in overrides))
+    _override(values, origins, (g if isinstance(g, Override) else Override(*g, flag=_IN_PYTHON) for g in overrides))
     if job is not None and values.get("job", job) in [other for other in JOBS if other != job]:
         raise RecipeError(f"recipe '{name}' is for `vitctl {values['job']}`, not for `vitctl {job}`")
     return Loaded(_check(values, origins, name), origins, name)
@@ -144,8 +147,9 @@ def with_overrides(loaded: Loaded, overrides: Iterable[Override]) -> Loaded:
 
 def _override(values: dict[str, Any], origins: dict[str, str], overrides: Iterable[Override]) -> None:
     """Put the values of flags in place, each with its origin."""
-    for override in overrides:
-        _put(values, override._replace(value=value_without_queries(override.value)))
+    for given in overrides:
+        override = given._replace(key=RENAMED.get(given.key, given.key), value=value_without_queries(given.value))
+        _put(values, override)
         for key in [k for k in origins if k == override.key or k.startswith(override.key + ".")]:
             del origins[key]
         table = isinstance(override.value, dict)
@@ -177,7 +181,14 @@ def _read_with_parents(path: Path, children: tuple[Path, ...]) -> tuple[dict[str
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
     values, text = read_toml(path, error=RecipeError)
-    return values, _line_numbers(text)
+    lines = _line_numbers(text)
+    for key, new in RENAMED.items():
+        table, _, old = key.rpartition(".")
+        inside = values.get(table)
+        if isinstance(inside, dict) and old in inside:
+            inside.setdefault(new.rpartition(".")[2], inside.pop(old))
+            lines.setdefault(new, _line(lines, key))
+    return values, lines
 
 
 def _line_numbers(text: str) -> dict[str, int]:
@@ -254,7 +265,9 @@ def _problem(detail: ErrorDetails, schema: type[BaseModel], origins: Mapping[str
     key = ".".join(str(part) for part in detail["loc"])
     value = detail.get("input")
     related = [o for k, o in origins.items() if k.startswith(key + ".") or key.startswith(k + ".")]
-    flags = [origin for origin in related if origin.startswith("--")]  # given last, and more often wrong than a recipe
+    flags = [
+        origin for origin in related if origin.startswith(("--", _IN_PYTHON))
+    ]  # given last, and more often wrong than a recipe
     where = origins.get(key) or next(iter(flags + related), name)
     match detail["type"]:
         case "extra_forbidden":
@@ -264,7 +277,7 @@ def _problem(detail: ErrorDetails, schema: type[BaseModel], origins: Mapping[str
             hint = f"; did you mean {elsewhere[0]}?" if elsewhere and leaf not in known else _suggest(leaf, known)
             return f"{where}: unknown key {key}{hint or '; known here: ' + ', '.join(known)}"
         case "missing":
-            return f"{where}: {key} is missing; set it in the recipe or with --set {key}=..."
+            return f"{where}: {key} is missing; set it in the recipe, or override it"
         case "model_type":
             inside = _fields(schema, key.split("."))
             if not inside:  # an element of a list of tables

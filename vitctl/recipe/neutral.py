@@ -1,5 +1,6 @@
 """Recipe keys that change no number of a result: one list, for resuming, for digests, and to match a run with its recipe."""
 
+from vitctl.recipe.load import RENAMED
 from vitctl.recipe.schema import Recipe
 from vitctl.recipe.write import flat, toml_value
 
@@ -40,4 +41,5 @@ FREE_TO_CHANGE = (*result_neutral(), "vtab.tasks", "vtab.seeds")
 
 def deciding_values(recipe: Recipe, free: tuple[str, ...] = FREE_TO_CHANGE) -> dict[str, str]:
     """The values that the numbers of a run depend on, as TOML by dotted key, without keys that start with one of `free`."""
-    return {key: toml_value(value) for key, value in flat(recipe).items() if not key.startswith(free)}
+    names = {new: old for old, new in RENAMED.items()}
+    return {names.get(key, key): toml_value(value) for key, value in flat(recipe).items() if not key.startswith(free)}

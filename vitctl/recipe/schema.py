@@ -142,9 +142,9 @@ class Vtab(TrainRecipe):
     def _one_length_for_all_tasks(self) -> "Vtab":
         if not self.schedule.total_steps:
             raise ValueError("the tasks of vtab are trained for one number of steps: set schedule.total_steps")
-        if self.evaluation.early_stopping:
+        if self.evaluation.select_best:
             raise ValueError(
-                "evaluation.early_stopping would choose a checkpoint by the test images, the only ones that a task of vtab scores"
+                "evaluation.select_best would choose a checkpoint by the test images, the only ones that a task of vtab scores"
             )
         return self
 

@@ -156,7 +156,7 @@ class WeightsSource(Section):
     which: Annotated[str, AfterValidator(weights_choice)] = knob(
         "",
         "which weights of a run: last, best (by its accuracies), a step, ema (the Polyak average), model (not averaged); '': the "
-        "best of a run with early stopping, else the last, averaged where there is an average",
+        "best of a run with evaluation.select_best, else the last, averaged where there is an average",
         source="4.1, 4.3",
     )
     model: str = knob("", "name of the model, for what a foreign file's shapes cannot tell; '': as detected")
@@ -359,7 +359,7 @@ class Evaluation(Scoring):
     """[evaluation] Scoring of data.eval_split during and after training."""
 
     every_steps: int = knob(0, "score every so many steps; 0: only at the end", unit="steps", ge=0)
-    early_stopping: bool = knob(
+    select_best: bool = knob(
         False,
         "the best checkpoint by accuracy on data.eval_split represents the run, not the last (needs checkpoint.keep_best, and "
         "a checkpoint at every score)",

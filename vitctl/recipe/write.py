@@ -81,7 +81,8 @@ def _table(
         if isinstance(value, BaseModel):
             inner.append(name)
             continue
-        if not defaults and not _is_set(loaded, prefix + name):
+        is_unused = name == "dataset" and bool(getattr(section, "path", ""))  # which overrides it
+        if not defaults and (is_unused or not _is_set(loaded, prefix + name)):
             continue
         text = f"{name} = {toml_value(value)}" if value is not None else f"# {name} is unset"
         lines.append(

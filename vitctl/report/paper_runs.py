@@ -133,7 +133,7 @@ def _vtab_misfit(run: FinishedRun) -> str:
 def weights_misfit(run: FinishedRun, candidates: Sequence[FinishedRun]) -> tuple[FinishedRun | None, str]:
     """The run whose weights another run started from or scored, or why there is none.
 
-    They must be the weights that represent the run: the best checkpoint with early stopping, else the last; the average
+    They must be the weights that represent the run: the best checkpoint with select_best, else the last; the average
     where the recipe averages.
 
     Args:
@@ -192,7 +192,7 @@ def _stands_for(source: FinishedRun) -> tuple[int, str]:
         for record in read_records(source.folder / LOG)
         if record.get("kind") == "evaluate" and {"accuracy", "step"} <= record.keys()
     ]
-    return (max(scores)[1] if source.recipe.evaluation.early_stopping and scores else _last(source)), name
+    return (max(scores)[1] if source.recipe.evaluation.select_best and scores else _last(source)), name
 
 
 def _last(source: FinishedRun) -> int:

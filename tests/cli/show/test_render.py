@@ -166,3 +166,17 @@ def test_waiting__is_a_line_that_goes_and_nothing_elsewhere() -> None:
         console.print("done")
         assert isinstance(console.file, io.StringIO)
         assert console.file.getvalue() == expected
+
+
+def test_screen__elsewhere_shows_the_first_step_and_one_every_30_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With log.every_steps = 50 a slow training was silent for minutes; the log itself does not change."""
+    clock = [1000.0]
+    monkeypatch.setattr("vitctl.cli.show.render.time.monotonic", lambda: clock[0])
+    out = io.StringIO()
+    now = {name: value for name, value in TRAIN.items() if name != "epoch"} | {"kind": "now"}
+    with Screen(Path("a"), Console(file=out, width=80, highlight=False)) as screen:
+        for step in range(1, 11):
+            screen.report({**now, "step": step})
+            clock[0] += 8
+    shown = [line.split("/")[0] for line in out.getvalue().splitlines()[1:]]
+    assert shown == ["step 1", "step 5", "step 9"]

@@ -37,8 +37,8 @@ def result(folder: Path) -> dict[str, Any]:
     return dict(json.loads((folder / "result.json").read_text()))
 
 
-def test_early_stopping__the_best_checkpoint_stands_for_the_run(falling: Run) -> None:
-    folder = falling("a", **{"evaluation.early_stopping": True})
+def test_select_best__the_best_checkpoint_stands_for_the_run(falling: Run) -> None:
+    folder = falling("a", **{"evaluation.select_best": True})
     metrics, p = result(folder)["metrics"], result(folder)["provenance"]
     assert (metrics["accuracy"], metrics["correct"], metrics["mean_per_class"]) == (12 / 23, 12, 0.5)
     assert metrics["last"] == {"step": 8, "accuracy": 9 / 23, "correct": 9, "total": 23, "mean_per_class": 0.4}
@@ -76,7 +76,7 @@ def test_last__stands_for_any_other_run_and_says_that_a_better_one_is_kept(falli
 
 
 def test_best__that_is_damaged_is_not_replaced_in_silence(falling: Run) -> None:
-    folder = falling("a", **{"evaluation.early_stopping": True})
+    folder = falling("a", **{"evaluation.select_best": True})
     file = folder / "checkpoints" / "step_00000004" / "ema.safetensors"
     file.write_bytes(file.read_bytes()[:-3])
     with pytest.raises(CheckpointError, match=r"step_00000004: not a whole checkpoint: ema\.safetensors"):
@@ -90,9 +90,9 @@ def test_best__that_is_damaged_is_not_replaced_in_silence(falling: Run) -> None:
         ({"checkpoint.every_steps": 3}, r"checkpoint\.every_steps = 3 should divide evaluation\.every_steps = 4"),
     ],
 )
-def test_early_stopping__needs_a_checkpoint_at_every_score(run: Run, values: dict[str, Any], match: str) -> None:
+def test_select_best__needs_a_checkpoint_at_every_score(run: Run, values: dict[str, Any], match: str) -> None:
     with pytest.raises(RecipeError, match=match):
-        run("a", **{**SCORED, "evaluation.early_stopping": True, **values})
+        run("a", **{**SCORED, "evaluation.select_best": True, **values})
 
 
 def test_last__of_a_finished_run_is_the_one_of_its_result(falling: Run) -> None:

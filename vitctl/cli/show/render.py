@@ -40,6 +40,7 @@ class Screen:
         self.accuracy = ""
         self.has_unprinted = False  # whether the view shows numbers that were not printed as a line
         self.changed = self.latest = 0.0
+        self.printed = -_SILENT_SECONDS  # when a line of a step was last printed, by `time.monotonic()`
         self.live: Live | None = None
         if console.is_terminal:
             self.live = Live(get_renderable=self.view, console=console, refresh_per_second=1, transient=True)
@@ -82,11 +83,15 @@ class Screen:
     def _show(self, record: Mapping[str, Any]) -> None:
         if self.live is not None:
             self._update(record)
-            if record["kind"] in ("progress", "train"):
+            if record["kind"] in ("progress", "train", "now"):
                 if record["kind"] == "train" and record["step"] == record["total_steps"]:
                     self._print(self._last_line())
                     self.training, self.has_unprinted = {}, False
                 return
+        if "loss" in record:  # a logged step, or the current one, of which some are shown
+            if record["kind"] == "now" and time.monotonic() - self.printed < _SILENT_SECONDS:
+                return
+            self.printed = time.monotonic()
         if text := _line(record):
             self._print((f"{record['task']}: " if "task" in record and record["kind"] != "task" else "") + text)
 
@@ -194,6 +199,7 @@ def clock(seconds: float) -> str:
 
 _SHORT_NAME = 22
 _OVERTAKEN_SECONDS = 5.0
+_SILENT_SECONDS = 30.0  # without a terminal: at most this long between two lines of a training that computes
 
 
 def _numbers(record: Mapping[str, Any]) -> str:
@@ -207,10 +213,11 @@ def _numbers(record: Mapping[str, Any]) -> str:
 def _line(record: Mapping[str, Any]) -> str:
     """A record as one plain line; "" for records that are not shown."""
     match record.get("kind", ""):
-        case "train":
+        case "train" | "now" if "loss" in record:
             left = _seconds_left(record) or 0.0
+            epoch = f"epoch {record['epoch']:.2f}  " if "epoch" in record else ""
             return (
-                f"step {record['step']}/{record['total_steps']}  epoch {record['epoch']:.2f}  lr {record['lr']:.3g}  "
+                f"step {record['step']}/{record['total_steps']}  {epoch}lr {record['lr']:.3g}  "
                 f"{_numbers(record)}  left {left:,.0f} s"
             )
         case "evaluate" if "labels" in record:

@@ -34,11 +34,11 @@ def show_list(lines: Sequence[RunLine], root: Path) -> None:
     rows = [
         (
             *(str(line.folder.relative_to(root)), line.recipe or "-", line.state, _steps(line)),
-            *(_share(line.number), _ago(line.when), bytes_text(line.num_bytes)),
+            *(_metric(line), _ago(line.when), bytes_text(line.num_bytes)),
         )
         for line in lines
     ]
-    show_table(("run", "recipe", "state", "step", "accuracy", "when", "size"), rows, left=("recipe", "state"))
+    show_table(("run", "recipe", "state", "step", "result", "updated", "size"), rows, left=("recipe", "state"))
     total = bytes_text(sum(line.num_bytes for line in lines))
     CONSOLE.print(escape(f"{len(lines)} run{'s' * (len(lines) > 1)} in {root}, {total}"), soft_wrap=True)
 
@@ -49,8 +49,8 @@ def show_run(folder: Path) -> None:
     facts = [
         ("recipe", f"{line.recipe or 'unknown'} ({line.job})"),
         ("state", line.state + (f", step {_steps(line)}" if line.step else "")),
-        (line.what or "accuracy", _share(line.number)),
-        ("last sign of life", _when(line.when)),
+        (line.what or ("loss so far" if line.loss is not None else "accuracy"), _metric(line)),
+        ("last update", _when(line.when)),
         ("size on disk", bytes_text(line.num_bytes)),
     ]
     show_table(("", ""), facts, title=str(folder), left=None)
@@ -109,8 +109,11 @@ def _steps(line: RunLine) -> str:
     return f"{line.step:,}" if line.step == line.total_steps else f"{line.step:,}/{line.total_steps:,}"
 
 
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2%}"
+def _metric(line: RunLine) -> str:
+    """The accuracy of a run; until it has one, its loss."""
+    if line.number is not None:
+        return f"{line.number:.2%}"
+    return "-" if line.loss is None else f"loss {line.loss:.4g}"
 
 
 def _ago(seconds: float) -> str:

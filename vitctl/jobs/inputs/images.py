@@ -30,7 +30,15 @@ _NAMED = 3  # files that are named where there are more
 Note = Callable[[str], None]
 
 
-def find_images(inputs: Sequence[str], place: Place, *, split: str = "", stdin: IO[bytes], note: Note) -> list[Source]:
+def find_images(
+    inputs: Sequence[str],
+    place: Place,
+    *,
+    split: str = "",
+    stdin: IO[bytes],
+    note: Note,
+    missing: list[str] | None = None,
+) -> list[Source]:
     """The images of each input, in order; neighbouring files are one source. Nothing is decoded or, but for folders, read.
 
     Args:
@@ -40,13 +48,22 @@ def find_images(inputs: Sequence[str], place: Place, *, split: str = "", stdin: 
         split: of shards that are given without one.
         stdin: the list: one name per line, or ended by NUL as `find -print0` does.
         note: told what was left out of folders.
+        missing: gets a line for each input without images, if others have some; None: such an input is an error.
 
     Raises:
-        DataError: an input names nothing, or shards have several splits and none was chosen.
+        DataError: an input names nothing, or shards have several splits and none was chosen; with `missing`, every input.
     """
     found: list[Source | str] = []
+    errors: list[DataError] = []
     for text in without_queries(*inputs, error=DataError):
-        found += _names_in(stdin, note) if text == STDIN else _one(text, place, split, note)
+        try:
+            found += _names_in(stdin, note) if text == STDIN else _one(text, place, split, note)
+        except DataError as error:
+            errors.append(error)
+    if errors and (missing is None or not found):
+        raise errors[0]
+    if missing is not None:
+        missing += map(str, errors)
     sources: list[Source] = []
     files: list[str] = []
     for one in [*found, None]:

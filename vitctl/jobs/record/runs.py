@@ -87,7 +87,7 @@ def choose_weights(place: Path, which: str = "", *, by_size: bool = False) -> tu
         place: one of those.
         which: "last", "best" (by the accuracies that the run logged, among the checkpoints that are kept), or the number of a
             step; "ema" or "model": the Polyak average, or the weights themselves, of the checkpoint that represents the run.
-            "": that checkpoint: the best of a run with early stopping, the last of any other. The Polyak average is
+            "": that checkpoint: the best of a run with evaluation.select_best, else the last. The Polyak average is
             used where the run kept one, unless "model" is given.
         by_size: as `read_checkpoint` takes it.
 
@@ -136,7 +136,7 @@ def _checkpoint(run: Path, which: str, by_size: bool) -> tuple[Path, ChosenWeigh
     kept = sorted(step for path in root.iterdir() if (step := step_of(path)) is not None)
     scored = [step for step in kept if step in scores]
     best = max(scored, key=lambda step: (scores[step], step), default=None)
-    how = which or ("best" if stops_early(run) else "last")
+    how = which or ("best" if selects_best(run) else "last")
     if how == "last":
         saved, problems = newest_checkpoint(root, by_size=by_size)
         if saved is None:
@@ -185,13 +185,14 @@ def _is_whole(folder: Path, by_size: bool) -> bool:
     return True
 
 
-def stops_early(run: Path) -> bool:
-    """Whether a run uses early stopping, so that its best checkpoint represents it."""
+def selects_best(run: Path) -> bool:
+    """Whether the best checkpoint of a run represents it, and not the last."""
     try:
         evaluation = read_toml(run / RECIPE, error=RecipeError)[0].get("evaluation")
     except RecipeError:
         return False
-    return isinstance(evaluation, dict) and bool(evaluation.get("early_stopping", False))
+    names = ("select_best", "early_stopping")  # the second in recipes of earlier releases
+    return isinstance(evaluation, dict) and any(bool(evaluation.get(name, False)) for name in names)
 
 
 def logged_scores(run: Path) -> dict[int, Score]:

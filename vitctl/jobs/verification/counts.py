@@ -47,14 +47,14 @@ class Claims:
         log: beside it; None where there is none.
         steps: the record of its steps; None where there is none.
         recipe: of the run; None for a training inside it.
-        early_stopping: the best of its checkpoints represents it, else the last.
+        select_best: the best of its checkpoints represents it, else the last.
     """
 
     result: RunResult
     log: Log | None
     steps: Steps | None
     recipe: Recipe | None
-    early_stopping: bool
+    select_best: bool
 
 
 def check_counts(claims: Claims) -> Finding:
@@ -120,7 +120,7 @@ def _step(claims: Claims, log: Log, found: Mapping[int, Record]) -> int | str:
     last = max([int(one.get("step", 0)) for one in log.of_kind("train")], default=0)
     last = max(last, claims.steps.last if claims.steps is not None else 0) or max(found)
     step, how = last, "last"
-    if claims.early_stopping:
+    if claims.select_best:
         kept = {step_of(Path(name)) for name in result.record.get(CHECKPOINTS, {})}
         scores = {at: Score.of(record).accuracy for at, record in found.items() if at in kept}
         step, how = max(scores, key=lambda at: (scores[at], at), default=last), "best"
@@ -148,7 +148,7 @@ def _of_training(claims: Claims, log: Log, found: Mapping[int, Record], step: in
         return
     gone = [name for name in _BASELINES if name not in metrics]
     gone += [name for name in _OF_SCORES if result.provenance.get(name) is None]
-    gone += ["last"] if claims.early_stopping and not seeds and "last" not in metrics else []
+    gone += ["last"] if claims.select_best and not seeds and "last" not in metrics else []
     yield from (f"it has no {name}, as every finished {result.job} that is scored has; it was changed" for name in gone)
     shots = {
         f"{one.get('shots')}-shot": one.get("accuracy") for one in log.of_kind("fewshot") if one.get("step") == step

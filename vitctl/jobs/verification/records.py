@@ -41,13 +41,13 @@ from vitctl.recipe.schema import Finetune, Pretrain, Recipe
 from vitctl.system.files import inside
 
 
-def check_records(folder: Path, recipe: Recipe | None, *, early_stopping: bool, is_traced: bool) -> Iterator[Finding]:
+def check_records(folder: Path, recipe: Recipe | None, *, select_best: bool, is_traced: bool) -> Iterator[Finding]:
     """What the files of one training say of each other; nothing is computed again.
 
     Args:
         folder: of the training.
         recipe: of the run, where the folder is its own; None for a training inside it.
-        early_stopping: the best checkpoint of a training represents it.
+        select_best: the best checkpoint of a training represents it.
         is_traced: the recipe asks for a record of the steps.
     """
     result, found = _readable_result(folder)
@@ -72,7 +72,7 @@ def check_records(folder: Path, recipe: Recipe | None, *, early_stopping: bool, 
         if not found:
             yield _unfinished(result)
         return
-    yield check_counts(Claims(result, log, steps, recipe, early_stopping))
+    yield check_counts(Claims(result, log, steps, recipe, select_best))
     if weights := _check_weights(result, whole):
         yield weights
 

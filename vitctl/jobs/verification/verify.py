@@ -68,14 +68,14 @@ def verify(
         raise CheckpointError(f"{folder}: not a run, it has no {RECIPE}; give a run folder, such as runs/NAME")
     loaded = _loaded(run_dir, data, weights)
     trainings = _trainings(folder)
-    early = bool(getattr(getattr(loaded.recipe, "evaluation", None), "early_stopping", False))
+    early = bool(getattr(getattr(loaded.recipe, "evaluation", None), "select_best", False))
     is_traced = isinstance(loaded.recipe, Pretrain | Finetune | Vtab) and loaded.recipe.log.trace
     failed = False
     planned = _planned(folder, trainings, steps)
     with tempfile.TemporaryDirectory(prefix="vitctl-verify-") as scratch:
         for training in trainings:
             recipe = loaded.recipe if training == run_dir else None
-            for finding in check_records(training, recipe, early_stopping=early, is_traced=is_traced):
+            for finding in check_records(training, recipe, select_best=early, is_traced=is_traced):
                 failed |= finding.state in FAILS
                 yield training, finding
             for finding in _check_rest(training, loaded.recipe, is_asked=training == folder):
