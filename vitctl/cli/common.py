@@ -53,7 +53,8 @@ Model = Annotated[
         rich_help_panel=WEIGHTS,
     ),
 ]
-Data = Annotated[
+Data = Annotated[str | None, typer.Option("--data", help="Folder or address of shards, see `vitctl data shards`.")]
+Images = Annotated[
     str | None,
     typer.Option("--data", help="Folder of photographs (a folder per class), or folder or address of shards."),
 ]
