@@ -23,8 +23,6 @@ from vitctl.jobs.inputs.length import TASK_IMAGES, fit_schedule, fitted_recipe, 
 from vitctl.jobs.inputs.network import find_network, model_config, needs_labels, rates_in_words, rates_of, unseen_pixels
 from vitctl.jobs.inputs.photographs import is_photographs, planned_splits
 from vitctl.jobs.inputs.sampling import check_order, open_train, sampling_notes, subset_size
-from vitctl.jobs.record.runs import newest_run, start_weights
-from vitctl.jobs.vtab_suite.tasks import chosen_tasks
 from vitctl.models.configs import Config, ViTConfig
 from vitctl.models.costs import OPTIMIZER_SLOTS
 from vitctl.models.flops import converted_bytes, count_macs, count_parameters, training_flops, training_memory_bytes
@@ -312,6 +310,9 @@ def check_not_missing(recipe: Recipe) -> None:
     Raises:
         CheckpointError: there are no weights; the message ends with the lines to type next.
     """
+    from vitctl.jobs.record.runs import newest_run, start_weights
+    from vitctl.jobs.vtab_suite.tasks import chosen_tasks
+
     try:
         newest_run(recipe.job)
         return
@@ -352,7 +353,7 @@ def check_recipe(recipe: Recipe, run_dir: Path) -> None:
     """
     from vitctl.jobs.inputs.data import at_size, open_scored
     from vitctl.jobs.inputs.fewshot_sets import open_sets
-    from vitctl.jobs.vtab_suite.tasks import open_tasks
+    from vitctl.jobs.vtab_suite.tasks import chosen_tasks, open_tasks
     from vitctl.models.weights.download import fetch
 
     if isinstance(recipe, Finetune | Fewshot | Vtab | Evaluate | ExportRecipe):
