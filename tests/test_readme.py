@@ -13,15 +13,14 @@ from vitctl.cli.app import app
 
 
 def test_first_screen__what_it_is_the_set_up_and_the_way_to_predictions() -> None:
-    """The two sentences, the two lines that set it up, five commands and a picture come before any other heading."""
+    """The two sentences, the two lines that set it up, four commands and a picture come before any other heading."""
     first = README.partition("\n## ")[0]
     assert [line for line in first.splitlines() if line.startswith("![")]
     lines = shell_lines(first)
-    assert [words[0] for words in lines] == ["python3", "python3", *["vitctl"] * 5]
+    assert [words[0] for words in lines] == ["python3", "python3", *["vitctl"] * 4]
     assert " ".join(lines[0]) == "python3 -m venv .venv && .venv/bin/pip install . && .venv/bin/vitctl quickstart"
     assert " ".join(lines[1]) == "python3 -m venv .venv && .venv/bin/pip install -e .[test] && .venv/bin/pytest"
-    assert [" ".join(words[1:3]) for words in lines[2:3]] == ["data shards"]
-    assert [words[1] for words in lines[3:]] == ["finetune", "predict", "export", "report"]
+    assert [words[1] for words in lines[2:]] == ["finetune", "predict", "export", "report"]
     assert len(first.splitlines()) <= 45
 
 

@@ -50,7 +50,6 @@ def typed(heading: str, line: str) -> None:
         return said.out + said.err
 
 
-typed("Photographs are no shards yet", "finetune --from RUN --data PHOTOS")
 typed("No such folder", "finetune --from RUN --data data/nine")
 typed("Images lie in no class folder", "data shards PHOTOS/cat data/cats")
 typed("Other shards are there already", "data shards PHOTOS data/mine")
@@ -67,6 +66,14 @@ typed("The warm-up is as long as the run", "pretrain --recipe smoke --set schedu
 typed("The folder holds another run", "pretrain --recipe smoke --data data/mine --out RUN")
 typed("The folder holds something else", "pretrain --recipe smoke --out PHOTOS")
 typed("Not a run folder", "resume runs/nine")
+
+
+@situation("The photographs changed")
+def _(home: Path, vitctl: Vitctl, _monkeypatch: pytest.MonkeyPatch) -> str:
+    line = ("fewshot", "--from", "RUN", "--data", "PHOTOS", "--shots", "1")
+    assert vitctl(*line).code == 0
+    (home / "PHOTOS" / "cat" / "new.jpg").write_bytes(photo("cat", 99))
+    return vitctl(*line).err
 
 
 @situation("An image cannot be decoded")

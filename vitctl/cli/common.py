@@ -54,6 +54,10 @@ Model = Annotated[
     ),
 ]
 Data = Annotated[str | None, typer.Option("--data", help="Folder or address of shards, see `vitctl data shards`.")]
+Images = Annotated[
+    str | None,
+    typer.Option("--data", help="Folder of photographs (a folder per class), or folder or address of shards."),
+]
 Dataset = Annotated[
     str | None,
     typer.Option(
@@ -188,7 +192,7 @@ def run_job(
         restarts: how often the processes may be restarted after one was lost.
     """
     from vitctl.errors import RecipeError
-    from vitctl.recipe.load import Override, parse_override
+    from vitctl.recipe.load import Override, load_recipe, parse_override
 
     if everything and not dry_run:
         raise RecipeError("--all prints more of a plan; give it with --dry-run")
@@ -200,7 +204,9 @@ def run_job(
     overrides = [parse_override(text) for text in sets or ()]
     overrides += [Override(key, value, flag) for flag, (key, value) in flags.items() if value is not None]
     overrides += processes_from_launcher(member) + processes_from_slurm(slurm, overrides)
-    loaded = load_fitted(recipe, overrides, job, in_time=dry_run)
+    alone = config.nodes == 1 and (member is None or member.num_processes == 1)
+    loaded = with_shards(load_recipe(recipe, overrides, job=job), out.parent if out else Path("runs"), dry_run, alone)
+    loaded = fitted(loaded, in_time=dry_run)
     source = getattr(getattr(loaded.recipe, "weights", None), "source", "")
     if "://" in source and not dry_run:
         from vitctl.cli.show.download import fetch_weights
@@ -229,16 +235,49 @@ def run_job(
     run_prepared(run_dir, prepared.recipe, member, config)
 
 
-def load_fitted(recipe: str, overrides: "list[Override]", job: str, *, in_time: bool) -> "Loaded":
+def with_shards(loaded: "Loaded", runs: Path, dry_run: bool, alone: bool) -> "Loaded":
+    """The recipe with shards for its data where that is a folder of photographs, and a line that says where they are.
+
+    Args:
+        loaded: of any job.
+        runs: folder of run folders, which gets the shards.
+        dry_run: only say what would be made.
+        alone: whether no other process runs the same command.
+
+    Raises:
+        DataError: as `vitctl data shards`; or several processes would write the same shards.
+    """
+    from vitctl.jobs.inputs.photographs import is_photographs, shards_folder
+    from vitctl.recipe.images import Place
+    from vitctl.recipe.load import Override, with_overrides
+
+    data = getattr(loaded.recipe, "data", None)
+    if not isinstance(data, Place) or not is_photographs(data.path):
+        return loaded
+    if dry_run:
+        print(f"{data.path}: photographs, their shards would be made in {shards_folder(data.path, runs)}")
+        return loaded
+    if not alone:
+        from vitctl.errors import DataError
+
+        raise DataError(
+            f"{data.path}: photographs, and several processes would make their shards; make them first with "
+            f"`vitctl data shards {typed(data.path)} FOLDER`, and give --data FOLDER"
+        )
+    from vitctl.cli.data.shards import shards_of
+
+    return with_overrides(loaded, [Override("data.path", str(shards_of(data.path, runs)), "shards of photographs")])
+
+
+def fitted(loaded: "Loaded", *, in_time: bool) -> "Loaded":
     """The recipe with the splits that --data has; prints a line that says which they are.
 
     Args:
-        recipe, overrides, job: of the command.
+        loaded: of any job.
         in_time: with a timeout; the plan then reports an address that does not answer.
     """
-    from vitctl.recipe.load import load_recipe, with_overrides
+    from vitctl.recipe.load import with_overrides
 
-    loaded = load_recipe(recipe, overrides, job=job)
     path = getattr(getattr(loaded.recipe, "data", None), "path", "")
     if not path:
         return loaded

@@ -7,9 +7,9 @@ import typer
 
 from vitctl.cli import completion
 from vitctl.cli.common import (
-    Data,
     Dataset,
     From,
+    Images,
     Model,
     Out,
     Precision,
@@ -49,7 +49,7 @@ def fewshot(
     from_: From = None,
     weights: WhichWeights = None,
     shots: Annotated[str | None, typer.Option("--shots", help="Training images per class: 5 or 1,5,10,25.")] = None,
-    data: Data = None,
+    data: Images = None,
     dataset: Annotated[
         str | None,
         typer.Option(
@@ -95,7 +95,7 @@ def vtab(
     task: Annotated[
         list[str] | None, typer.Option("--task", help="Only this task. Repeatable.", autocompletion=completion.tasks)
     ] = None,
-    data: Data = None,
+    data: Images = None,
     res: Res = None,
     steps: Annotated[
         int | None, typer.Option("--steps", help="Length of each run in updates, with no sweep over schedules.")
@@ -140,7 +140,7 @@ def vtab(
 def evaluate(
     from_: From = None,
     weights: WhichWeights = None,
-    data: Data = None,
+    data: Images = None,
     dataset: Dataset = None,
     split: Annotated[
         str | None,

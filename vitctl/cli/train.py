@@ -9,11 +9,11 @@ from vitctl.cli import completion
 from vitctl.cli.common import (
     All,
     BatchSize,
-    Data,
     Dataset,
     DryRun,
     Epochs,
     From,
+    Images,
     Lr,
     Model,
     Nodes,
@@ -56,7 +56,7 @@ SYNTHETIC_IMAGES = 1_281_167
 
 def pretrain(
     recipe: RecipeName,
-    data: Data = None,
+    data: Images = None,
     dataset: Dataset = None,
     res: Res = None,
     lr: Lr = None,
@@ -119,7 +119,7 @@ def finetune(
     from_: From = None,
     weights: WhichWeights = None,
     model: Model = None,
-    data: Data = None,
+    data: Images = None,
     dataset: Dataset = None,
     res: Res = None,
     lr: Lr = None,

@@ -15,14 +15,14 @@ import numpy as np
 from vitctl.data.datasets.catalog import find_data_set, known_size, missing_shards
 from vitctl.data.shards.remote import is_remote
 from vitctl.data.source.locate import locate_splits, no_index_message
+from vitctl.data.source.splits import select
 from vitctl.engine.schedule import total_steps
 from vitctl.errors import CheckpointError, DataError, RecipeError
 from vitctl.jobs.inputs.lanes import lanes_note, lanes_of
 from vitctl.jobs.inputs.length import TASK_IMAGES, fit_schedule, fitted_recipe, learning_rate, needs_num_images
 from vitctl.jobs.inputs.network import find_network, model_config, needs_labels, rates_in_words, rates_of, unseen_pixels
+from vitctl.jobs.inputs.photographs import is_photographs, planned_splits
 from vitctl.jobs.inputs.sampling import check_order, open_train, sampling_notes, subset_size
-from vitctl.jobs.record.runs import newest_run, start_weights
-from vitctl.jobs.vtab_suite.tasks import chosen_tasks
 from vitctl.models.configs import Config, ViTConfig
 from vitctl.models.costs import OPTIMIZER_SLOTS
 from vitctl.models.flops import converted_bytes, count_macs, count_parameters, training_flops, training_memory_bytes
@@ -272,6 +272,9 @@ def _counted(data: TrainImages) -> _Size:
     if data.synthetic:
         classes = find_data_set(data.dataset).num_classes if data.dataset else ASSUMED_CLASSES
         return _Size(data.synthetic, classes, "synthetic images", [])
+    if is_photographs(data.path):
+        source = select(data.train_split, planned_splits(data.path))
+        return _Size(subset_size(data, len(source)), len(source.class_names), f"{data.path}, photographs", [])
     place = data.path or (str(Path(data.root) / find_data_set(data.dataset).name) if data.dataset else "")
     if data.mixture or (place and locate_splits(place, data.train_split, makes_index=bool(data.path))):
         source = open_train(data, None)
@@ -307,6 +310,9 @@ def check_not_missing(recipe: Recipe) -> None:
     Raises:
         CheckpointError: there are no weights; the message ends with the lines to type next.
     """
+    from vitctl.jobs.record.runs import newest_run, start_weights
+    from vitctl.jobs.vtab_suite.tasks import chosen_tasks
+
     try:
         newest_run(recipe.job)
         return
@@ -347,7 +353,7 @@ def check_recipe(recipe: Recipe, run_dir: Path) -> None:
     """
     from vitctl.jobs.inputs.data import at_size, open_scored
     from vitctl.jobs.inputs.fewshot_sets import open_sets
-    from vitctl.jobs.vtab_suite.tasks import open_tasks
+    from vitctl.jobs.vtab_suite.tasks import chosen_tasks, open_tasks
     from vitctl.models.weights.download import fetch
 
     if isinstance(recipe, Finetune | Fewshot | Vtab | Evaluate | ExportRecipe):

@@ -1,5 +1,6 @@
 """`vitctl data shards | index`."""
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -64,6 +65,8 @@ def shards(
 
     The shards are the same for any number of workers. If it was stopped, run the same command again to resume.
     """
+    from vitctl.cli.show.intake import say_splits
+    from vitctl.cli.show.render import CONSOLE
     from vitctl.data.datasets.detect import open_originals
     from vitctl.data.images.reencode import Reencode
     from vitctl.data.writer.write import write_originals
@@ -76,11 +79,57 @@ def shards(
     splits = _checked_splits(found, source, out, bad, drop_class or [], keep_class or [], workers)
     how: dict[str, Any] = {"seed": seed, "max_bytes": max_mib * MIB, "max_samples": max_samples, "workers": workers}
     _write(splits, out, partial(write_originals, reencode=reencode, **how))
+    say_splits(splits)
+    CONSOLE.print(f"ready in {out}; train on them with --data {out}", markup=False, soft_wrap=True)
+
+
+def shards_of(photographs: str, runs: Path) -> Path:
+    """Make the shards of a folder of photographs beside the runs, once, as `vitctl data shards` makes them.
+
+    Args:
+        photographs: a folder of class folders.
+        runs: folder of run folders.
+
+    Returns:
+        the folder of shards.
+
+    Raises:
+        DataError: as `vitctl data shards`; or the photographs changed since their shards were made.
+    """
+    from vitctl.cli.show.render import CONSOLE
+    from vitctl.data.datasets.detect import open_originals
+    from vitctl.data.shards.index import find_splits
+    from vitctl.data.writer.write import write_originals
+    from vitctl.errors import DataError
+    from vitctl.jobs.inputs.photographs import RECORD, fingerprint, shards_folder
+    from vitctl.system.bounds import RUN_FILE
+    from vitctl.system.files import read_json, write_text
+    from vitctl.system.pool import default_workers
+    from vitctl.system.text import typed
+
+    out, now = shards_folder(photographs, runs), fingerprint(photographs)
+    again = f"remove {out} to make them again, or give --data {typed(out)} to use them as they are"
+    if (out / RECORD).exists():
+        if read_json(out / RECORD, RUN_FILE.limit, error=DataError) != now:
+            raise DataError(f"{photographs}: changed since its shards were made ({now['files']:,} files now); {again}")
+        CONSOLE.print(f"{photographs}: unchanged, using its shards in {out}", markup=False, soft_wrap=True)
+        return out
+    CONSOLE.print(f"{photographs}: photographs, making their shards in {out}", markup=False, soft_wrap=True)
+    workers = default_workers()
+    try:
+        splits = _checked_splits(open_originals(photographs), photographs, out, "stop", [], [], workers)
+        _write(splits, out, partial(write_originals, seed=0, workers=workers))
+    except DataError as error:
+        by_hand = f"`vitctl data shards {typed(photographs)} FOLDER` has options for this; then give --data FOLDER"
+        raise DataError(f"{error}; {by_hand}") from None
+    if find_splits(out).keys() != splits.keys() or fingerprint(photographs) != now:
+        raise DataError(f"{photographs}: changed while its shards were made; {again}")
+    write_text(out / RECORD, json.dumps(now) + "\n")
+    return out
 
 
 def _write(splits: "Mapping[str, Originals]", out: Path, write: "Callable[..., Index]") -> None:
     """Write every split, and print what was written."""
-    from vitctl.cli.show.intake import say_splits
     from vitctl.cli.show.render import CONSOLE
     from vitctl.errors import DataError, writing
     from vitctl.system.files import inside
@@ -101,8 +150,6 @@ def _write(splits: "Mapping[str, Originals]", out: Path, write: "Callable[..., I
         CONSOLE.print(
             f"{split}: {index.num_samples:,} images of {len(index.class_names):,} classes in {len(index.shards)} shard(s), {size}"
         )
-    say_splits(splits)
-    CONSOLE.print(f"ready in {out}; train on them with --data {out}", markup=False, soft_wrap=True)
 
 
 def _checked_splits(

@@ -4,13 +4,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vitctl.cli.common import check_flags, load_fitted
+from vitctl.cli.common import check_flags, fitted
 from vitctl.cli.data.shards import bar
 from vitctl.cli.show.download import fetch_weights
 from vitctl.cli.show.render import CONSOLE, show_table
 from vitctl.errors import RecipeError, writing
 from vitctl.jobs.inspect import NUMBERS, Row, inspect
-from vitctl.recipe.load import Override, parse_override
+from vitctl.recipe.load import Override, load_recipe, parse_override
 from vitctl.recipe.schema import Evaluate
 from vitctl.system.text import typed
 
@@ -45,7 +45,7 @@ def run_inspect(
         raise RecipeError(f"{images[0]} and {data}: both name images; leave one of them out")
     overrides = [Override("machine.precision", "float32", "vitctl inspect"), *map(parse_override, sets)]
     overrides += [Override(key, value, flag) for flag, (key, value) in flags.items() if value is not None]
-    recipe = load_fitted("evaluate", overrides, "evaluate", in_time=False).recipe
+    recipe = fitted(load_recipe("evaluate", overrides, job="evaluate"), in_time=False).recipe
     assert isinstance(recipe, Evaluate)
     for source in sources:
         if "://" in source:

@@ -8,6 +8,7 @@ from vitctl.data.source.locate import locate_splits
 from vitctl.data.source.own_splits import NOT_TRAINED, TEST, TRAIN, OwnSplits, own_splits
 from vitctl.errors import DataError
 from vitctl.jobs.inputs.fewshot_sets import SPLITS
+from vitctl.jobs.inputs.photographs import is_photographs, planned_splits
 from vitctl.recipe.images import Place
 from vitctl.recipe.load import Loaded, Override
 from vitctl.recipe.schema import Evaluate, ExportRecipe, Fewshot, Finetune, Pretrain
@@ -43,7 +44,8 @@ def fit_splits(loaded: Loaded) -> FittedSplits:
     ):
         return FittedSplits([], "")
     try:
-        found = list(locate_splits(data.path, _ASKED_FOR))
+        photographs = is_photographs(data.path)
+        found = list(planned_splits(data.path) if photographs else locate_splits(data.path, _ASKED_FOR))
     except DataError:
         if not is_remote(data.path):
             raise

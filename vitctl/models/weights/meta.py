@@ -6,7 +6,7 @@ One model for our own files and for what is read from the files of other program
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from vitctl.errors import CheckpointError
 from vitctl.models.configs import Config
@@ -42,9 +42,16 @@ class Meta(BaseModel):
     position_resize: str | None = None
     class_names: list[str] | None = None
     head: Literal["zero"] | None = None
-    assumed: list[Literal[tuple(KEYS)]] | None = None  # type: ignore[valid-type]
+    assumed: list[str] | None = None
     loss: Literal["softmax", "sigmoid", "masked_patch"] | None = None
     format: str | None = None
+
+    @field_validator("assumed")
+    @classmethod
+    def _are_known(cls, names: list[str] | None) -> list[str] | None:
+        if odd := sorted(set(names or ()) - KEYS.keys()):
+            raise ValueError(f"{odd[0]!r} should be one of {', '.join(KEYS)}")
+        return names
 
     @model_validator(mode="after")
     def _crop_has_room(self) -> "Meta":

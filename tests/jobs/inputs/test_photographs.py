@@ -1,0 +1,142 @@
+"""--data PHOTOS: shards are made once, beside the runs, as `vitctl data shards` makes them."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Vitctl
+from tests.docs.conftest import photo
+from vitctl.jobs.inputs.photographs import RECORD, is_photographs
+from vitctl.system.text import typed
+
+QUICK = ("--steps", 2, "--batch-size", 4, "--set", "machine.device=cpu", "--set", "machine.workers=0")
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Two classes of five photographs."""
+    for name in ("cat", "dog"):
+        (tmp_path / "PHOTOS" / name).mkdir(parents=True)
+        for number in range(5):
+            (tmp_path / "PHOTOS" / name / f"{number}.jpg").write_bytes(photo(name, number))
+    return tmp_path / "PHOTOS"
+
+
+def made(home: Path) -> Path:
+    (folder,) = (home / "runs" / "shards").iterdir()
+    return folder
+
+
+def provenance(run: Path) -> dict[str, object]:
+    return dict(json.loads((run / "result.json").read_text())["provenance"])
+
+
+@pytest.mark.usefixtures("photos")
+def test_finetune__makes_the_shards_once_and_scores_the_part_that_was_held_out(
+    vitctl: Vitctl, pretrained: Path, tmp_path: Path
+) -> None:
+    line = ("finetune", "--from", pretrained, "--data", "PHOTOS", *QUICK, "--out", "runs/a")
+    said = vitctl(*line)
+    assert (said.code, said.err) == (0, "")
+    folder = made(tmp_path)
+    assert f"PHOTOS: photographs, making their shards in {folder.relative_to(tmp_path)}" in said.out
+    by_hand = vitctl("data", "shards", "PHOTOS", "by-hand")
+    assert by_hand.code == 0
+    shard = "train/shard-000000.tar"
+    assert (folder / shard).read_bytes() == (tmp_path / "by-hand" / shard).read_bytes()
+
+    times = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    said = vitctl("evaluate", "--from", "runs/a", "--data", "PHOTOS", "--out", "runs/e")
+    assert said.code == 0 and "unchanged, using its shards" in said.out
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == times
+    trained, scored = provenance(tmp_path / "runs/a"), provenance(tmp_path / "runs/e")
+    assert trained["data_sha256"] == scored["data_sha256"]
+    assert (trained["num_train"], trained["num_images"]) == (8, 2)
+
+    assert vitctl(*line).code == 0  # the same command again
+    assert vitctl("resume", "runs/a").code == 0
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == times
+
+
+def test_finetune__changed_photographs_are_refused(
+    vitctl: Vitctl, photos: Path, pretrained: Path, tmp_path: Path
+) -> None:
+    line = ("finetune", "--from", pretrained, "--data", "PHOTOS", *QUICK)
+    assert vitctl(*line, "--out", "runs/a").code == 0
+    (photos / "dog" / "5.jpg").write_bytes(photo("dog", 5))
+    said = vitctl(*line, "--out", "runs/b")
+    folder = made(tmp_path).relative_to(tmp_path)
+    assert said.code == 2 and said.err.count("\n") == 1
+    assert f"changed since its shards were made (11 files now); remove {folder}" in said.err
+    assert not (tmp_path / "runs/b").exists()
+    assert vitctl(*("finetune", "--from", pretrained, "--data", typed(folder), *QUICK, "--out", "runs/b")).code == 0
+
+
+def test_finetune__train_and_test_folders(vitctl: Vitctl, photos: Path, pretrained: Path, tmp_path: Path) -> None:
+    (tmp_path / "BOTH").mkdir()
+    photos.rename(tmp_path / "BOTH" / "train")
+    for name in ("cat", "dog"):
+        (tmp_path / "BOTH/test" / name).mkdir(parents=True)
+        (tmp_path / "BOTH/test" / name / "9.jpg").write_bytes(photo(name, 9))
+    said = vitctl("finetune", "--from", pretrained, "--data", "BOTH", *QUICK, "--out", "runs/a")
+    assert said.code == 0
+    used = provenance(tmp_path / "runs/a")
+    assert (used["train_split"], used["split"], used["num_train"], used["num_images"]) == ("train", "test", 10, 2)
+
+
+def test_finetune__what_data_shards_refuses_is_refused_in_its_words(
+    vitctl: Vitctl, photos: Path, pretrained: Path, tmp_path: Path
+) -> None:
+    (photos / "cat" / "broken.jpg").write_bytes(photo("cat", 0)[:300])
+    said = vitctl("finetune", "--from", pretrained, "--data", "PHOTOS", *QUICK, "--out", "runs/a")
+    refused = vitctl("data", "shards", "PHOTOS", "by-hand")
+    assert (said.code, refused.code) == (2, 2)
+    assert said.err.startswith(refused.err.rstrip("\n"))
+    assert "cat/broken.jpg: damaged" in said.out
+    assert not (tmp_path / "runs/a").exists()
+
+
+@pytest.mark.usefixtures("photos")
+def test_finetune__dry_run_writes_nothing(vitctl: Vitctl, pretrained: Path, tmp_path: Path) -> None:
+    before = sorted(tmp_path.rglob("*"))
+    said = vitctl("finetune", "--from", pretrained, "--data", "PHOTOS", "--dry-run")
+    assert said.code == 0
+    assert "their shards would be made in runs/shards/PHOTOS-" in said.out
+    assert "8 images, 2 classes" in said.out
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.usefixtures("photos")
+def test_finetune__shards_that_were_not_finished_are_made_again(
+    vitctl: Vitctl, pretrained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = ("finetune", "--from", pretrained, "--data", "PHOTOS", *QUICK, "--out", "runs/a")
+
+    def killed(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("vitctl.data.writer.write.write_index", killed)
+        assert vitctl(*line).code != 0
+    assert not (made(tmp_path) / RECORD).exists() and not (made(tmp_path) / "train").exists()
+    said = vitctl(*line)
+    assert said.code == 0 and "making their shards" in said.out
+    (made(tmp_path) / RECORD).unlink()  # killed after the last split
+    assert vitctl(*line).code == 0
+    assert (made(tmp_path) / RECORD).exists()
+
+
+@pytest.mark.usefixtures("photos")
+def test_finetune__several_machines_do_not_make_the_same_shards(vitctl: Vitctl, pretrained: Path) -> None:
+    nodes = ("--nodes", "2@127.0.0.1:29400", "--out", "runs/a")
+    said = vitctl("finetune", "--from", pretrained, "--data", "PHOTOS", *QUICK, *nodes)
+    assert said.code == 2 and "`vitctl data shards PHOTOS FOLDER`" in said.err
+
+
+def test_is_photographs__class_folders_and_no_shards(photos: Path, tmp_path: Path) -> None:
+    assert is_photographs(str(photos))
+    assert not is_photographs("") and not is_photographs(str(tmp_path / "none"))
+    assert not is_photographs(str(photos / "cat"))
+    (photos / "cat" / "a.tar").write_bytes(b"")
+    assert not is_photographs(str(photos))
