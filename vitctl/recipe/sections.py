@@ -6,7 +6,16 @@ Every field here is read by a job; a test checks this.
 import re
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from vitctl.models.weights.assumed import HALF
 from vitctl.models.weights.meta import LARGEST, SMALLEST
@@ -52,11 +61,15 @@ class Section(BaseModel):
 
     @field_validator("*")
     @classmethod
-    def _is_bounded(cls, value: Any) -> Any:
-        """Check every number of a recipe: beyond this limit steps, bytes and operations no longer fit into a float."""
+    def _is_bounded(cls, value: Any, info: ValidationInfo) -> Any:
+        """Check every number of a recipe: beyond this limit steps, bytes and operations no longer fit into a float.
+
+        A learning rate may be far larger: nothing is counted by it, and a training that diverges stops.
+        """
+        most = 1e200 if info.field_name == "lr" else MOST_NUMBER
         numbers = value if isinstance(value, tuple) else (value,)
-        if any(isinstance(number, int | float) and abs(number) > MOST_NUMBER for number in numbers):
-            raise ValueError(f"should be at most {MOST_NUMBER:,}")
+        if any(isinstance(number, int | float) and abs(number) > most for number in numbers):
+            raise ValueError(f"should be at most {most:,}")
         return value
 
 
