@@ -76,6 +76,9 @@ def test_evaluate__is_scored_again(job: Job, tmp_path: Path) -> None:
     assert found(folder, scores=True, reads_bytes=True) == []
     assert said(folder, "weights") == []  # they are those of another run
     assert said(folder, "score", scores=True) == [("ok", f"scored again: {correct} of 23 correct, the same integers")]
+    edit(folder / "result.json", '"eval_method": "square"', '"eval_method": "shorter_side"')
+    assert found(folder, scores=True) == [("score", "eval_method is square here, shorter_side in the result")]
+    edit(folder / "result.json", '"eval_method": "shorter_side"', '"eval_method": "square"')
     edit(folder / "result.json", f'"correct": {correct}', f'"correct": {correct + 2}')
     assert [what for what, _ in found(folder, scores=True)] == ["result", "score"]
 

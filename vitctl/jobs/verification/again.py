@@ -39,6 +39,19 @@ from vitctl.system.files import read_bytes
 _JOBS: dict[str, Callable[..., Any]] = {"pretrain": pretrain, "finetune": finetune, "vtab": vtab}
 # What a machine decides, which a replay takes from the record, and where files lie.
 _NOT_COMPARED = ("machine.precision", "data.path", "weights.source")
+# What a result of `evaluate` says of its images and weights, which follows from recipe, data and weights.
+_OF_A_SCORE = (
+    "split",
+    "labels",
+    "image_size",
+    "eval_method",
+    "eval_resize",
+    "resample",
+    "exif_orientation",
+    "mean",
+    "std",
+)
+_OF_A_SCORE += ("data_sha256", "weights_sha256", "network_sha256")
 _OF_THE_RECIPE = ("batch_size", "lanes", "draws")  # fields of a start that follow from the recipe
 
 
@@ -290,8 +303,12 @@ def rescore(again: Again, result: RunResult | None) -> Finding:
         again.scratch.mkdir(parents=True)
         alone = with_overrides(again.loaded, [Override("machine.processes", 1)]).recipe
         assert isinstance(alone, Evaluate)
-        here = evaluate(alone, again.scratch).metrics
-        return _compared(Score.of(here), _claimed(result), "in the result")
+        here = evaluate(alone, again.scratch)
+        odd = [key for key in _OF_A_SCORE if result.provenance.get(key) != here.provenance.get(key)]
+        if odd:
+            text = f"{odd[0]} is {here.provenance.get(odd[0])} here, {result.provenance.get(odd[0])} in the result"
+            return differs("score", text)
+        return _compared(Score.of(here.metrics), _claimed(result), "in the result")
     try:
         path, chosen = choose_weights(again.folder)
     except VitctlError as error:

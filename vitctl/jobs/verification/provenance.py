@@ -69,6 +69,9 @@ def check_provenance(
         for key, value in given.items()
         if key in used and used[key] != value
     ]
+    always = ("train_split", "compiled", "micro_batch")  # the others where images are scored
+    gone = [key for key in given if key not in used and (key in always or "data_sha256" in used)]
+    differing += [f"it has no {key}, as every finished {result.job} has" for key in gone]
     if texts and (step := _resumed_after(folder)):
         # No start is recorded where no step is made.
         text = f"the run was resumed at its last step, {step}, and scored again: {'; '.join(texts)}"
