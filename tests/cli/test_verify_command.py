@@ -20,7 +20,7 @@ def test_verify__an_honest_run(vitctl: Vitctl, pretrained: Path) -> None:
     lines = said.out.splitlines()
     assert "ok          replay: steps 19 to 20: equal, bit for bit" in lines
     rest, last = [line for line in lines if not line.startswith("ok ")]
-    assert re.fullmatch(r"not checked the rest: nothing else records .*eval_resize, .*env\.json", rest)
+    assert re.fullmatch(r"not checked the rest: nothing else records .*data_verified, .*env\.json", rest)
     assert last == "everything that was compared is as recorded"
     said = vitctl("verify", pretrained)
     assert said.code == 0
@@ -41,6 +41,13 @@ def test_verify__a_changed_run_ends_with_2(vitctl: Vitctl, pretrained: Path, tmp
     assert (said.code, said.err) == (2, "")
     assert "DIFFERS     log: run/log.jsonl, line 1: does not follow the line before" in said.out
     assert said.out.splitlines()[-1] == "something differs"
+
+
+def test_verify__what_cannot_be_compared_as_asked_ends_with_2(vitctl: Vitctl, pretrained: Path) -> None:
+    said = vitctl("verify", pretrained, "--data", "gone", "--replay", "19:20")
+    assert (said.code, said.err) == (2, "")
+    assert "NOT PROVEN  replay: gone: no such folder; --data SHARDS names another place" in said.out
+    assert said.out.splitlines()[-1] == "nothing differs; something is not proven"
 
 
 def test_verify__errors_are_one_line(vitctl: Vitctl, pretrained: Path) -> None:

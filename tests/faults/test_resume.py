@@ -15,7 +15,6 @@ from tests.jobs.conftest import CPU, do
 from tests.launch.conftest import HOLD
 from vitctl.data.datasets.readers import shapes
 from vitctl.data.writer.write import write_split
-from vitctl.engine.checkpoint.files import read_checkpoint
 from vitctl.engine.journal import LOG, read_records
 from vitctl.engine.journal import json_digest as state_digest
 from vitctl.engine.run_files import STATE
@@ -186,14 +185,17 @@ def test_resume__a_finished_run_keeps_its_result_where_going_on_is_refused(data:
     assert (stopped / "result.json").read_bytes() == result
 
 
-def test_resume__a_checkpoint_of_before_goes_on_and_it_is_said(stopped: Path) -> None:
+@pytest.mark.parametrize("value", [None, {}, {"images": 3}, {"images": {"train": {}}}])
+def test_resume__a_checkpoint_that_does_not_record_its_data_is_refused(stopped: Path, value: object) -> None:
     file = stopped / "checkpoints" / "step_00000002" / STATE
     state = json.loads(file.read_text())
     del state["sha256"], state[identity.KEY]
+    state |= {identity.KEY: value} if value else {}
     file.write_text(json.dumps(state | {"sha256": state_digest(state)}))
-    assert resume(stopped)["status"] == "done"
-    assert "step_00000002 is of an earlier vitctl and does not record its data and recipe" in warnings(stopped)
-    assert identity.KEY in read_checkpoint(stopped / "checkpoints" / NEWEST).state
+    with pytest.raises(
+        CheckpointError, match=r"step_00000002 (does not record its data and recipe|was not trained with)"
+    ):
+        resume(stopped)
 
 
 def test_resume__other_start_weights(stopped: Path, tmp_path: Path) -> None:

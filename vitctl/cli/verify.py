@@ -24,10 +24,10 @@ def verify(
     data: Annotated[str, typer.Option("--data", help="Where the shards lie on this machine.")] = "",
     from_: Annotated[str, typer.Option("--from", help="Where the start weights lie on this machine.")] = "",
 ) -> None:
-    """Hold a run against its records, or repeat a part of it. For example: vitctl verify runs/NAME --replay any
+    """Check a run against its records, or recompute part of it. For example: vitctl verify runs/NAME --replay any
 
-    The run is only read. Exit codes: 0 everything that was compared is as recorded; 2 something differs (the last line says so), or
-    an error that you can fix; 1 a bug of vitctl.
+    The run is only read. Exit codes: 0 everything that was compared is as recorded; 2 something differs or is not proven (the last
+    line says which), or an error that you can fix; 1 a bug of vitctl.
     """
     from vitctl.cli.show.findings import FindingsScreen
     from vitctl.cli.show.render import CONSOLE
@@ -39,15 +39,17 @@ def verify(
 
     if is_running(run_of(run)):
         raise LaunchError(f"{run}: is running; verify it when it has ended")
-    failed, unchecked = False, dict[str, None]()
+    states, unchecked = set[str](), dict[str, None]()
     with FindingsScreen() as screen:
         options = {"steps": replay, "data": data, "weights": from_}
         for folder, found in findings(run, **options, scores=result, reads_bytes=bytes_, progress=screen.replaying):
-            failed |= found.state == "differs"
+            states.add(found.state)
             unchecked |= {found.what: None} if found.state == "not checked" and found.what != REST else {}
             screen.show(found, "" if folder == run else f"{folder.relative_to(run)}")
     left_out = f"; not checked: {', '.join(unchecked)}" if unchecked else ""
-    text = "something differs" if failed else f"everything that was compared is as recorded{left_out}"
+    last = {"differs": "something differs", "not proven": "nothing differs; something is not proven"}
+    failed = next((text for state, text in last.items() if state in states), "")
+    text = failed or f"everything that was compared is as recorded{left_out}"
     CONSOLE.print(text, markup=False, soft_wrap=True)
     if failed:
         raise typer.Exit(2)  # as `compare`: 1 is a bug

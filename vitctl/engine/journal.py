@@ -142,7 +142,7 @@ def append_record(path: Path, record: Record) -> None:
         if path.name in CHAINED:
             with suppress(OSError):  # a network disk without locks: one process writes, and its journal has a lock
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
-            line = chain.linked(line, chain.last_link(descriptor))
+            line = chain.linked(line, chain.last_line(descriptor).sha256)
         line = start + line + b"\n"
         if os.write(descriptor, line) < len(line):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))

@@ -21,6 +21,7 @@ from vitctl.engine.distributed.agreement import (
     check_resumable,
     check_same_state,
 )
+from vitctl.engine.distributed.process_group import raise_on_all
 from vitctl.engine.distributed.runtime import Runtime
 from vitctl.engine.distributed.sharding import is_sharded, load_full_state
 from vitctl.engine.evaluation import Score, stop_together
@@ -29,11 +30,21 @@ from vitctl.engine.loop import Result, Trainer, run_steps, take
 from vitctl.engine.nonfinite import SKIPPED, Counts
 from vitctl.engine.optimizer import load_optimizer_tensors
 from vitctl.engine.preemption import Stopped
-from vitctl.engine.run_files import AVERAGE, CHECKPOINTS, MODEL, OPTIMIZER, STEP_RECORDS, STEPS_HEAD
+from vitctl.engine.run_files import (
+    AVERAGE,
+    CHECKPOINTS,
+    LOG_HEAD,
+    MODEL,
+    OPTIMIZER,
+    STEP_RECORDS,
+    STEPS_HEAD,
+    UNRECORDED,
+)
 from vitctl.engine.task import TrainingTask, is_due
 from vitctl.engine.trace.chain import head
-from vitctl.engine.trace.recorder import Recorder
-from vitctl.errors import CheckpointError, DataError
+from vitctl.engine.trace.recorder import Recorder, end_of_steps, weights_checksum
+from vitctl.engine.trace.steps import not_named, read_logged_ends, read_steps, record_problem
+from vitctl.errors import CheckpointError, DataError, VitctlError
 from vitctl.system.text import typed
 
 BAD_SAMPLES, SAMPLES = "bad_samples.jsonl", "samples"
@@ -50,6 +61,7 @@ class Run:
     saver: Saver
     counts: Counts = field(default_factory=Counts)
     saved_step: int = -1
+    resumed_from: str = ""  # digest of the checkpoint
     logged_step: int = -1
     scores: dict[int, Score] = field(default_factory=dict)
     probed: set[int] = field(default_factory=set)
@@ -70,7 +82,7 @@ class Run:
         """Resume from the newest complete checkpoint that rank 0 sees; returns its step, 0 when there is none.
 
         Raises:
-            CheckpointError: a process could not read it, or it belongs to another training.
+            CheckpointError: a process could not read it, it belongs to another training, or the records beside it are not its own.
             LaunchError: the state is not the same on all processes.
         """
         saved, problems = agreed_checkpoint(self.runtime, self.folder / CHECKPOINTS)
@@ -80,6 +92,8 @@ class Run:
         if saved and (said := check_resumable(self.runtime, saved, self.task.total_steps, self.task.identity)):
             self.journal.write("warning", step=step, text=said)
         read = self.load(saved) if saved is not None else {}
+        if saved is not None:
+            self._check_records(saved)
         trainer = self.trainer
         check_same_state(
             self.runtime, step, trainer.unwrapped, parts(trainer.unwrapped, trainer.average, trainer.optimizer), read
@@ -95,6 +109,30 @@ class Run:
             if step:
                 self.journal.write("resume", step=step, total_steps=self.task.total_steps)
         return step
+
+    def _check_records(self, saved: SavedCheckpoint) -> None:
+        """Check that log.jsonl and steps.jsonl are those that a checkpoint was saved with, and its weights those recorded.
+
+        Raises:
+            CheckpointError: they are not; the same line on every process.
+        """
+        problem, trainer = "", self.trainer
+        if self.runtime.is_main:
+            try:
+                weights = "" if is_sharded(trainer.unwrapped) else weights_checksum(trainer.unwrapped)
+                problem = record_problem(saved, read_steps(self.folder), read_logged_ends(self.folder), weights)
+            except VitctlError as error:
+                problem = str(error)
+        if problem:
+            problem = (
+                f"{saved.folder}: {problem}; copy the files of the run back, or delete this folder to resume from the checkpoint "
+                "before it"
+            )
+        raise_on_all(problem)
+        if unnamed := not_named(saved):
+            text = f"{saved.folder.name} does not say {unnamed}, as an earlier state of vitctl; its records are not compared with that"
+            self.journal.write("warning", step=saved.step, text=text)
+        self.resumed_from = saved.digest
 
     def start_clock(self, step: int) -> None:
         """Measure the throughput from here."""
@@ -269,7 +307,8 @@ class Run:
         if self.runtime.is_main:
             state = {"samples": step * self.trainer.batch_size, **asdict(self.counts)}
             state |= self.task.identity.state if self.task.identity else {}
-            state |= {STEPS_HEAD: head(self.folder / STEP_RECORDS)} if self.recorder else {}
+            steps_head, unrecorded = end_of_steps(self.folder, step)
+            state |= {STEPS_HEAD: steps_head, UNRECORDED: unrecorded, LOG_HEAD: head(self.folder / LOG)}
             live = not is_sharded(self.trainer.unwrapped)
             self.saver.start(step, everything, state, self._accuracies, live=live)
         elif is_sharded(self.trainer.unwrapped):
@@ -332,7 +371,7 @@ def _fit(run: Run) -> Score | None:
             run.recorder = Recorder(
                 run.folder, run.journal, run.runtime, trainer.unwrapped, task.own, trainer.batch_size
             )
-            run.recorder.start(first_step, task.facts)
+            run.recorder.start(first_step, task.facts, run.resumed_from)
         batches = task.batches(first_step)
         run.journal.show_progress(at_once=True, step=first_step, total_steps=total_steps)
         if task.warm_up:

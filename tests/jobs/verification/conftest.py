@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import TINY
+from vitctl.jobs.verification.finding import FAILS
 from vitctl.jobs.verification.verify import verify
 from vitctl.launch.prepare import prepare_run
 from vitctl.launch.worker import work
@@ -49,8 +50,8 @@ def train(tiny_data: Path, tmp_path: Path) -> Train:
 
 
 def found(folder: Path, **options: Any) -> list[tuple[str, str]]:
-    """What differs: what it is, and the text."""
-    return [(one.what, one.text) for _, one in verify(folder, **options) if one.state == "differs"]
+    """What differs or is not proven: what it is, and the text."""
+    return [(one.what, one.text) for _, one in verify(folder, **options) if one.state in FAILS]
 
 
 def said(folder: Path, what: str, **options: Any) -> list[tuple[str, str]]:

@@ -76,13 +76,17 @@ def test_evaluate__is_scored_again(job: Job, tmp_path: Path) -> None:
     assert found(folder, scores=True, reads_bytes=True) == []
     assert said(folder, "weights") == []  # they are those of another run
     assert said(folder, "score", scores=True) == [("ok", f"scored again: {correct} of 23 correct, the same integers")]
+    edit(folder / "result.json", '"eval_method": "square"', '"eval_method": "shorter_side"')
+    assert found(folder, scores=True) == [("score", "eval_method is square here, shorter_side in the result")]
+    edit(folder / "result.json", '"eval_method": "shorter_side"', '"eval_method": "square"')
     edit(folder / "result.json", f'"correct": {correct}', f'"correct": {correct + 2}')
     assert [what for what, _ in found(folder, scores=True)] == ["result", "score"]
 
 
 def test_fewshot__has_no_steps_and_no_counts(job: Job, tmp_path: Path) -> None:
     job("fewshot", "a", **{"fewshot.shots": (1,)})
-    assert {one.state for _, one in verify(tmp_path / "a", scores=True)} == {"ok", "not checked"}
+    assert {one.state for _, one in verify(tmp_path / "a")} == {"ok", "not checked"}
+    assert [what for what, _ in found(tmp_path / "a", scores=True)] == ["score"]  # asked for, and not proven
 
 
 @pytest.mark.parametrize("odd", [3, None, [], {"a": []}, {"3": 1}, "x"], ids=str)

@@ -13,8 +13,10 @@ from vitctl.engine import training
 from vitctl.engine.checkpoint.files import read_checkpoint, save_checkpoint
 from vitctl.engine.journal import json_digest
 from vitctl.engine.run_files import MODEL, OPTIMIZER
-from vitctl.errors import CheckpointError, RecipeError
+from vitctl.errors import CheckpointError
+from vitctl.jobs.verification.finding import FAILS
 from vitctl.jobs.verification.verify import verify
+from vitctl.launch.worker import work
 from vitctl.models.weights.load import read_weights
 
 STEP_12 = Path("checkpoints/step_00000012")
@@ -64,7 +66,7 @@ def test_edited_line__is_named(copy: Path, name: str) -> None:
     lines[4] = re.sub(r'("time": |"gradient": ")', r"\g<0>7", lines[4], count=1)
     (copy / name).write_text("\n".join(lines) + "\n")
     what = name.removesuffix(".jsonl")
-    [(thing, text)] = found(copy)
+    thing, text = found(copy)[0]
     assert thing == what
     assert f"{copy / name}, line 5: does not follow the line before" in text
 
@@ -74,14 +76,15 @@ def test_edited_line__of_a_forger_who_links_anew(copy: Path) -> None:
     record = next(json.loads(line) for line in (copy / "log.jsonl").read_text().splitlines() if '"step": 7' in line)
     edit(copy / "log.jsonl", f'"loss": {record["loss"]!r}', '"loss": 0.001')
     relinked(copy / "log.jsonl")
-    [(_, text)] = found(copy)
-    assert "that the result names; its end was removed or changed" in text
+    texts = dict(found(copy))
+    assert "that the result names; its end was removed or changed" in texts["log"]
+    assert "log.jsonl has no line with the digest that it was saved with" in texts["checkpoint"]
     edit(
         copy / "result.json",
         json.loads((copy / "result.json").read_text())["record"]["log.jsonl"],
         head_of(copy / "log.jsonl"),
     )
-    [(_, text)] = found(copy)
+    text = dict(found(copy))["log"]
     assert text == f"step 7: loss is 0.001 in log.jsonl, {record['loss']!r} in steps.jsonl"
 
 
@@ -94,7 +97,7 @@ def test_lines_removed_from_the_end__are_missed(copy: Path) -> None:
     path.write_text("".join(line + "\n" for line in path.read_text().splitlines()[:-2]))
     texts = dict(found(copy))
     assert "its end was removed or changed" in texts["steps"]
-    assert "has no line of step 12 with the digest that it was saved with" in texts["checkpoint"]
+    assert "steps.jsonl has no line with the digest that it was saved with" in texts["checkpoint"]
 
 
 def test_records_that_a_full_disk_swallowed__are_told(copy: Path) -> None:
@@ -139,9 +142,11 @@ def test_edited_checkpoint__of_a_forger_who_computes_its_digests(copy: Path) -> 
     state = json.loads((copy / "checkpoints/step_00000008/state.json").read_text())
     result["record"]["checkpoints"]["step_00000008"] = state["sha256"]
     (copy / "result.json").write_text(json.dumps(result))
-    assert found(copy) == []
+    named = ("checkpoint", f"{copy / 'checkpoints/step_00000008'}: log.jsonl names another checkpoint of step 8")
+    assert found(copy) == [named]
     assert found(copy, steps="9:10") == [
-        ("replay", "step 8: checkpoint of step 8: its weights are not those that were recorded after that step")
+        named,
+        ("replay", "step 8: checkpoint of step 8: its weights are not those that were recorded after that step"),
     ]
 
 
@@ -169,26 +174,37 @@ def test_edited_recipe__is_named(copy: Path) -> None:
     assert text.endswith(' steps was made with its values: machine.precision was "float64", is "float32"')
 
 
-def test_old_run__says_so_in_a_line_for_each_file(copy: Path) -> None:
-    (copy / "steps.jsonl").unlink()
-    (copy / "trace.bin").unlink()
-    lines = [json.loads(line) for line in (copy / "log.jsonl").read_text().splitlines()]
-    text = "".join(json.dumps({k: v for k, v in line.items() if k != "sha256"}) + "\n" for line in lines)
-    (copy / "log.jsonl").write_text(text)
+def test_a_run_whose_starts_name_no_head__is_not_proven(copy: Path) -> None:
+    """Made before starts and checkpoints named the ends of the records."""
+    path = copy / "steps.jsonl"
+    edit(path, '"before": "", "unrecorded": 0, "checkpoint": "", ', "")
+    relinked(path)
+    lines = {step: line for line in path.read_text().splitlines() if (step := json.loads(line)["step"])}
+    states = {}
+    for file in sorted((copy / "checkpoints").glob("*/state.json")):
+        state = json.loads(file.read_text())
+        for name in ("sha256", "log_head", "unrecorded"):
+            del state[name]
+        state["steps_head"] = json.loads(lines[state["step"]])["sha256"]
+        states[file.parent.name] = json_digest(state)
+        file.write_text(json.dumps({**state, "sha256": states[file.parent.name]}))
+    log = copy / "log.jsonl"
+    log.write_text(re.sub(r'"digest": "\w+", ', "", log.read_text()))
+    relinked(log)
     result = json.loads((copy / "result.json").read_text())
-    del result["record"]
+    result["record"] = {"log.jsonl": head_of(log), "steps.jsonl": head_of(path), "checkpoints": states}
     (copy / "result.json").write_text(json.dumps(result))
-    for path in (copy / "checkpoints").glob("*/state.json"):
-        state = {
-            key: value for key, value in json.loads(path.read_text()).items() if key not in ("steps_head", "sha256")
-        }
-        path.write_text(json.dumps({**state, "sha256": json_digest(state)}))
-    assert found(copy) == []
-    [steps], [log] = said(copy, "steps"), said(copy, "log")
-    assert steps == ("not checked", "there is no record of them: an earlier vitctl wrote it, or log.trace = false")
-    assert log == ("not checked", "its lines are not chained: an earlier vitctl wrote it")
-    with pytest.raises(RecipeError, match="has no record of its steps, so that none can be replayed"):
-        found(copy, steps="1:2")
+    failing = [(one.what, one.state) for _, one in verify(copy, steps="all") if one.state in FAILS]
+    assert failing == [("starts", "not proven"), ("checkpoints", "not proven")]
+    assert said(copy, "replay", steps="all") == [("ok", "steps 1 to 12: equal, bit for bit")]
+    for place in ("result.json", "checkpoints/step_00000012/state.json"):
+        (copy / place).unlink()
+    work(copy)
+    warned = [json.loads(line)["text"] for line in log.read_text().splitlines() if '"warning"' in line]
+    assert warned[-1].startswith("step_00000008 does not say unrecorded, log_head")
+    assert found(copy, steps="9:12") == [
+        (what, text) for what, text in found(copy) if what in ("starts", "checkpoints")
+    ]
 
 
 def test_trace_off__writes_neither_file(train: Train) -> None:

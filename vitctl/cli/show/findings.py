@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from vitctl.cli.show.render import CONSOLE, clock
-from vitctl.jobs.verification.finding import Finding
+from vitctl.jobs.verification.finding import FAILS, Finding
 
 _LABEL = 12
 
@@ -55,7 +55,7 @@ class FindingsScreen:
             found: the finding.
             inside: the training inside the run that it is about; "" for the run.
         """
-        label = found.state.upper() if found.state == "differs" else found.state
+        label = found.state.upper() if found.state in FAILS else found.state
         text = f"{inside}: " * bool(inside) + f"{found.what}: {found.text}"
         self.status = "verifying ..."
         if self.live is None:

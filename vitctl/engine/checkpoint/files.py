@@ -189,6 +189,9 @@ class _State(BaseModel):
     num_bad: int = Field(0, ge=0, le=2**53)
     num_skipped: int = Field(0, ge=0, le=2**53)
     skipped_in_a_row: int = Field(0, ge=0, le=2**53)
+    steps_head: str = Field("", max_length=100)
+    log_head: str = Field("", max_length=100)
+    unrecorded: int = Field(0, ge=0, le=10**12)
 
 
 def read_state(folder: Path) -> dict[str, Any]:

@@ -22,12 +22,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from vitctl.engine.averaging import Average
-from vitctl.engine.checkpoint.files import is_set_aside, keep, save_checkpoint
+from vitctl.engine.checkpoint.files import is_set_aside, keep, read_state, save_checkpoint
 from vitctl.engine.distributed.sharding import full
-from vitctl.engine.journal import Journal
+from vitctl.engine.journal import CHAINED, Journal
 from vitctl.engine.optimizer import optimizer_bytes, optimizer_tensors
 from vitctl.engine.run_files import AVERAGE, MODEL, OPTIMIZER
 from vitctl.errors import CheckpointError, os_code
+from vitctl.system.files import flush
 from vitctl.system.text import bytes_text
 
 Snapshot = dict[str, dict[str, Tensor]]
@@ -147,8 +148,7 @@ class Saver:
     def _write(self, step: int, snapshot: Snapshot, state: dict[str, Any], scores: dict[int, float]) -> None:
         began = time.perf_counter()
         write = partial(
-            save_checkpoint,
-            self.root,
+            self._write_behind_records,
             step,
             tensors=snapshot,
             config=self.config,
@@ -161,10 +161,15 @@ class Saver:
             return
         self._problem = ""
         self.keep(scores)
-        seconds = round(time.perf_counter() - began, 3)
-        self.journal.write(
-            "checkpoint", step=step, path=str(path), seconds=seconds, stall_seconds=round(self._stall, 4)
-        )
+        times = {"seconds": round(time.perf_counter() - began, 3), "stall_seconds": round(self._stall, 4)}
+        self.journal.write("checkpoint", step=step, path=str(path), digest=read_state(path)["sha256"], **times)
+
+    def _write_behind_records(self, step: int, **given: Any) -> Path:
+        """Write a checkpoint once the records that it names are on disk: after a power failure it would not fit shorter ones."""
+        for name in CHAINED:
+            if (self.root.parent / name).is_file():
+                flush(self.root.parent / name)
+        return save_checkpoint(self.root, step, **given)
 
     def _try_write(
         self, step: int, write: Callable[[], Path], num_bytes: int, scores: Mapping[int, float]

@@ -53,26 +53,31 @@ def split(line: bytes) -> Line:
     return Line(line[: found.start()] + b"}", found[1].decode()) if found else Line(line, "")
 
 
-def last_link(descriptor: int) -> str:
-    """The digest of the last linked line of an open file; "" where there is none."""
+def last_line(descriptor: int) -> Line:
+    """The last linked line of an open file; an empty one where there is none."""
     size, window = os.fstat(descriptor).st_size, _WINDOW
     while True:
         first = max(0, size - window)
         lines = os.pread(descriptor, size - first, first).split(b"\n")
         for line in reversed(lines if first == 0 else lines[1:]):
-            if found := split(line).sha256:
+            if (found := split(line)).sha256:
                 return found
         if first == 0 or window > LOG_LINE.limit:
-            return ""
+            return Line(b"{}", "")
         window *= 8
+
+
+def end_of(path: Path) -> Line:
+    """The last linked line of a file; an empty one where there is none."""
+    if not os.path.lexists(path):
+        return Line(b"{}", "")
+    with open_regular(path, error=LaunchError) as file:
+        return last_line(file.fileno())
 
 
 def head(path: Path) -> str:
     """The digest of the last line of a file of chained lines; "" where there is none."""
-    if not os.path.lexists(path):
-        return ""
-    with open_regular(path, error=LaunchError) as file:
-        return last_link(file.fileno())
+    return end_of(path).sha256
 
 
 def whole_lines(path: Path) -> Iterator[bytes]:
@@ -93,7 +98,6 @@ class Chain:
     Args:
         links: digests of the linked lines, in order.
         kinds: of their records.
-        num_before: lines without a link before the first linked one, of an earlier release.
         num_torn: incomplete lines, as a crash leaves them.
         broken_at: number of the first line of the file, from 1, that does not follow the one before; 0 where all do.
         torn_at: of the first line that is no record, and stands where no crash leaves one; 0 where there is none.
@@ -101,7 +105,6 @@ class Chain:
 
     links: Sequence[str]
     kinds: Sequence[str]
-    num_before: int
     num_torn: int
     broken_at: int
     torn_at: int
@@ -121,12 +124,12 @@ def read_chain(
     Args:
         path: of the file.
         kind_of: the kind of the record in the text of a line; None where it is no record.
-        take: called with each record, also with those before the first linked one.
+        take: called with each record.
     """
     links: list[str] = []
     kinds: list[str] = []
     torn: list[bytes] = []
-    num_before = num_torn = broken_at = torn_at = 0
+    num_torn = broken_at = torn_at = 0
     for number, text in enumerate(whole_lines(path), 1):
         line = split(text)._replace(number=number)
         kind = kind_of(line.body)
@@ -139,15 +142,12 @@ def read_chain(
         if torn and kind not in QUIET and not all(text.startswith(one) for one in torn):
             torn_at = torn_at or number - 1
         torn = []
-        if line.sha256 or links:
-            if not broken_at and not line.follows(links[-1] if links else ""):
-                broken_at = number
-            links.append(line.sha256)
-            kinds.append(sys.intern(kind))
-        else:
-            num_before += 1
+        if not broken_at and not line.follows(links[-1] if links else ""):
+            broken_at = number
+        links.append(line.sha256)
+        kinds.append(sys.intern(kind))
         take(line)
-    return Chain(links, kinds, num_before, num_torn, broken_at, torn_at)
+    return Chain(links, kinds, num_torn, broken_at, torn_at)
 
 
 def without(lines: Sequence[bytes], is_kept: Callable[[bytes], bool]) -> list[bytes]:

@@ -1,5 +1,6 @@
 """The record of every step: a chained line in steps.jsonl, and marks of its samples and gradients in trace.bin."""
 
+import json
 import os
 import struct
 import zlib
@@ -19,6 +20,7 @@ from vitctl.engine.distributed.sharding import is_sharded
 from vitctl.engine.journal import Journal
 from vitctl.engine.loop import Result
 from vitctl.engine.run_files import STEP_RECORDS, TRACE
+from vitctl.engine.trace.chain import end_of
 from vitctl.engine.trace.digests import PARTS, batch_digest, norm_marks, norms_digest
 from vitctl.engine.trace.steps import START
 from vitctl.errors import CheckpointError
@@ -80,6 +82,16 @@ def describe_step(
     return StepRecord(fields, marks)
 
 
+def end_of_steps(folder: Path, step: int) -> tuple[str, int]:
+    """The digest of the last line of steps.jsonl, "" where there is none, and how many steps up to `step` have no record behind it."""
+    end = end_of(folder / STEP_RECORDS)
+    try:
+        last = int(json.loads(end.body).get("step", 0))
+    except (ValueError, TypeError, AttributeError, RecursionError):  # somebody changed the line: it counts nothing
+        last = 0
+    return end.sha256, max(0, step - last)
+
+
 def weights_checksum(model: nn.Module) -> str:
     """A digest of the weights of a model that is not sharded, computed on their device."""
     return checksum(model.state_dict().items())
@@ -105,16 +117,19 @@ class Recorder:
     positions: range
     batch_size: int
 
-    def start(self, step: int, facts: Mapping[str, Any]) -> None:
+    def start(self, step: int, facts: Mapping[str, Any], checkpoint: str = "") -> None:
         """Record what a start of the run computes with, before its first step, and cut the marks of later steps.
 
         Args:
             step: finished steps.
             facts: recipe, data, device, versions.
+            checkpoint: digest of the checkpoint that was loaded; "" for the start weights.
         """
         if not self.runtime.is_main:
             return
-        own = {"format": FORMAT, "batch_size": self.batch_size}
+        before, unrecorded = end_of_steps(self.folder, step)
+        own: dict[str, Any] = {"format": FORMAT, "batch_size": self.batch_size}
+        own |= {"before": before, "unrecorded": unrecorded, "checkpoint": checkpoint}
         own |= {} if is_sharded(self.model) else {"weights": weights_checksum(self.model)}
         self.journal.append(self.folder / STEP_RECORDS, {"kind": START, "step": step, **own, **facts})
         with suppress(OSError):

@@ -3,14 +3,16 @@
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from vitctl.engine.run_files import STEP_RECORDS
+from vitctl.engine.checkpoint.files import SavedCheckpoint
+from vitctl.engine.journal import LOG, parse_records
+from vitctl.engine.run_files import LOG_HEAD, STATE, STEP_RECORDS, STEPS_HEAD, UNRECORDED, step_of
 from vitctl.engine.trace.chain import Chain, Line, read_chain
 from vitctl.errors import CheckpointError
 
@@ -66,11 +68,18 @@ class MadeOf(BaseModel):
 
 
 class StartLine(BaseModel):
-    """A start of a training as it was recorded."""
+    """A start of a training as it was recorded.
+
+    `before` is the digest of the line before it ("" at the beginning of the record), `unrecorded` the number of steps before it that
+    have no record, `checkpoint` the digest of the checkpoint that it loaded ("" for the start weights), `weights` that of the weights.
+    """
 
     model_config = ConfigDict(strict=True, extra="allow")
 
     step: int = Field(ge=0, le=MOST_STEPS)
+    before: str | None = Field(None, max_length=100)  # None: recorded before starts named it
+    unrecorded: int = Field(0, ge=0, le=MOST_STEPS)
+    checkpoint: str = Field("", max_length=100)
     batch_size: int = Field(ge=1, le=10**9)
     made_of: MadeOf
     weights: str = Field("", max_length=100)
@@ -89,18 +98,13 @@ class StartLine(BaseModel):
     draws: bool = False
     versions: dict[str, str] = Field(default_factory=dict, max_length=100)
 
-    @property
-    def depends_on_processes(self) -> bool:
-        """Whether another number of processes gives other bits: without lanes the order in which gradients are added does."""
-        return self.processes > 1 and not self.lanes
-
 
 class Gap(NamedTuple):
-    """Steps without a record, `first` to `last`; `at_start`: a start follows them, so that they may be of a run without a record."""
+    """Steps without a record, `first` to `last`; `is_told`: the start that follows them says so."""
 
     first: int
     last: int
-    at_start: bool
+    is_told: bool
 
 
 @dataclass(frozen=True)
@@ -113,7 +117,7 @@ class Steps:
         by_step: each step; of one that was recorded twice the last.
         after: digest of a line -> finished steps at it.
         gaps: between the records.
-        disorder: number of the first line, from 1, whose step is not later than the one before; 0 where there is none.
+        problem: the first line that cannot follow those before it; "" where there is none.
     """
 
     chain: Chain
@@ -121,7 +125,7 @@ class Steps:
     by_step: dict[int, StepLine]
     after: dict[str, int]
     gaps: list[Gap]
-    disorder: int
+    problem: str
 
     @property
     def last(self) -> int:
@@ -151,7 +155,69 @@ def read_steps(folder: Path) -> Steps | None:
         return None
     found = _Reading(path)
     chain = read_chain(path, kind_of, found.take)
-    return Steps(chain, found.starts, found.by_step, found.after, found.gaps, found.disorder)
+    return Steps(chain, found.starts, found.by_step, found.after, found.gaps, found.problem)
+
+
+class LoggedEnds(NamedTuple):
+    """The digests of the lines of log.jsonl, and those of the checkpoints that it names, by step."""
+
+    lines: Collection[str]
+    checkpoints: Mapping[int, str]
+
+
+def read_logged_ends(folder: Path) -> LoggedEnds:
+    """What log.jsonl in a folder says of checkpoints; nothing where there is no log. Raises LaunchError where it is no file."""
+    checkpoints: dict[int, str] = {}
+
+    def take(line: Line) -> None:
+        if b'"checkpoint"' in line.body:
+            for record in parse_records(line.body.decode(errors="replace")):
+                if record.get("kind") == "checkpoint" and "digest" in record:
+                    checkpoints[record.get("step", 0)] = str(record["digest"])
+
+    path = folder / LOG
+    return LoggedEnds(read_chain(path, kind_of, take).links if os.path.lexists(path) else (), checkpoints)
+
+
+def record_problem(saved: SavedCheckpoint, steps: Steps | None, log: LoggedEnds, weights: str = "") -> str:
+    """Return why the records beside a checkpoint are not those that it was saved with; "" where they are.
+
+    Args:
+        saved: the checkpoint.
+        steps: the record of the steps; None where there is none.
+        log: what the log says of checkpoints.
+        weights: digest of the weights in it, see `weights_checksum`; "": they are not compared.
+    """
+    state, step = saved.state, saved.step
+    if step_of(saved.folder) not in (None, step):
+        return f"{STATE} says step {step}"
+    start = next((one for one in reversed(steps.starts) if one.step < step), None) if steps is not None else None
+    if start is not None and start.before is not None and (unnamed := not_named(saved)):
+        return f"{STATE} does not say {unnamed}; it was changed"
+    at, head = 0, state.get(STEPS_HEAD, "")
+    if head:
+        if steps is None:
+            return f"was saved with a record of its steps, and {STEP_RECORDS} is gone"
+        if steps.chain.broken_at:
+            return f"{STEP_RECORDS}, line {steps.chain.broken_at}, does not follow the line before"
+        if head not in steps.after:
+            return f"{STEP_RECORDS} has no line with the digest that it was saved with ({head[:16]})"
+        at = steps.after[head]
+    if (head or UNRECORDED in state) and at + state.get(UNRECORDED, 0) != step:
+        return f"is of step {step}, and the record that it was saved with ends at step {at}"
+    if (end := state.get(LOG_HEAD, "")) and end not in log.lines:
+        return f"{LOG} has no line with the digest that it was saved with ({end[:16]})"
+    if log.checkpoints.get(step, saved.digest) != saved.digest:
+        return f"{LOG} names another checkpoint of step {step}"
+    line = steps.by_step.get(step) if steps is not None else None
+    if weights and line is not None and line.weights and line.weights != weights:
+        return f"its weights are not those that {STEP_RECORDS} has after step {step}"
+    return ""
+
+
+def not_named(saved: SavedCheckpoint) -> str:
+    """The ends of records that a checkpoint does not name, as one saved before they were; "" where it names all."""
+    return ", ".join(name for name in (STEPS_HEAD, UNRECORDED, LOG_HEAD) if name not in saved.state)
 
 
 @dataclass
@@ -163,23 +229,43 @@ class _Reading:
     by_step: dict[int, StepLine] = field(default_factory=dict)
     after: dict[str, int] = field(default_factory=dict)
     gaps: list[Gap] = field(default_factory=list)
-    disorder: int = 0
+    problem: str = ""
     last: int = 0
+    end: str = ""
 
     def take(self, line: Line) -> None:
         record = _parsed(line, self.path)
         is_start = isinstance(record, StartLine)
         begin = self.last + (not is_start)
+        text = self._start_problem(record) if isinstance(record, StartLine) else ""
+        if not self.starts and not is_start:
+            text = "a step before any start; lines were removed"
         if record.step < begin:
-            self.disorder = self.disorder or line.number
+            text = "a second record of a step, or of an earlier one; it was added"
         elif record.step > begin:
-            self.gaps.append(Gap(self.last + 1, record.step - (not is_start), is_start))
-        self.last = max(self.last, record.step)
+            is_told = isinstance(record, StartLine) and record.unrecorded == record.step - self.last
+            self.gaps.append(Gap(self.last + 1, record.step - (not is_start), is_told))
+        if text and not self.problem:
+            self.problem = f"{self.path}, line {line.number}: {text}"
+        self.last, self.end = max(self.last, record.step), line.sha256
         self.after[line.sha256] = record.step
         if isinstance(record, StartLine):
             self.starts.append(record)
         else:
             self.by_step[record.step] = record
+
+    def _start_problem(self, start: StartLine) -> str:
+        """Why a start cannot follow the lines before it; "" where it can."""
+        if start.before is None:
+            return ""
+        if start.before != self.end:
+            return "this start names another line before it; lines were changed, added or removed"
+        if bool(start.step) != bool(start.checkpoint):
+            return f"this start is at step {start.step}, and names {'a' if start.checkpoint else 'no'} checkpoint"
+        line = self.by_step.get(start.step)
+        if line is not None and line.weights and start.weights and line.weights != start.weights:
+            return f"this start loaded other weights than those after step {start.step}"
+        return ""
 
 
 def kind_of(body: bytes) -> str | None:

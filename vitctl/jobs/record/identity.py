@@ -5,9 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from vitctl.data.source.read import Source
 from vitctl.engine.journal import json_digest
 from vitctl.engine.run_files import RECIPE
+from vitctl.engine.trace.steps import MadeOf
 from vitctl.errors import CheckpointError
 from vitctl.recipe.neutral import deciding_values
 from vitctl.recipe.schema import TrainRecipe
@@ -45,14 +48,18 @@ class Identity:
             state: its state.json.
 
         Returns:
-            a message: what differs and was allowed, or that the checkpoint does not record it; "" where nothing differs.
+            a message: what differs and was allowed; "" where nothing differs.
 
         Raises:
-            CheckpointError: something differs and is not allowed.
+            CheckpointError: something differs and is not allowed, or the checkpoint does not record it.
         """
-        if KEY not in state:
-            return f"{name} is of an earlier vitctl and does not record its data and recipe; resuming with the current ones"
-        differing = identity_differences(state[KEY], self.made_of)
+        try:
+            before = MadeOf.model_validate(state.get(KEY)).model_dump()
+        except ValidationError:
+            raise CheckpointError(
+                f"{self.folder}: {name} does not record its data and recipe; it was changed: delete it to resume from the one before"
+            ) from None
+        differing = identity_differences(before, self.made_of)
         root = run_of(self.folder)
         allowed = _read_allowed(root)
         if not differing or json_digest(self.made_of) in allowed["before"]:

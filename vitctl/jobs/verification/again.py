@@ -3,7 +3,7 @@
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from vitctl.engine.loop import Trainer
 from vitctl.engine.preemption import StopFlag
 from vitctl.engine.run_files import CHECKPOINTS, RECIPE, RESULT, step_folders
 from vitctl.engine.task import TrainingTask
-from vitctl.engine.trace.replay import TOLERANCE, Replay, Replayed, newest_before, set_threads
+from vitctl.engine.trace.replay import TOLERANCE, WEIGHTS_TOLERANCE, Replay, Replayed, newest_before, set_threads
 from vitctl.engine.trace.steps import StartLine, Steps
 from vitctl.engine.training import Run
 from vitctl.errors import CheckpointError, RecipeError, VitctlError
@@ -28,7 +28,7 @@ from vitctl.jobs.record.kernels import KERNELS, MICRO_BATCH
 from vitctl.jobs.record.result import RunResult
 from vitctl.jobs.record.runs import choose_weights, logged_scores
 from vitctl.jobs.verification.counts import own_counts
-from vitctl.jobs.verification.finding import Finding, Progress, differs, ok, unchecked
+from vitctl.jobs.verification.finding import Finding, Progress, differs, ok, unchecked, unproven
 from vitctl.jobs.vtab import vtab
 from vitctl.recipe.load import Loaded, Override, with_overrides
 from vitctl.recipe.schema import Evaluate, Finetune, Pretrain, Vtab
@@ -39,6 +39,20 @@ from vitctl.system.files import read_bytes
 _JOBS: dict[str, Callable[..., Any]] = {"pretrain": pretrain, "finetune": finetune, "vtab": vtab}
 # What a machine decides, which a replay takes from the record, and where files lie.
 _NOT_COMPARED = ("machine.precision", "data.path", "weights.source")
+# What a result of `evaluate` says of its images and weights, which follows from recipe, data and weights.
+_OF_A_SCORE = (
+    "split",
+    "labels",
+    "image_size",
+    "eval_method",
+    "eval_resize",
+    "resample",
+    "exif_orientation",
+    "mean",
+    "std",
+)
+_OF_A_SCORE += ("data_sha256", "weights_sha256", "network_sha256")
+_OF_THE_RECIPE = ("batch_size", "lanes", "draws")  # fields of a start that follow from the recipe
 
 
 class _DoneError(Exception):
@@ -116,7 +130,9 @@ class Again:
         if self.built_from:
             values |= {"weights.source": self.built_from, "weights.which": ""}
         if self.start is not None:
-            values |= {"machine.precision": self.start.precision, "machine.micro_batch": self.start.micro_batch}
+            values |= {"machine.micro_batch": self.start.micro_batch}
+            if self.loaded.recipe.machine.precision == "auto":
+                values |= {"machine.precision": self.start.precision}
             values |= {"machine.device": "cpu"} if self.start.device == "cpu" else {}
             for name in ("attention", "linear", "compile", "checkpoint_blocks"):
                 known = getattr(self.start, name)
@@ -193,47 +209,62 @@ def replay(again: Again, steps: Steps, ranges: Sequence[tuple[int, int]], progre
     found: list[Replayed] = []
     environment: list[str] = []
     made_of: list[str] = []
+    trained_in: list[str] = []
 
     def act(folder: Path, task: TrainingTask, trainer: Trainer, saver: Saver) -> None:
         here = StartLine.model_validate({"step": 0, "batch_size": trainer.batch_size, **(task.facts or {})})
         used = [start for bounds in ranges for start in steps.starts_of(*bounds)]
         environment.extend(dict.fromkeys(text for start in used for text in differences(start, here)))
-        many = next((start for start in used if start.depends_on_processes), None)
+        many = next((start for start in used if start.processes > 1 and not here.lanes), None)
+        for start, name in product(used, _OF_THE_RECIPE):
+            if (was := getattr(start, name)) != (now := getattr(here, name)):
+                made_of.append(f"{name} was {was}, now {now}")
         for key, text in identity_differences(used[-1].made_of.model_dump(), here.made_of.model_dump()):
             if key not in _NOT_COMPARED and not (key == "weights" and again.built_from):
                 (environment if key == "computation" else made_of).append(text)
+        trained_in.append(here.precision)
         reason = "; ".join(environment)
         if many is not None:
             environment.insert(0, f"made by {many.processes} processes, whose sum of gradients depends on their number")
             reason = "; ".join(environment)
-        draws = many is not None and many.draws
+        draws = many is not None and here.draws
         found.append(Replay(again.folder, steps, ranges, reason, draws, progress).run(folder, task, trainer, saver))
+        if many is not None and draws:
+            text = (
+                f"dropout was drawn by {many.processes} processes: loss, gradient and weights cannot be compared by one"
+            )
+            found[0].unproven.append(text)
 
     again.reach(act)
     (result,) = found
-    return [*_inputs(made_of), *_replayed(result, environment, steps)]
+    return [*_inputs(made_of), *_replayed(result, environment, trained_in[0])]
 
 
 def _inputs(made_of: Sequence[str]) -> list[Finding]:
     return [differs("replay", f"it is of other inputs: {'; '.join(made_of)}")] if made_of else []
 
 
-def _replayed(result: Replayed, environment: Sequence[str], steps: Steps) -> list[Finding]:
+def _replayed(result: Replayed, environment: Sequence[str], precision: str) -> list[Finding]:
     what = "steps " + ", ".join(f"{first} to {last}" if first < last else f"{first}" for first, last in result.ranges)
     if len(result.ranges) == 1 and result.ranges[0][0] == result.ranges[0][1]:
         what = f"step {result.ranges[0][0]}"
-    findings = [unchecked("replay", text) for text in dict.fromkeys(result.notes)]
+    findings = []
     if environment:
         text = f"the last bits of numbers may be others here: {'; '.join(environment)}"
         findings.append(unchecked("environment", text))
     for one in result.differences:
         findings.append(differs("replay", f"step {one.step}: {one.text}" if one.step else one.text))
-    if result.differences:
+    findings += [unproven("replay", text) for text in result.unproven]
+    if result.differences or result.unproven:
         return findings
     if not result.rounding:
         return [*findings, ok("replay", f"{what}: equal, bit for bit")]
-    precision = steps.starts[-1].precision
-    within = f"loss within {TOLERANCE.get(precision, 0):g} (at most {result.largest:.1g} off), gradient norm within ten times that"
+    within = (
+        f"loss within {TOLERANCE[precision]:g} (at most {result.largest:.1g} off), gradient norm within ten times that"
+    )
+    if result.checkpoints:
+        bound, found = WEIGHTS_TOLERANCE[precision], f"at most {result.farthest:.1g}"
+        within += f", {len(result.checkpoints)} checkpoints within {bound:g} of their updates ({found})"
     text = f"{what}: images, labels and order equal; not the same bits from {result.rounding}; {within}"
     return [*findings, ok("replay within a tolerance", text)]
 
@@ -267,19 +298,23 @@ def rescore(again: Again, result: RunResult | None) -> Finding:
     recipe = again.loaded.recipe
     if isinstance(recipe, Evaluate):
         if result is None or result.status != "done":
-            return unchecked("score", "there is no result")
+            return unproven("score", "there is no result")
         again.scratch.mkdir(parents=True)
         alone = with_overrides(again.loaded, [Override("machine.processes", 1)]).recipe
         assert isinstance(alone, Evaluate)
-        here = evaluate(alone, again.scratch).metrics
-        return _compared(Score.of(here), _claimed(result), "in the result")
+        here = evaluate(alone, again.scratch)
+        odd = [key for key in _OF_A_SCORE if result.provenance.get(key) != here.provenance.get(key)]
+        if odd:
+            text = f"{odd[0]} is {here.provenance.get(odd[0])} here, {result.provenance.get(odd[0])} in the result"
+            return differs("score", text)
+        return _compared(Score.of(here.metrics), _claimed(result), "in the result")
     try:
         path, chosen = choose_weights(again.folder)
     except VitctlError as error:
-        return unchecked("score", f"{error}")
+        return unproven("score", f"{error}")
     logged = logged_scores(again.folder).get(chosen.step or 0)
     if logged is None:
-        return unchecked("score", f"none is logged of step {chosen.step}")
+        return unproven("score", f"none is logged of step {chosen.step}")
     scores: list[Score | None] = []
 
     def act(folder: Path, task: TrainingTask, trainer: Trainer, saver: Saver) -> None:
@@ -291,7 +326,7 @@ def rescore(again: Again, result: RunResult | None) -> Finding:
     again.reach(act)
     (score,) = scores
     if score is None:
-        return unchecked("score", "there are no images to score")
+        return unproven("score", "there are no images to score")
     if result is not None and result.status == "done" and _claimed(result) != logged:
         return _compared(score, _claimed(result), "in the result")
     return _compared(score, logged, f"logged at step {chosen.step}")

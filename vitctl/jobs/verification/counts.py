@@ -16,7 +16,7 @@ from vitctl.engine.trace.steps import Steps
 from vitctl.jobs.record.result import RunResult
 from vitctl.jobs.record.runs import TRAINING
 from vitctl.jobs.sweep import SEEDS, SWEEP
-from vitctl.jobs.verification.finding import Finding, differs, ok, unchecked
+from vitctl.jobs.verification.finding import Finding, differs, ok, unchecked, unproven
 from vitctl.jobs.verification.log import Log
 from vitctl.jobs.vtab_suite.runs import JOB
 from vitctl.recipe.schema import Recipe
@@ -25,7 +25,7 @@ INSIDE = (SWEEP, SEEDS, JOB)  # jobs of the results of trainings inside a run
 _NOT_NUMBERS = ("kind", "step", "time", "seconds", "labels")
 _BASELINES = ("majority_class", "chance")
 _OF_TRAINING = frozenset((*_BASELINES, "last", "sweep", "std", "by_seed"))
-# What every finished job of this vitctl writes into the provenance of its result.
+# What every finished job writes into the provenance of its result.
 _ALWAYS = {
     **dict.fromkeys(
         TRAINING,
@@ -48,7 +48,6 @@ class Claims:
         steps: the record of its steps; None where there is none.
         recipe: of the run; None for a training inside it.
         early_stopping: the best of its checkpoints represents it, else the last.
-        is_current: this vitctl wrote it, so that nothing may be missing.
     """
 
     result: RunResult
@@ -56,7 +55,6 @@ class Claims:
     steps: Steps | None
     recipe: Recipe | None
     early_stopping: bool
-    is_current: bool
 
 
 def check_counts(claims: Claims) -> Finding:
@@ -72,7 +70,7 @@ def _check_counts(claims: Claims) -> Finding:
         return differs("result", problem)
     result, log = claims.result, claims.log
     if log is None:
-        return unchecked("result", "there is no log to hold it against")
+        return unproven("result", "there is no log to compare it with")
     if result.job in _OF_ITS_OWN:
         problem = next(_OF_ITS_OWN[result.job](result, log), "")
         return differs("result", problem) if problem else ok("result", "its numbers are those of the log")
@@ -85,8 +83,6 @@ def _missing(claims: Claims) -> str:
     jobs = (claims.recipe.job,) if claims.recipe is not None else INSIDE
     if result.job not in jobs:
         return f"it is of the job {result.job!r}, should be of {' or '.join(jobs)}"
-    if not claims.is_current:
-        return ""
     if not result.record:
         return "it has no record of the last lines and checkpoints, as every result of this vitctl has; it was changed"
     gone = [name for name in _ALWAYS.get(result.job, ()) if result.provenance.get(name) is None]
@@ -96,10 +92,10 @@ def _missing(claims: Claims) -> str:
 def _check_scores(claims: Claims, log: Log) -> Finding:
     """The result of a training, or of `evaluate`."""
     result = claims.result
-    found, is_linked = log.evaluations(result.provenance.get("labels"))
+    found = log.evaluations(result.provenance.get("labels"))
     if not found:
         claimed = [name for name in ("accuracy", "correct", "total", "mean_per_class") if name in result.metrics]
-        if claimed and log.is_linked:
+        if claimed:
             return differs("result", f"it has the number {claimed[0]}, and no evaluation is logged")
         return unchecked("result", f"no evaluation is in {log.path}")
     step = _step(claims, log, found)
@@ -108,8 +104,6 @@ def _check_scores(claims: Claims, log: Log) -> Finding:
     if step not in found:
         return differs("result", f"no evaluation of step {step} is logged, and the result is of it")
     where = f"in the log at step {step}" if step else "in the log"
-    if not is_linked and claims.log is not None and claims.log.chain.links:
-        return unchecked("result", f"its score is of a line without a link, of an earlier vitctl: step {step}")
     problems = _of_evaluate(result, log) if result.job == "evaluate" else _of_training(claims, log, found, step, where)
     if problem := next(problems, ""):
         return differs("result", problem)
@@ -121,7 +115,7 @@ def _step(claims: Claims, log: Log, found: Mapping[int, Record]) -> int | str:
     """The step whose weights represent the training; a text where the result names another one."""
     result = claims.result
     used = result.provenance.get("weights_step") if result.job in TRAINING else None
-    if not claims.is_current or result.job == "evaluate":
+    if result.job == "evaluate":
         return max(found) if used is None else int(used)
     last = max([int(one.get("step", 0)) for one in log.of_kind("train")], default=0)
     last = max(last, claims.steps.last if claims.steps is not None else 0) or max(found)
@@ -152,13 +146,10 @@ def _of_training(claims: Claims, log: Log, found: Mapping[int, Record], step: in
     if result.job in INSIDE:
         yield from _not_of(metrics, {*logged})
         return
-    if claims.is_current:
-        gone = [name for name in _BASELINES if name not in metrics]
-        gone += [name for name in _OF_SCORES if result.provenance.get(name) is None]
-        gone += ["last"] if claims.early_stopping and not seeds and "last" not in metrics else []
-        yield from (
-            f"it has no {name}, as every finished {result.job} that is scored has; it was changed" for name in gone
-        )
+    gone = [name for name in _BASELINES if name not in metrics]
+    gone += [name for name in _OF_SCORES if result.provenance.get(name) is None]
+    gone += ["last"] if claims.early_stopping and not seeds and "last" not in metrics else []
+    yield from (f"it has no {name}, as every finished {result.job} that is scored has; it was changed" for name in gone)
     shots = {
         f"{one.get('shots')}-shot": one.get("accuracy") for one in log.of_kind("fewshot") if one.get("step") == step
     }

@@ -11,12 +11,12 @@ from vitctl.errors import CheckpointError, DataError, VitctlError
 from vitctl.jobs.record.result import RunResult
 from vitctl.jobs.record.runs import choose_weights
 from vitctl.jobs.verification.again import Again, replay, rescore
-from vitctl.jobs.verification.finding import Finding, Progress, unchecked
+from vitctl.jobs.verification.finding import Finding, Progress, unproven
 from vitctl.recipe.schema import Finetune, Pretrain, Vtab
 
 
 def replay_here(again: Again, steps: Steps, ranges: Sequence[tuple[int, int]], progress: Progress) -> list[Finding]:
-    """Replay what can be replayed with what is on this machine; the rest is said to be not checked.
+    """Replay what can be replayed with what is on this machine; the rest is not proven.
 
     Args:
         again, steps, ranges, progress: as `replay` takes them.
@@ -25,14 +25,12 @@ def replay_here(again: Again, steps: Steps, ranges: Sequence[tuple[int, int]], p
         return replay(again, steps, ranges, progress)
     except VitctlError as error:
         if not _lacks_start_weights(again, error):
-            return [_not_checked("replay", again, error)]
+            return [_not_proven("replay", again, error)]
         without = error
     findings, others = [], [bounds for bounds in ranges if newest_before(again.folder, bounds[0]) is None]
     if others:
         words = ", ".join(f"{first} to {last}" for first, last in others)
-        findings.append(
-            unchecked("replay", f"steps {words} begin with the start weights: {_elsewhere(again, without)}")
-        )
+        findings.append(unproven("replay", f"steps {words} begin with the start weights: {_elsewhere(again, without)}"))
     rest = [bounds for bounds in ranges if bounds not in others]
     if not rest:
         return findings
@@ -41,7 +39,7 @@ def replay_here(again: Again, steps: Steps, ranges: Sequence[tuple[int, int]], p
     try:
         return [*findings, *replay(_built_from(again, saved.folder), steps, rest, progress)]
     except VitctlError as error:
-        return [*findings, _not_checked("replay", again, error)]
+        return [*findings, _not_proven("replay", again, error)]
 
 
 def rescore_here(again: Again, result: RunResult | None) -> Finding:
@@ -50,11 +48,11 @@ def rescore_here(again: Again, result: RunResult | None) -> Finding:
         return rescore(again, result)
     except VitctlError as error:
         if not _lacks_start_weights(again, error):
-            return _not_checked("score", again, error)
+            return _not_proven("score", again, error)
     try:
         return rescore(_built_from(again, choose_weights(again.folder)[0].parent), result)
     except VitctlError as error:
-        return _not_checked("score", again, error)
+        return _not_proven("score", again, error)
 
 
 def _lacks_start_weights(again: Again, error: VitctlError) -> bool:
@@ -70,12 +68,12 @@ def _built_from(again: Again, checkpoint: Path) -> Again:
     )
 
 
-def _not_checked(what: str, again: Again, error: VitctlError) -> Finding:
-    return unchecked(what, _elsewhere(again, error))
+def _not_proven(what: str, again: Again, error: VitctlError) -> Finding:
+    return unproven(what, _elsewhere(again, error))
 
 
 def _elsewhere(again: Again, error: VitctlError) -> str:
-    """An error, and the option that mends it."""
+    """An error, and the option that fixes it."""
     if isinstance(error, DataError):
         return f"{error}; --data SHARDS names another place"
     if isinstance(error, CheckpointError) and not again.reached and not isinstance(again.loaded.recipe, Pretrain):

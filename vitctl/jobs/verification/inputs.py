@@ -13,7 +13,7 @@ from vitctl.engine.trace.steps import StartLine, Steps
 from vitctl.errors import VitctlError
 from vitctl.jobs.inputs.data import open_images, open_training_images
 from vitctl.jobs.record.result import RunResult, with_recipe
-from vitctl.jobs.verification.finding import Finding, differs, ok, unchecked
+from vitctl.jobs.verification.finding import Finding, differs, ok, unchecked, unproven
 from vitctl.jobs.verification.log import readable_records
 from vitctl.jobs.vtab_suite.tasks import chosen_tasks, open_tasks
 from vitctl.recipe.load import Loaded, load_recipe
@@ -42,7 +42,7 @@ def check_recipe_file(loaded: Loaded, result: RunResult | None, records: Sequenc
     elif any(start.recipe_file for start in starts):
         noted, of = "", "the last start"
     else:
-        return unchecked("recipe", "no digest of it was recorded")
+        return unchecked("recipe", "no digest of it was recorded")  # log.trace = false, and not finished
     if not any(start.recipe_file for start in starts):
         return ok("recipe", f"recipe.toml: the values that decide the result are those of {of}")
     return _made_with(recipe, records, of, is_told)
@@ -120,7 +120,8 @@ def check_data(
     try:
         sources = _sources(recipe, place)
     except VitctlError as error:
-        yield unchecked("data", f"{error}; --data SHARDS names another place")
+        state = unproven if reads_bytes else unchecked
+        yield state("data", f"{error}; --data SHARDS names another place")
         return
     noted = _noted(result, start)
     compared = 0
@@ -165,7 +166,7 @@ def _check_bytes(sources: Sequence[Source], scratch: Path) -> Finding:
     if found.damaged:
         return differs("shards", "; ".join(found.damaged[:4]))
     if found.share < 1:
-        return unchecked("shards", f"{found.share:.1%} of their bytes could be read; these are as their index says")
+        return unproven("shards", f"{found.share:.1%} of their bytes could be read; these are as their index says")
     return ok("shards", "every byte as its index says")
 
 

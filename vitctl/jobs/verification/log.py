@@ -8,10 +8,10 @@ from typing import Any
 
 from vitctl.engine.evaluation import Score
 from vitctl.engine.journal import LOG, Record, parse_records, read_records
-from vitctl.engine.trace.chain import QUIET, Chain, Line, read_chain
+from vitctl.engine.trace.chain import Chain, Line, read_chain
 from vitctl.engine.trace.steps import Steps, kind_of, same_number
 from vitctl.errors import LaunchError
-from vitctl.jobs.verification.finding import EARLIER, Finding, differs, ok, unchecked
+from vitctl.jobs.verification.finding import Finding, differs, ok
 
 _ONCE = ("train", "evaluate")  # kinds that a training logs once for each step
 
@@ -23,38 +23,28 @@ class Log:
     Args:
         path: of the file.
         chain: of its lines.
-        linked: records of the linked lines.
-        before: records of lines without a link, which an earlier vitctl wrote.
+        records: of its lines.
     """
 
     path: Path
     chain: Chain
-    linked: Sequence[Record]
-    before: Sequence[Record]
+    records: Sequence[Record]
 
-    @property
-    def is_linked(self) -> bool:
-        """Whether every line is linked: this vitctl wrote the whole log."""
-        return bool(self.chain.links) and not self.chain.num_before
-
-    def evaluations(self, labels: Any = None) -> tuple[dict[int, Record], bool]:
-        """The evaluations by step, and whether they are linked: lines without a link count only where no other line has a score.
+    def evaluations(self, labels: Any = None) -> dict[int, Record]:
+        """The evaluations by step.
 
         Args:
             labels: the images' set of labels; records that name another are left out.
         """
-        for records in (self.linked, self.before):
-            found = {}
-            for record in records:
-                if record.get("labels") in (None, labels) and (scores := Score.by_step([record])):
-                    found[next(iter(scores))] = record
-            if found:
-                return found, records is self.linked
-        return {}, True
+        found = {}
+        for record in self.records:
+            if record.get("labels") in (None, labels) and (scores := Score.by_step([record])):
+                found[next(iter(scores))] = record
+        return found
 
     def of_kind(self, kind: str) -> list[Record]:
-        """The linked records of a kind; where the log has no linked line, those without a link."""
-        return [one for one in (self.linked if self.chain.links else self.before) if one.get("kind") == kind]
+        """The records of a kind."""
+        return [one for one in self.records if one.get("kind") == kind]
 
 
 def read_log(folder: Path) -> Log | None:
@@ -66,13 +56,12 @@ def read_log(folder: Path) -> Log | None:
     path = folder / LOG
     if not os.path.lexists(path):
         return None
-    linked: list[Record] = []
-    before: list[Record] = []
+    records: list[Record] = []
 
     def take(line: Line) -> None:
-        (linked if line.sha256 else before).extend(parse_records(line.body.decode(errors="replace")))
+        records.extend(parse_records(line.body.decode(errors="replace")))
 
-    return Log(path, read_chain(path, kind_of, take), linked, before)
+    return Log(path, read_chain(path, kind_of, take), records)
 
 
 def check_log(log: Log, steps: Steps | None, heads: Mapping[str, Any]) -> Finding:
@@ -87,8 +76,8 @@ def check_log(log: Log, steps: Steps | None, heads: Mapping[str, Any]) -> Findin
     if problem := chain_problem(log.path, chain, heads):
         return differs("log", problem)
     if not chain.links:
-        return unchecked("log", f"its lines are not chained: {EARLIER}")
-    if problem := _unlinked_problem(log, steps) or _repeated(log.linked):
+        return differs("log", f"{log.path}: is empty")
+    if problem := _repeated(log.records):
         return differs("log", f"{log.path}: {problem}")
     compared = 0
     by_step = steps.by_step if steps is not None else {}
@@ -99,9 +88,8 @@ def check_log(log: Log, steps: Steps | None, heads: Mapping[str, Any]) -> Findin
                     text = f"{name} is {record.get(name)!r} in {LOG}, {line.number(name)!r} in steps.jsonl"
                     return differs("log", f"step {line.step}: {text}")
             compared += 1
-    before = f", {chain.num_before} before them of an earlier vitctl" if chain.num_before else ""
     same = f"; numbers of {compared:,} steps as in steps.jsonl" if compared else ""
-    return ok("log", f"{len(chain.links):,} lines, each follows the one before{before}{torn(chain)}{same}")
+    return ok("log", f"{len(chain.links):,} lines, each follows the one before{torn(chain)}{same}")
 
 
 def chain_problem(path: Path, chain: Chain, heads: Mapping[str, Any]) -> str:
@@ -126,20 +114,6 @@ def chain_problem(path: Path, chain: Chain, heads: Mapping[str, Any]) -> str:
 def torn(chain: Chain) -> str:
     """The number of incomplete lines, in words."""
     return f"; {chain.num_torn} incomplete, as a crash leaves them" if chain.num_torn else ""
-
-
-def _unlinked_problem(log: Log, steps: Steps | None) -> str:
-    """A number in a line without a link that no earlier vitctl can have written: of a step after the first linked start."""
-    begin = next((one.get("step", 0) for one in log.linked if one.get("kind") == "resume"), 0)
-    if steps is not None and steps.starts:
-        begin = steps.starts[0].step
-    elif all(kind in QUIET for kind in log.chain.kinds):  # a finished run that was not allowed to go on
-        return ""
-    late = next((one for one in log.before if one.get("kind") not in QUIET and one.get("step", 0) > begin), None)
-    if late is None:
-        return ""
-    what = f"a record of step {late['step']} has no link"
-    return f"{what}, and every line from step {begin} on has one; it was added or changed"
 
 
 def _repeated(records: Sequence[Record]) -> str:

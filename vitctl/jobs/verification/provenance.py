@@ -1,4 +1,4 @@
-"""The provenance of a result against what the last start recorded, and the counts of its checkpoint."""
+"""The provenance of a result against what the last start recorded, what follows from the recipe, and the counts of its checkpoint."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -6,13 +6,17 @@ from typing import Any
 
 from vitctl.engine.checkpoint.files import read_state
 from vitctl.engine.journal import LOG
-from vitctl.engine.run_files import AVERAGE, CHECKPOINTS, MODEL, RESULT, step_folder, tensors_file
+from vitctl.engine.run_files import AVERAGE, CHECKPOINTS, MODEL, RECIPE, RESULT, step_folder, tensors_file
 from vitctl.engine.trace.steps import StartLine
 from vitctl.engine.training import BAD_SAMPLES
 from vitctl.errors import CheckpointError
+from vitctl.jobs.inputs.data import eval_transform
+from vitctl.jobs.provenance import shown
 from vitctl.jobs.record.result import DATA_DIGEST, RunResult
+from vitctl.jobs.record.runs import TRAINING
 from vitctl.jobs.verification.finding import REST, Finding, differs, ok, unchecked
 from vitctl.jobs.verification.log import readable_records
+from vitctl.recipe.schema import Finetune, Pretrain, Recipe
 
 _OF_THE_START = ("precision", "device", "device_name", "processes", "threads", "versions", "attention", "linear")
 # What records.py and inputs.py compare.
@@ -23,14 +27,15 @@ _COMPARED_ELSEWHERE = (
 
 
 def check_provenance(
-    folder: Path, result: RunResult, start: StartLine | None, others: Sequence[str]
+    folder: Path, result: RunResult, start: StartLine | None, recipe: Recipe, others: Sequence[str]
 ) -> Iterator[Finding]:
-    """Whether the result of a training names the machine and the counts that were recorded; and what is not compared.
+    """Check that a result names the machine and counts that were recorded, and what follows from the recipe; list the rest.
 
     Args:
         folder: of the training.
         result: in it, finished.
         start: the last one that was recorded; None where there is none.
+        recipe: of the run.
         others: files beside it that nothing is compared with.
     """
     used = result.provenance
@@ -47,6 +52,16 @@ def check_provenance(
         texts, compared = [*texts, *more], [*compared, *keys]
     differing, keys = _counts(folder, used)
     compared += keys
+    given = _of_the_recipe(recipe) if result.job in TRAINING else {}
+    compared += [key for key in given if key in used]
+    differing += [
+        f"{key} is {used[key]}, {value} by {RECIPE}"
+        for key, value in given.items()
+        if key in used and used[key] != value
+    ]
+    always = ("train_split", "compiled", "micro_batch")  # the others where images are scored
+    gone = [key for key in given if key not in used and (key in always or "data_sha256" in used)]
+    differing += [f"it has no {key}, as every finished {result.job} has" for key in gone]
     if texts and (step := _resumed_after(folder)):
         # No start is recorded where no step is made.
         text = f"the run was resumed at its last step, {step}, and scored again: {'; '.join(texts)}"
@@ -59,6 +74,21 @@ def check_provenance(
         yield ok("provenance", f"{', '.join(compared)} as recorded")
     if rest := [*sorted(set(used) - {*compared, *_COMPARED_ELSEWHERE}), *others]:
         yield unchecked(REST, f"nothing else records {', '.join(rest)}")
+
+
+def _of_the_recipe(recipe: Recipe) -> dict[str, Any]:
+    """What the result of a training says of its images and how it was computed that follows from the recipe alone."""
+    if not isinstance(recipe, Pretrain | Finetune):
+        return {}
+    data = recipe.data
+    own: dict[str, Any] = {"labels": "original", "train_split": data.train_split, "split": data.eval_split}
+    own |= {"compiled": recipe.machine.compile, "micro_batch": recipe.machine.micro_batch}
+    seen = shown(eval_transform(data))
+    if not data.image_size:  # that of the start weights
+        seen = {name: value for name, value in seen.items() if name not in ("image_size", "eval_resize")}
+    if isinstance(recipe, Pretrain):
+        seen |= {"mean": list(recipe.data.mean), "std": list(recipe.data.std)}
+    return own | seen
 
 
 def unused_files(folder: Path) -> list[str]:

@@ -16,30 +16,38 @@ from vitctl.engine.run_files import (
     RESULT,
     STATE,
     STEP_RECORDS,
-    STEPS_HEAD,
     step_folders,
     tensors_file,
 )
 from vitctl.engine.schedule import total_steps
-from vitctl.engine.trace.steps import MOST_STEPS, Steps, read_steps
+from vitctl.engine.trace.steps import (
+    MOST_STEPS,
+    LoggedEnds,
+    Steps,
+    not_named,
+    read_logged_ends,
+    read_steps,
+    record_problem,
+)
 from vitctl.errors import CheckpointError, VitctlError
 from vitctl.jobs.record.result import DELETE_IT, RunResult, read_result
 from vitctl.jobs.record.runs import TRAINING
 from vitctl.jobs.sweep import SEEDS, SWEEP
 from vitctl.jobs.verification.counts import Claims, check_counts
-from vitctl.jobs.verification.finding import EARLIER, Finding, differs, ok, unchecked
+from vitctl.jobs.verification.finding import Finding, differs, ok, unchecked, unproven
 from vitctl.jobs.verification.log import Log, chain_problem, check_log, read_log, torn
 from vitctl.models.weights.load import weights_digest
 from vitctl.recipe.schema import Finetune, Pretrain, Recipe
 
 
-def check_records(folder: Path, recipe: Recipe | None, *, early_stopping: bool) -> Iterator[Finding]:
+def check_records(folder: Path, recipe: Recipe | None, *, early_stopping: bool, is_traced: bool) -> Iterator[Finding]:
     """What the files of one training say of each other; nothing is computed again.
 
     Args:
         folder: of the training.
         recipe: of the run, where the folder is its own; None for a training inside it.
         early_stopping: the best checkpoint of a training represents it.
+        is_traced: the recipe asks for a record of the steps.
     """
     result, found = _readable_result(folder)
     yield from found
@@ -50,22 +58,20 @@ def check_records(folder: Path, recipe: Recipe | None, *, early_stopping: bool) 
     except VitctlError as error:
         yield differs("steps", str(error))
     else:
-        yield _check_steps(folder, steps, heads, recipe)
+        yield from _check_steps(folder, steps, heads, recipe, is_traced=is_traced)
     try:
         log = read_log(folder)
     except VitctlError as error:
         yield differs("log", str(error))
     else:
         yield _check_log(folder, log, steps, heads)
-    is_current = bool(heads) or steps is not None or (log is not None and log.is_linked)
     whole: list[SavedCheckpoint] = []
-    yield from _check_checkpoints(folder, steps, heads if is_current and result is not None else None, whole)
-    is_current |= any(STEPS_HEAD in saved.state for saved in whole)
+    yield from _check_checkpoints(folder, steps, log, heads if result is not None else None, whole)
     if result is None or result.status != "done":
         if not found:
             yield _unfinished(result)
         return
-    yield check_counts(Claims(result, log, steps, recipe, early_stopping, is_current))
+    yield check_counts(Claims(result, log, steps, recipe, early_stopping))
     if weights := _check_weights(result, whole):
         yield weights
 
@@ -123,34 +129,43 @@ def odd_field(result: RunResult) -> str:
     return ""
 
 
-def _check_steps(folder: Path, steps: Steps | None, heads: Mapping[str, Any], recipe: Recipe | None) -> Finding:
+def _check_steps(
+    folder: Path, steps: Steps | None, heads: Mapping[str, Any], recipe: Recipe | None, *, is_traced: bool
+) -> Iterator[Finding]:
     path = folder / STEP_RECORDS
     if steps is None:
         if STEP_RECORDS in heads:
-            return differs("steps", f"{path} is gone; the result names its last line")
-        if (folder / RECIPE).is_file() and not (folder / CHECKPOINTS).is_dir():
-            return unchecked("steps", "this folder has none of its own")
-        return unchecked("steps", f"there is no record of them: {EARLIER}, or log.trace = false")
-    if problem := chain_problem(path, steps.chain, heads) or _order_problem(path, steps, recipe):
-        return differs("steps", problem)
+            yield differs("steps", f"{path} is gone; the result names its last line")
+        elif (folder / RECIPE).is_file() and not (folder / CHECKPOINTS).is_dir():
+            yield unchecked("steps", "this folder has none of its own")
+        elif is_traced:
+            yield differs("steps", f"{path} is gone; the recipe says log.trace = true")
+        else:
+            yield unchecked("steps", "there is no record of them: log.trace = false")
+        return
+    if problem := chain_problem(path, steps.chain, heads) or steps.problem or _end_problem(path, steps, recipe):
+        yield differs("steps", problem)
+        return
+    if any(start.before is None for start in steps.starts):
+        text = "a start names neither the line before it nor the checkpoint that it loaded, as in an earlier state of vitctl"
+        yield unproven("starts", text)
     last = steps.chain.links[-1] if steps.chain.links else ""
     starts = f", {len(steps.starts)} starts" if len(steps.starts) > 1 else ""
     text = f"{len(steps.by_step):,} records, each follows the one before{starts}{torn(steps.chain)}; head {last[:16]}"
     if steps.gaps:
         gap = steps.gaps[0]
-        text += f"; steps {gap.first} to {gap.last} have none: {EARLIER}, or log.trace was false"
-        return unchecked("steps", text)
-    return ok("steps", text)
+        text += f"; steps {gap.first} to {gap.last} have none, as the start after them says: log.trace was false, or the disk full"
+        yield unchecked("steps", text)
+    else:
+        yield ok("steps", text)
 
 
-def _order_problem(path: Path, steps: Steps, recipe: Recipe | None) -> str:
-    """Steps that are recorded twice, beyond the end, or not at all where no start explains it."""
-    if steps.disorder:
-        return f"{path}, line {steps.disorder}: a second record of a step, or of an earlier one; it was added"
+def _end_problem(path: Path, steps: Steps, recipe: Recipe | None) -> str:
+    """Steps that are recorded beyond the end, or not at all where no start says so."""
     end = _length(steps, recipe)
     if end and steps.last > end:
         return f"{path}: has a record of step {steps.last}, and the training ends after step {end}"
-    gaps = [gap for gap in steps.gaps if not gap.at_start]
+    gaps = [gap for gap in steps.gaps if not gap.is_told]
     if gaps:
         count = sum(gap.last - gap.first + 1 for gap in gaps)
         return f"{count} have no record, the first is step {gaps[0].first}: a full disk, or lines were removed"
@@ -182,11 +197,17 @@ def _check_log(folder: Path, log: Log | None, steps: Steps | None, heads: Mappin
 
 
 def _check_checkpoints(
-    folder: Path, steps: Steps | None, heads: Mapping[str, Any] | None, whole: list[SavedCheckpoint]
+    folder: Path,
+    steps: Steps | None,
+    log: Log | None,
+    heads: Mapping[str, Any] | None,
+    whole: list[SavedCheckpoint],
 ) -> Iterator[Finding]:
     """Each checkpoint of a folder; `heads` of the result, None where it need not name them; those that are whole go to `whole`."""
     found = sorted(step_folders(folder / CHECKPOINTS))
     noted = (heads or {}).get(CHECKPOINTS, {})
+    ends = read_logged_ends(folder) if log is not None and found else LoggedEnds((), {})
+    loaded = {start.step: start.checkpoint for start in steps.starts if start.checkpoint} if steps is not None else {}
     for path in found:
         try:
             saved = read_checkpoint(path)
@@ -199,14 +220,21 @@ def _check_checkpoints(
             yield differs(
                 "checkpoint", f"{path}: is not the one that the result names; it was changed and its digests too"
             )
-        elif text := _head_problem(saved, steps) or _files_problem(saved):
+        elif text := _files_problem(saved) or record_problem(saved, steps, ends):
             whole.pop()
             yield differs("checkpoint", f"{path}: {text}")
+        elif loaded.get(saved.step, saved.digest) != saved.digest:
+            whole.pop()
+            yield differs("checkpoint", f"{path}: is not the one that a start loaded, as {STEP_RECORDS} says")
         elif heads and path.name not in noted:
             yield differs("checkpoint", f"{path}: the result does not name it; it was added, or the result was changed")
     if gone := sorted(set(noted) - {path.name for path in found}):
         yield unchecked("checkpoints", f"{', '.join(gone)} of the result: deleted since")
-    if whole:
+    if unnamed := next((f"{saved.folder} does not say {text}" for saved in whole if (text := not_named(saved))), ""):
+        yield unproven(
+            "checkpoints", f"{unnamed}, as in an earlier state of vitctl: its records cannot be compared with that"
+        )
+    elif whole:
         yield ok("checkpoints", f"{', '.join(saved.folder.name for saved in whole)}: every byte as written")
 
 
@@ -215,18 +243,6 @@ def _files_problem(saved: SavedCheckpoint) -> str:
     there = {path.name for path in saved.folder.glob(tensors_file("*"))}
     odd = sorted(there - saved.state["files"].keys())
     return f"{odd[0]} is not named in {STATE}; it was added" if odd else ""
-
-
-def _head_problem(saved: SavedCheckpoint, steps: Steps | None) -> str:
-    """Why the record of steps is not the one that a checkpoint was saved with; "" where it is, or the checkpoint names none."""
-    head = str(saved.state.get(STEPS_HEAD) or "")
-    if not head:
-        return ""
-    if steps is None:
-        return f"was saved with a record of its steps, and {STEP_RECORDS} is gone or is none"
-    if steps.after.get(head) != saved.step:
-        return f"{STEP_RECORDS} has no line of step {saved.step} with the digest that it was saved with ({head[:16]})"
-    return ""
 
 
 def published_digest(result: RunResult) -> str:

@@ -5,18 +5,29 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from vitctl.engine.run_files import RECIPE, RESULT, STEP_RECORDS
+from vitctl.engine.run_files import CHECKPOINTS, RECIPE, RESULT, STEP_RECORDS, step_folders, step_of
 from vitctl.engine.trace.steps import StartLine, Steps, read_steps
 from vitctl.errors import CheckpointError, RecipeError, VitctlError
 from vitctl.jobs.record.identity import run_of
 from vitctl.jobs.record.result import RunResult, read_result
-from vitctl.jobs.verification.finding import REST, Finding, Progress, differs, no_progress, ok, unchecked
+from vitctl.jobs.verification.finding import (
+    FAILS,
+    REST,
+    Finding,
+    Progress,
+    differs,
+    no_progress,
+    ok,
+    unchecked,
+    unproven,
+)
 from vitctl.jobs.verification.inputs import check_data, check_recipe_file, tells_of_a_change
 from vitctl.jobs.verification.marks import check_marks
 from vitctl.jobs.verification.provenance import check_provenance, missing_weights, unused_files
 from vitctl.jobs.verification.ranges import check_steps_text, chosen_ranges
 from vitctl.jobs.verification.records import check_parts, check_records, odd_field, published_digest
 from vitctl.recipe.load import Loaded, Override, load_recipe
+from vitctl.recipe.schema import Finetune, Pretrain, Recipe, Vtab
 from vitctl.system.text import typed
 
 Found = tuple[Path, Finding]  # folder of a training, and what was found of it
@@ -32,7 +43,7 @@ def verify(
     weights: str = "",
     progress: Progress = no_progress,
 ) -> Iterator[Found]:
-    """Hold a run, or one training inside it, against its records; the run is only read.
+    """Check a run, or one training inside it, against its records; the run is only read.
 
     Args:
         folder: a run, or the folder of one of its trainings.
@@ -58,19 +69,20 @@ def verify(
     loaded = _loaded(run_dir, data, weights)
     trainings = _trainings(folder)
     early = bool(getattr(getattr(loaded.recipe, "evaluation", None), "early_stopping", False))
+    is_traced = isinstance(loaded.recipe, Pretrain | Finetune | Vtab) and loaded.recipe.log.trace
     failed = False
     planned = _planned(folder, trainings, steps)
     with tempfile.TemporaryDirectory(prefix="vitctl-verify-") as scratch:
         for training in trainings:
             recipe = loaded.recipe if training == run_dir else None
-            for finding in check_records(training, recipe, early_stopping=early):
-                failed |= finding.state == "differs"
+            for finding in check_records(training, recipe, early_stopping=early, is_traced=is_traced):
+                failed |= finding.state in FAILS
                 yield training, finding
-            for finding in _check_rest(training, is_asked=training == folder):
+            for finding in _check_rest(training, loaded.recipe, is_asked=training == folder):
                 yield training, finding
         if folder == run_dir:
             for finding in _check_inputs(run_dir, loaded, Path(scratch), reads_bytes):
-                failed |= finding.state == "differs"
+                failed |= finding.state in FAILS
                 yield folder, finding
         if (result := _result(folder)) is not None and result.status == "done" and not failed:
             yield folder, ok("digest", f"{published_digest(result)} of the result and all records; publish this one")
@@ -117,7 +129,7 @@ def _result(folder: Path) -> RunResult | None:
     return None if result is not None and odd_field(result) else result
 
 
-def _check_rest(training: Path, *, is_asked: bool) -> Iterator[Finding]:
+def _check_rest(training: Path, recipe: Recipe, *, is_asked: bool) -> Iterator[Finding]:
     """The marks, and the provenance of the result, of one training."""
     record, result = _record(training), _result(training)
     if record is not None and record.by_step:
@@ -127,7 +139,7 @@ def _check_rest(training: Path, *, is_asked: bool) -> Iterator[Finding]:
     if is_asked and (gone := missing_weights(training, result)) is not None:  # those of other seeds are not kept
         yield gone
     start = record.starts[-1] if record is not None and record.starts else None
-    for finding in check_provenance(training, result, start, unused_files(training)):
+    for finding in check_provenance(training, result, start, recipe, unused_files(training)):
         if is_asked or finding.what != REST:
             yield finding
 
@@ -198,16 +210,29 @@ def _replays(
 
     for number, (training, ranges) in enumerate(planned):
         record = _record(training)
+        if record is not None and (text := _beyond(training, record, ranges)):
+            yield training, unproven("replay", text)
         if record is None:
-            yield training, unchecked("replay", f"{training / STEP_RECORDS} cannot be read")
+            yield training, unproven("replay", f"{training / STEP_RECORDS} cannot be read")
             continue
         for part, (start, pieces, problem) in enumerate(by_start(record, ranges, training)):
             if problem:
-                yield training, unchecked("replay", problem)
+                yield training, unproven("replay", problem)
                 continue
             again = Again(run_dir, training, loaded, start, scratch / f"{number}_{part}")
             for finding in replay_here(again, record, pieces, progress):
                 yield training, finding
+
+
+def _beyond(training: Path, record: Steps, ranges: Sequence[tuple[int, int]]) -> str:
+    """The checkpoints and the result behind the last step that has a record, where that step is replayed; "" where there are none."""
+    result, last = _result(training), record.last
+    named = {step_of(path) or 0 for path in step_folders(training / CHECKPOINTS)}
+    named |= {result.provenance.get("weights_step") or 0} if result is not None and result.status == "done" else set()
+    later = sorted(step for step in named if step > last)
+    if not later or ranges[-1][1] < last:
+        return ""
+    return f"step {later[-1]} has a checkpoint or a result, and no record behind step {last}; its weights were not compared"
 
 
 def _scores(folder: Path, loaded: Loaded, trainings: Sequence[Path], wanted: bool, scratch: Path) -> Iterator[Found]:
@@ -218,7 +243,9 @@ def _scores(folder: Path, loaded: Loaded, trainings: Sequence[Path], wanted: boo
     from vitctl.jobs.verification.again import Again
     from vitctl.jobs.verification.elsewhere import rescore_here
 
+    inside = [path for path in trainings if path != run_dir and (path / CHECKPOINTS).is_dir()]
     for number, training in enumerate(trainings):
-        if (training / STEP_RECORDS).is_file() or training == run_dir:
+        # The weights of a sweep and of other seeds are not kept; a table of VTAB has none of its own.
+        if training in inside or (training == folder and ((training / CHECKPOINTS).is_dir() or not inside)):
             again = Again(run_dir, training, loaded, _last_start(training), scratch / f"{number}")
             yield training, rescore_here(again, _result(training))
