@@ -60,3 +60,11 @@ def test_precision__is_a_number_and_is_asked_for(tmp_path: Path) -> None:
     prepare_run(load_recipe("smoke"), tmp_path / "a")
     with pytest.raises(Exception, match=r"machine\.precision was"):
         prepare_run(load_recipe("smoke", [Override("machine.precision", "float64")]), tmp_path / "a")
+
+
+def test_deciding_values__coupled_decay_is_not_the_decoupled_one_of_before() -> None:
+    """A run that began with SGD's decoupled decay does not resume with the coupled one of the same number."""
+    sgd = [("optimizer.name", "sgd"), ("optimizer.weight_decay", 0.1)]
+    assert deciding_values(load_recipe("smoke", sgd).recipe)["optimizer.weight_decay"] == "0.1 (coupled)"
+    assert deciding_values(load_recipe("smoke", sgd[1:]).recipe)["optimizer.weight_decay"] == "0.1"
+    assert deciding_values(load_recipe("finetune").recipe)["optimizer.weight_decay"] in ("0.0", "0")

@@ -42,4 +42,8 @@ FREE_TO_CHANGE = (*result_neutral(), "vtab.tasks", "vtab.seeds")
 def deciding_values(recipe: Recipe, free: tuple[str, ...] = FREE_TO_CHANGE) -> dict[str, str]:
     """The values that the numbers of a run depend on, as TOML by dotted key, without keys that start with one of `free`."""
     names = {new: old for old, new in RENAMED.items()}
-    return {names.get(key, key): toml_value(value) for key, value in flat(recipe).items() if not key.startswith(free)}
+    values = {names.get(key, key): toml_value(value) for key, value in flat(recipe).items() if not key.startswith(free)}
+    # SGD's decay was decoupled once: the same number is then another training, and must not resume as this one.
+    if values.get("optimizer.name") == toml_value("sgd") and float(values["optimizer.weight_decay"]):
+        values["optimizer.weight_decay"] += " (coupled)"
+    return values

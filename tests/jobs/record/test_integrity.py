@@ -157,3 +157,9 @@ def test_vtab__of_a_damaged_shard_is_refused(pretrained: Path, tmp_path: Path) -
 def test_pretraining__of_synthetic_images_is_whole(tmp_path: Path) -> None:
     result = do("smoke", tmp_path / "run", **CPU, **SMALL, **{"data.synthetic": 16, "data.dataset": ""})
     assert result["provenance"]["data_verified"] == "whole"
+
+
+def test_export__its_accuracy_on_a_damaged_shard_is_refused(damaged: Path, pretrained: Path, tmp_path: Path) -> None:
+    values = {"weights.source": str(pretrained), "export.to": ["onnx"], "export.precision": "float16"}
+    with pytest.raises(DataError, match="a score must be of exactly the images of its digest"):
+        do("export", tmp_path / "run", **values, **{"data.path": str(damaged), "data.eval_split": "test"})

@@ -11,6 +11,7 @@ from torch import Tensor
 from vitctl.data.images.decode import open_picture
 from vitctl.data.images.transforms import EvalTransform
 from vitctl.data.loader.batches import eval_batches
+from vitctl.data.source.integrity import Verification
 from vitctl.data.source.read import Source
 from vitctl.data.source.subsets import random_subset
 from vitctl.engine.preemption import StopFlag, Stopped
@@ -18,6 +19,7 @@ from vitctl.errors import CheckpointError, DataError
 from vitctl.jobs.inputs.data import open_images, open_scored
 from vitctl.jobs.inputs.labels import check_head_classes
 from vitctl.jobs.inputs.weights import FoundWeights
+from vitctl.jobs.record.integrity import not_whole
 from vitctl.jobs.resizing import own_transform
 from vitctl.recipe.schema import ExportRecipe
 
@@ -42,6 +44,7 @@ class GivenImages:
         data = recipe.data
         self._recipe, self._run_dir, self._stop = recipe, run_dir, stop
         self.source = open_scored(data, data.eval_split, run_dir)
+        self._shards = Verification([self.source], run_dir)
         if not found.weights.has_head:
             raise CheckpointError(
                 f"{found.path}: has no trained head, so that no image can be scored; fine-tune it first"
@@ -55,6 +58,16 @@ class GivenImages:
     def labels(self) -> np.ndarray:
         """int64 [N], or [N, L] where images may have several."""
         return self.source.labels()
+
+    def check_whole(self) -> None:
+        """Refuse a score of these images unless every byte behind it is verified; call it after they were decoded.
+
+        Raises:
+            DataError: a shard does not match its index, changed while it was read, or could not be verified.
+        """
+        self._shards.wait(self.source)
+        if problem := not_whole(self._shards.found(self.source)):
+            raise DataError(problem)
 
     @cached_property
     def calibration(self) -> Source:

@@ -101,8 +101,10 @@ def score(path: Path | str, run: Run, feeds: Iterable[Tensor], given: GivenImage
 
     Raises:
         CheckpointError: the logits are NaN or infinite.
+        DataError: a shard does not match its index.
     """
     best = np.concatenate(list(_answers(path, run, feeds)))
+    given.check_whole()
     return Score(best, count_hits(best, given.labels))
 
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from vitctl.data.source.integrity import Verification
+from vitctl.data.source.integrity import Verification, Verified
 from vitctl.data.source.read import Source
 from vitctl.engine.distributed.runtime import Runtime
 from vitctl.engine.journal import Journal
@@ -37,21 +37,25 @@ def check_whole(begun: Verification, runtime: Runtime, *sources: Source) -> None
     """
     begun.wait(*sources)
     runtime.wait()
-    found = begun.found(*sources)
-    problem = ""
+    problem = not_whole(begun.found(*sources))
+    if runtime.sum([float(bool(problem))])[0]:
+        raise DataError(problem or "another process could not verify the shards behind this score")
+
+
+def not_whole(found: Verified) -> str:
+    """Return why images cannot be scored, "" where every byte of their shards was verified."""
     if found.damaged:
         more = f" (and {len(found.damaged) - 1} more)" if len(found.damaged) > 1 else ""
-        problem = (
+        return (
             f"{found.damaged[0]}{more}; a score must be of exactly the images of its digest: copy the file again, "
             "or make the shards again; `vitctl data check` finds all problems"
         )
-    elif found.state != "whole":
-        problem = (
+    if found.state != "whole":
+        return (
             f"{1 - found.share:.1%} of the bytes behind this score could not be verified against their digests; check permissions, "
             "set data.cache_gib above 0 for remote shards, then run again"
         )
-    if runtime.sum([float(bool(problem))])[0]:
-        raise DataError(problem or "another process could not verify the shards behind this score")
+    return ""
 
 
 def verified(begun: Verification, runtime: Runtime, journal: Journal, train_on: Source) -> dict[str, Any]:
