@@ -107,7 +107,7 @@ def test_load_recipe__values_with_their_origins() -> None:
     loaded = load_recipe("jft_b16", [("optimizer.lr", 0.25), ("data.image_size", 240)])
     recipe = loaded.recipe
     assert (recipe.optimizer.lr, recipe.data.image_size, recipe.schedule.batch_size) == (0.25, 240, 4096)
-    assert loaded.origin("optimizer.lr") == "--set"
+    assert loaded.origin("optimizer.lr") == "overrides"
     assert re.fullmatch(r"jft\w*\.toml:\d+", loaded.origin("schedule.batch_size"))
 
 

@@ -30,8 +30,8 @@ from vitctl.engine.checkpoint import files as checkpoints
 from vitctl.engine.distributed import agreement
 from vitctl.engine.preemption import SIGNALS
 from vitctl.jobs import features, fewshot, pretrain, probe
+from vitctl.jobs import training as jobs_training
 from vitctl.jobs.export_formats import weights_file
-from vitctl.jobs.record import kernels
 
 CPU = ("--set", "machine.device=cpu", "--set", "machine.workers=0", "--set", "machine.precision=float64")
 FEW = ("--set", "schedule.warmup_steps=1", "--set", "schedule.batch_size=8")
@@ -118,7 +118,7 @@ def pretraining(data: Path) -> tuple[object, ...]:
 @pytest.fixture(autouse=True)
 def nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """What machine.compile does around the compiler stays; the compiler itself is slow, see test_killed.py."""
-    monkeypatch.setattr(kernels, "compile_blocks", lambda _: 0)
+    monkeypatch.setattr(jobs_training, "compile_blocks", lambda _: 0)
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +126,7 @@ def straight(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The pre-training that nothing came between."""
     folder = tmp_path_factory.mktemp("straight") / "run"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernels, "compile_blocks", lambda _: 0)
+        patch.setattr(jobs_training, "compile_blocks", lambda _: 0)
         patch.setattr(sys, "argv", ["vitctl", *map(str, pretraining(tiny_data)), "--out", str(folder)])
         with pytest.raises(SystemExit) as ended:
             main()

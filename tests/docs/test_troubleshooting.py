@@ -61,19 +61,11 @@ typed("Not enough images for the shots", "fewshot --from RUN --data data/mine --
 typed("The format cannot hold the model", "export --from RUN --to timm --out runs/timm")
 typed("No such recipe", "pretrain --recipe jft_b61")
 typed("An unknown key", "pretrain --recipe smoke --set optimizer.learning_rate=0.001")
-typed("An unknown option", "pretrain --recipe smoke --learning-rate 0.001")
+typed("An unknown option", "pretrain --recipe smoke --weight-decay 0.1")
 typed("The warm-up is as long as the run", "pretrain --recipe smoke --set schedule.total_steps=20")
 typed("The folder holds another run", "pretrain --recipe smoke --data data/mine --out RUN")
 typed("The folder holds something else", "pretrain --recipe smoke --out PHOTOS")
 typed("Not a run folder", "resume runs/nine")
-
-
-@situation("The photographs changed")
-def _(home: Path, vitctl: Vitctl, _monkeypatch: pytest.MonkeyPatch) -> str:
-    line = ("fewshot", "--from", "RUN", "--data", "PHOTOS", "--shots", "1")
-    assert vitctl(*line).code == 0
-    (home / "PHOTOS" / "cat" / "new.jpg").write_bytes(photo("cat", 99))
-    return vitctl(*line).err
 
 
 @situation("An image cannot be decoded")

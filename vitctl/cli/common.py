@@ -247,7 +247,7 @@ def with_shards(loaded: "Loaded", runs: Path, dry_run: bool, alone: bool) -> "Lo
     Raises:
         DataError: as `vitctl data shards`; or several processes would write the same shards.
     """
-    from vitctl.jobs.inputs.photographs import is_photographs, shards_folder
+    from vitctl.jobs.inputs.photographs import fingerprint, is_photographs, shards_folder
     from vitctl.recipe.images import Place
     from vitctl.recipe.load import Override, with_overrides
 
@@ -255,7 +255,9 @@ def with_shards(loaded: "Loaded", runs: Path, dry_run: bool, alone: bool) -> "Lo
     if not isinstance(data, Place) or not is_photographs(data.path):
         return loaded
     if dry_run:
-        print(f"{data.path}: photographs, their shards would be made in {shards_folder(data.path, runs)}")
+        print(
+            f"{data.path}: photographs, their shards would be made in {shards_folder(data.path, runs, fingerprint(data.path))}"
+        )
         return loaded
     if not alone:
         from vitctl.errors import DataError

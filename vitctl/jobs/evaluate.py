@@ -6,21 +6,24 @@ from pathlib import Path
 from typing import Any
 
 from vitctl.data.images.transforms import EvalTransform
+from vitctl.data.source.read import Source
 from vitctl.engine.evaluation import top_predictions
 from vitctl.engine.journal import Report, silent
 from vitctl.engine.metrics import baselines, count_hits, mean_per_class
 from vitctl.engine.preemption import StopFlag
-from vitctl.errors import CheckpointError, RecipeError
+from vitctl.engine.run_files import RECIPE
+from vitctl.errors import CheckpointError, DataError, RecipeError
 from vitctl.jobs.features import ImagePass
 from vitctl.jobs.inputs.data import open_scored
 from vitctl.jobs.inputs.labels import OF_OBJECTNET, choose_label_rule, write_counts
 from vitctl.jobs.inputs.network import unseen_pixels
 from vitctl.jobs.inputs.same_inputs import check_found
-from vitctl.jobs.inputs.weights import loaded_model, scored_weights
+from vitctl.jobs.inputs.weights import FoundWeights, loaded_model, scored_weights
 from vitctl.jobs.provenance import computed, shown, weights_scored
+from vitctl.jobs.record.identity import run_of
 from vitctl.jobs.record.integrity import WHOLE, verify
 from vitctl.jobs.record.kernels import choose_kernels, use_kernels
-from vitctl.jobs.record.result import RunResult, data_used
+from vitctl.jobs.record.result import RunResult, data_used, read_result
 from vitctl.jobs.training import num_workers, on_device, open_journal, start_runtime
 from vitctl.recipe.schema import Evaluate
 
@@ -54,6 +57,7 @@ def evaluate(recipe: Evaluate, run_dir: Path, report: Report = silent, stop: Sto
         raise CheckpointError(
             f"{found.path}: its head is all zeros, as in the released ImageNet-21k files; fine-tune it first"
         )
+    _check_held_out(recipe.data.eval_split, found, source)
     rule = choose_label_rule(recipe.evaluation.labels, source, found, Path(recipe.data.root))
     runtime = start_runtime(recipe.machine, run_dir)
     journal = open_journal(runtime, run_dir, report)
@@ -63,7 +67,7 @@ def evaluate(recipe: Evaluate, run_dir: Path, report: Report = silent, stop: Sto
     transform = stored_eval_transform(recipe, meta)
     model, _ = loaded_model(found, transform.image_size, runtime.dtype)
     if not meta.get("class_names"):
-        found = replace(found, assumed={**found.assumed, "data.classes": "in the order of the data"})
+        found = replace(found, assumed={**found.assumed, "classes": "in the order of the data"})
     found.log(journal, str(transform))
     for text in unseen_pixels(model.config):
         journal.write("warning", step=0, text=text)
@@ -98,6 +102,19 @@ def evaluate(recipe: Evaluate, run_dir: Path, report: Report = silent, stop: Sto
         },
         files=write_counts(run_dir, rule, best) if runtime.is_main else {},
     )
+
+
+def _check_held_out(split: str, found: FoundWeights, source: Source) -> None:
+    """Refuse a part of a data set that the run of the weights scored too, but with other images: some may be trained on."""
+    run = run_of(Path(found.path))
+    trained = read_result(run) if (run / RECIPE).is_file() else None
+    used = trained.provenance if trained is not None else {}
+    if "[" in split and used.get("split") == split and used.get("data_sha256") != source.digest:
+        whole = split.partition("[")[0]
+        raise DataError(
+            f"data.eval_split = '{split}': {run} held out other images under this name, and may have been trained on some of these; "
+            f"give the data that it was trained on, or score all of another set with --split {whole}"
+        )
 
 
 def stored_eval_transform(recipe: Evaluate, meta: Mapping[str, Any]) -> EvalTransform:

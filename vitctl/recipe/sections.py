@@ -151,10 +151,17 @@ def weights_choice(text: str) -> str:
     return text
 
 
+_MOST_COLOUR = 10.0
+
+
 def check_colours(mean: tuple[float, ...], std: tuple[float, ...]) -> None:
     """Raise ValueError where images could not be normalised by these values in float32."""
     if not all(abs(value) <= LARGEST for value in (*mean, *std)) or min(std) < SMALLEST:
         raise ValueError(f"mean = {list(mean)}, std = {list(std)} should be finite in float32, and std above 0 in it")
+    if max(*mean, *std) > _MOST_COLOUR:
+        raise ValueError(
+            f"mean = {list(mean)}, std = {list(std)} should be of pixels from 0 to 1; divide those of 0 to 255 by 255"
+        )
 
 
 _GIVEN = "if the weights do not record it, or record it wrongly; unset: as recorded, or assumed and shown"

@@ -8,7 +8,6 @@ import pytest
 from tests.cli.conftest import Vitctl
 from tests.docs.conftest import photo
 from vitctl.jobs.inputs.photographs import RECORD, is_photographs
-from vitctl.system.text import typed
 
 QUICK = ("--steps", 2, "--batch-size", 4, "--set", "machine.device=cpu", "--set", "machine.workers=0")
 
@@ -59,18 +58,20 @@ def test_finetune__makes_the_shards_once_and_scores_the_part_that_was_held_out(
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == times
 
 
-def test_finetune__changed_photographs_are_refused(
+def test_finetune__changed_photographs_get_new_shards_and_are_not_scored_by_the_split_of_before(
     vitctl: Vitctl, photos: Path, pretrained: Path, tmp_path: Path
 ) -> None:
     line = ("finetune", "--from", pretrained, "--data", "PHOTOS", *QUICK)
     assert vitctl(*line, "--out", "runs/a").code == 0
+    before = made(tmp_path)
     (photos / "dog" / "5.jpg").write_bytes(photo("dog", 5))
-    said = vitctl(*line, "--out", "runs/b")
-    folder = made(tmp_path).relative_to(tmp_path)
-    assert said.code == 2 and said.err.count("\n") == 1
-    assert f"changed since its shards were made (11 files now); remove {folder}" in said.err
-    assert not (tmp_path / "runs/b").exists()
-    assert vitctl(*("finetune", "--from", pretrained, "--data", typed(folder), *QUICK, "--out", "runs/b")).code == 0
+    assert vitctl(*line, "--out", "runs/b").code == 0
+    assert before.is_dir() and len(list((tmp_path / "runs/shards").iterdir())) == 2
+    said = vitctl("evaluate", "--from", "runs/a", "--data", "PHOTOS")
+    assert said.code == 2 and "may have been trained on some of these" in said.err and "--split train" in said.err
+    assert vitctl("evaluate", "--from", "runs/b", "--data", "PHOTOS").code == 0
+    assert vitctl("resume", "runs/a").code == 0
+    assert vitctl(*line, "--out", "runs/a").code == 2
 
 
 def test_finetune__train_and_test_folders(vitctl: Vitctl, photos: Path, pretrained: Path, tmp_path: Path) -> None:
@@ -90,9 +91,10 @@ def test_finetune__what_data_shards_refuses_is_refused_in_its_words(
 ) -> None:
     (photos / "cat" / "broken.jpg").write_bytes(photo("cat", 0)[:300])
     said = vitctl("finetune", "--from", pretrained, "--data", "PHOTOS", *QUICK, "--out", "runs/a")
-    refused = vitctl("data", "shards", "PHOTOS", "by-hand")
+    refused = vitctl("data", "shards", "PHOTOS", "PHOTOS-shards")
     assert (said.code, refused.code) == (2, 2)
     assert said.err.startswith(refused.err.rstrip("\n"))
+    assert "vitctl data shards PHOTOS PHOTOS-shards --bad skip; " in said.err
     assert "cat/broken.jpg: damaged" in said.out
     assert not (tmp_path / "runs/a").exists()
 

@@ -51,7 +51,7 @@ def logged(folder: Path) -> list[str]:
 def test_evaluate__says_and_records_what_is_assumed(job: Job, bare: Path, tmp_path: Path) -> None:
     result = job("evaluate", **{"weights.source": str(bare)})
     assumed = result["provenance"]["assumed"]
-    assert list(assumed) == [*SCORING, "data.classes"]
+    assert list(assumed) == [*SCORING, "classes"]
     assert assumed["weights.mean"] == result["provenance"]["mean"] == [0.5, 0.5, 0.5]
     (line,) = logged(tmp_path / "run")
     assert all(key in line for key in assumed)
@@ -63,7 +63,7 @@ def test_evaluate__given_values_are_used_and_not_assumed(job: Job, bare: Path, t
     used = job("evaluate", **{"weights.source": str(bare), **given})["provenance"]
     assert (used["mean"], used["eval_method"]) == ([0.485, 0.456, 0.406], "square")
     assert list(used["assumed"]) == [
-        "weights.position_resize", "classifier", "num_heads", "data.eval_resize", "data.eval_resample", "data.classes",
+        "weights.position_resize", "classifier", "num_heads", "data.eval_resize", "data.eval_resample", "classes",
     ]  # fmt: skip
     differing = dict(compare_runs([tmp_path / "guessed", tmp_path / "run"]).differences)
     assert differing["assumed weights.mean"] == [[0.5, 0.5, 0.5], "not assumed"]

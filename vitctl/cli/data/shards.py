@@ -1,7 +1,8 @@
 """`vitctl data shards | index`."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -76,7 +77,7 @@ def shards(
     reencode = Reencode(max_side, quality) if max_side or quality else None
     workers = default_workers() if workers < 0 else workers
     found = open_originals(source, download=download, root=root)
-    splits = _checked_splits(found, source, out, bad, drop_class or [], keep_class or [], workers)
+    splits = _checked_splits(found, source, out, bad, drop_class or [], keep_class or [], workers, sys.argv[1:])
     how: dict[str, Any] = {"seed": seed, "max_bytes": max_mib * MIB, "max_samples": max_samples, "workers": workers}
     _write(splits, out, partial(write_originals, reencode=reencode, **how))
     say_splits(splits)
@@ -84,7 +85,7 @@ def shards(
 
 
 def shards_of(photographs: str, runs: Path) -> Path:
-    """Make the shards of a folder of photographs beside the runs, once, as `vitctl data shards` makes them.
+    """Make the shards of a folder of photographs beside the runs, once for each state of the folder, as `vitctl data shards` does.
 
     Args:
         photographs: a folder of class folders.
@@ -94,7 +95,7 @@ def shards_of(photographs: str, runs: Path) -> Path:
         the folder of shards.
 
     Raises:
-        DataError: as `vitctl data shards`; or the photographs changed since their shards were made.
+        DataError: as `vitctl data shards`; or the photographs changed while their shards were made.
     """
     from vitctl.cli.show.render import CONSOLE
     from vitctl.data.datasets.detect import open_originals
@@ -102,28 +103,26 @@ def shards_of(photographs: str, runs: Path) -> Path:
     from vitctl.data.writer.write import write_originals
     from vitctl.errors import DataError
     from vitctl.jobs.inputs.photographs import RECORD, fingerprint, shards_folder
-    from vitctl.system.bounds import RUN_FILE
-    from vitctl.system.files import read_json, write_text
+    from vitctl.system.files import write_text
     from vitctl.system.pool import default_workers
     from vitctl.system.text import typed
 
-    out, now = shards_folder(photographs, runs), fingerprint(photographs)
-    again = f"remove {out} to make them again, or give --data {typed(out)} to use them as they are"
+    now = fingerprint(photographs)
+    out = shards_folder(photographs, runs, now)
     if (out / RECORD).exists():
-        if read_json(out / RECORD, RUN_FILE.limit, error=DataError) != now:
-            raise DataError(f"{photographs}: changed since its shards were made ({now['files']:,} files now); {again}")
         CONSOLE.print(f"{photographs}: unchanged, using its shards in {out}", markup=False, soft_wrap=True)
         return out
     CONSOLE.print(f"{photographs}: photographs, making their shards in {out}", markup=False, soft_wrap=True)
     workers = default_workers()
     try:
-        splits = _checked_splits(open_originals(photographs), photographs, out, "stop", [], [], workers)
+        command = ["data", "shards", photographs, f"{photographs}-shards"]
+        found = open_originals(photographs)
+        splits = _checked_splits(found, photographs, out, "stop", [], [], workers, command)
         _write(splits, out, partial(write_originals, seed=0, workers=workers))
     except DataError as error:
-        by_hand = f"`vitctl data shards {typed(photographs)} FOLDER` has options for this; then give --data FOLDER"
-        raise DataError(f"{error}; {by_hand}") from None
+        raise DataError(f"{error}; shards made by hand are given as --data {typed(f'{photographs}-shards')}") from None
     if find_splits(out).keys() != splits.keys() or fingerprint(photographs) != now:
-        raise DataError(f"{photographs}: changed while its shards were made; {again}")
+        raise DataError(f"{photographs}: changed while its shards were made; run the same command again")
     write_text(out / RECORD, json.dumps(now) + "\n")
     return out
 
@@ -153,9 +152,16 @@ def _write(splits: "Mapping[str, Originals]", out: Path, write: "Callable[..., I
 
 
 def _checked_splits(
-    found: "dict[str, Originals]", source: str, out: Path, bad: str, drop: list[str], keep: list[str], workers: int
+    found: "dict[str, Originals]",
+    source: str,
+    out: Path,
+    bad: str,
+    drop: list[str],
+    keep: list[str],
+    workers: int,
+    command: "Sequence[str]",
 ) -> "Mapping[str, Originals]":
-    """The splits of a source without what cannot be used; prints what is left out."""
+    """The splits of a source without what cannot be used; prints what is left out. `command` is completed in the error."""
     from vitctl.cli.show.intake import show_intake
     from vitctl.data.writer.intake import check_originals
     from vitctl.errors import DataError
@@ -172,7 +178,7 @@ def _checked_splits(
                 progress(done, total)
 
         intake = check_originals(found, bad=bad, drop=drop, keep=keep, workers=workers, done=count)  # type: ignore[arg-type]
-    show_intake(intake, source, out, stops=bad == "stop")
+    show_intake(intake, source, out, stops=bad == "stop", command=command)
     return intake.splits
 
 

@@ -2,8 +2,7 @@
 
 import shlex
 import shutil
-import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
 _LEAST_LINES = 10
 
 
-def show_intake(intake: "Intake", source: str, out: Path, *, stops: bool) -> None:
+def show_intake(intake: "Intake", source: str, out: Path, *, stops: bool, command: Sequence[str]) -> None:
     """Print what is left out, at most a screenful, and write the whole list to OUT/intake.csv.
 
     Args:
@@ -24,6 +23,7 @@ def show_intake(intake: "Intake", source: str, out: Path, *, stops: bool) -> Non
         source: as typed.
         out: folder for the list.
         stops: whether a bad image stops the command.
+        command: the words of the `vitctl data shards` command, which the error completes.
 
     Raises:
         DataError: the user has to decide something first; only the list was written.
@@ -59,7 +59,7 @@ def show_intake(intake: "Intake", source: str, out: Path, *, stops: bool) -> Non
     if problems:
         raise DataError(
             f"{source}: {' and '.join(problems)}, listed above; nothing was written; correct the files, or type: "
-            f"{shlex.join(['vitctl', *sys.argv[1:], *options])}"
+            f"{shlex.join(['vitctl', *command, *options])}"
         )
     if not intake.splits:
         raise DataError(f"{source}: no image is left to write")

@@ -82,6 +82,7 @@ class Verification:
         self._sources: list[Source] = []
         self._first: dict[str, os.stat_result | None] = {}  # as each file was when it was added
         self._processes: list[subprocess.Popen[str]] = []
+        self._here: list[dict[str, Any]] = []  # records that could not be kept in the folder
         self._lines_before = {line for *_, line in self._records()}
         self.add(*sources)
 
@@ -118,6 +119,14 @@ class Verification:
         """Wait until the shards of some sources (all without any) are verified, or this process is done with its part."""
         while any(process.poll() is None for process in self._processes) and self.found(*sources).num_unread:
             time.sleep(_POLL_SECONDS)
+
+    def complete(self, *sources: Source) -> None:
+        """Verify here what no process recorded: the disk was full, or the folder was removed. Call it after all have waited."""
+        files, _ = _files(sources or self._sources)
+        known = self._known(files)
+        for file in files:
+            if file.path not in known and not (file.is_cached and _status(file.path) is None):
+                self._here.append(hashing.hash_file(*file[:3]))
 
     def finish(self, seconds: float | None) -> None:
         """Wait until the part of this process is done, then stop.
@@ -190,6 +199,7 @@ class Verification:
 
     def _records(self) -> Iterator[tuple[str, dict[str, Any], str]]:
         """Path, content and line of every record."""
+        yield from ((record["path"], record, json.dumps(record)) for record in self._here)
         for path in sorted(self._folder.glob("*.jsonl")):
             try:
                 text = read_bytes(path, RUN_FILE.limit, error=DataError).decode(errors="replace")

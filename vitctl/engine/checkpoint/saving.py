@@ -27,7 +27,7 @@ from vitctl.engine.distributed.sharding import full
 from vitctl.engine.journal import CHAINED, Journal
 from vitctl.engine.optimizer import optimizer_bytes, optimizer_tensors
 from vitctl.engine.run_files import AVERAGE, MODEL, OPTIMIZER
-from vitctl.errors import CheckpointError, os_code
+from vitctl.errors import CheckpointError, VitctlError, os_code
 from vitctl.system.files import flush
 from vitctl.system.text import bytes_text
 
@@ -162,7 +162,10 @@ class Saver:
         self._problem = ""
         self.keep(scores)
         times = {"seconds": round(time.perf_counter() - began, 3), "stall_seconds": round(self._stall, 4)}
-        self.journal.write("checkpoint", step=step, path=str(path), digest=read_state(path)["sha256"], **times)
+        digest = {}
+        with suppress(VitctlError, OSError):  # somebody removed it meanwhile
+            digest = {"digest": read_state(path)["sha256"]}
+        self.journal.write("checkpoint", step=step, path=str(path), **digest, **times)
 
     def _write_behind_records(self, step: int, **given: Any) -> Path:
         """Write a checkpoint once the records that it names are on disk: after a power failure it would not fit shorter ones."""

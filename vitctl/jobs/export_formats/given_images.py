@@ -66,6 +66,7 @@ class GivenImages:
             DataError: a shard does not match its index, changed while it was read, or could not be verified.
         """
         self._shards.wait(self.source)
+        self._shards.complete(self.source)
         if problem := not_whole(self._shards.found(self.source)):
             raise DataError(problem)
 

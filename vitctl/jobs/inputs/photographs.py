@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,10 +25,14 @@ def is_photographs(path: str) -> bool:
     return any(one.is_dir() and not one.name.startswith(".") for one in folder.iterdir())
 
 
-def shards_folder(path: str, runs: Path) -> Path:
-    """Return the folder for the shards of photographs: one beside the runs, whichever run reads it."""
+def shards_folder(path: str, runs: Path, state: Mapping[str, Any]) -> Path:
+    """Return the folder beside the runs for the shards of photographs in a state, see `fingerprint`.
+
+    Photographs that changed get another folder, so that the shards of earlier runs stay.
+    """
     place = Path(path).resolve()
-    return runs / "shards" / f"{place.name}-{hashlib.sha256(os.fsencode(place)).hexdigest()[:8]}"
+    digest = hashlib.sha256(os.fsencode(place) + str(state["sha256"]).encode())
+    return runs / "shards" / f"{place.name}-{digest.hexdigest()[:8]}"
 
 
 def fingerprint(path: str) -> dict[str, Any]:

@@ -37,6 +37,7 @@ def check_whole(begun: Verification, runtime: Runtime, *sources: Source) -> None
     """
     begun.wait(*sources)
     runtime.wait()
+    begun.complete(*sources)
     problem = not_whole(begun.found(*sources))
     if runtime.sum([float(bool(problem))])[0]:
         raise DataError(problem or "another process could not verify the shards behind this score")

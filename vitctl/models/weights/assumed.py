@@ -139,4 +139,10 @@ def assumed_values(meta: Mapping[str, Any], config: Config, *, scoring: bool) ->
 def assumed_line(values: Mapping[str, Any]) -> str:
     """Return one line that names every assumed value and the key that sets it; "" where nothing is assumed."""
     shown = ", ".join(f"{key}={str(value).replace(', ', ',')}" for key, value in values.items())
-    return f"assumed, not recorded with the weights: {shown}; set what differs with --set KEY=VALUE" if shown else ""
+    of_config = " and ".join(key for key in values if key in ("num_heads", "classifier"))
+    elsewhere = f" ({of_config}: in a config.json beside the file)" if of_config else ""
+    return (
+        f"assumed, not recorded with the weights: {shown}; set what differs with --set KEY=VALUE{elsewhere}"
+        if shown
+        else ""
+    )
