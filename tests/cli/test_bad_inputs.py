@@ -90,7 +90,7 @@ SLIPS = [
     Slip(f"{PRETRAIN} --synthetic", "both name the source of the images"),
     Slip("pretrain -r tiny.toml --dataset cifar", "did you mean cifar10 or cifar100?"),
     Slip("pretrain -r tiny.toml --dataset Digit", "did you mean digits"),
-    Slip("pretrain -r tiny.toml --data photos --nodes 2", "make them first with `vitctl data shards", PRETRAIN),
+    Slip("pretrain -r tiny.toml --data photos --nodes 2@gpu01:29400 --out new", "make them first with `vitctl data shards", PRETRAIN),
     Slip("pretrain -r tiny.toml --data empty", "empty: is empty; should be a folder of shards"),
     Slip("pretrain -r tiny.toml --data notes.txt", "notes.txt"),
     Slip("pretrain -r tiny.toml --data shard", "shard: "),

@@ -15,6 +15,8 @@ from tests.faults.conftest import assert_same, fill, make_room, prepared, record
 from vitctl.engine.checkpoint import files, saving
 from vitctl.engine.checkpoint.files import keep, newest_checkpoint
 from vitctl.errors import CheckpointError
+from vitctl.jobs.verification.finding import FAILS
+from vitctl.jobs.verification.verify import verify
 from vitctl.launch.worker import work
 
 Act = Callable[[], None]
@@ -71,6 +73,9 @@ def test_full_for_a_while__the_run_goes_on_and_saves_when_there_is_room(
     assert waited[0] == "step_00000003"  # that of the third step, though the fifth was under way
     assert any("could not be saved" in text and "No space left" in text for text in warnings(folder))
     assert_same(folder, straight)
+    assert [
+        found for _, found in verify(folder) if found.state in FAILS
+    ] == []  # marks that found no room are not forged
 
 
 def test_full__an_old_one_goes_before_room_is_needed_and_never_the_last(

@@ -238,14 +238,16 @@ def test_scores__a_shard_that_changes_after_it_was_verified(
         score(job, speck, data, tmp_path / "two")
 
 
-def test_scores__a_shard_that_could_not_be_verified(
+def test_scores__without_records_of_the_background_process_the_job_verifies_the_shards(
     speck: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """As on a full disk."""
     monkeypatch.setattr(Verification, "_start", lambda *_: subprocess.Popen(["true"], text=True))
-    with pytest.raises(
-        DataError, match=r"100.0% of the bytes behind this score could not be verified against their digests"
-    ):
-        score("evaluate", speck, data, tmp_path / "two")
+    assert score("evaluate", speck, data, tmp_path / "two")["provenance"]["data_verified"] == "whole"
+    path = data / "test" / "shard-000000.tar"
+    path.write_bytes(path.read_bytes()[:-1] + b"1")  # behind the last image
+    with pytest.raises(DataError, match=r"shard-000000\.tar: sha256 is"):
+        score("evaluate", speck, data, tmp_path / "three")
 
 
 def test_cached_shards__overwritten_at_the_same_size(

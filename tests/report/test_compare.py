@@ -196,3 +196,11 @@ def test_facts__every_row_says_why() -> None:
 def test_compare__a_folder_without_a_result(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"has no result.json; should be the folder of a finished run$"):
         compare_runs([put(tmp_path / "one"), tmp_path])
+
+
+def test_compare__an_accuracy_that_is_not_that_of_its_counts(tmp_path: Path) -> None:
+    one, two = put(tmp_path / "one"), put(tmp_path / "two")
+    result = json.loads((two / "result.json").read_text())
+    result["metrics"] |= {"accuracy": 0.9, "correct": 22, "total": 1000}
+    (two / "result.json").write_text(json.dumps(result))
+    assert f"{two}: its accuracy is not correct / total; result.json was changed" in compare_runs([one, two]).reasons

@@ -291,7 +291,7 @@ class Journal:
                     held.popleft()
             except OSError as error:
                 first, self._is_failing = not self._is_failing, True
-                text = f"{path}: cannot be written ({error.strerror}); the run continues without it"
+                text = f"{path}: cannot be written ({error.strerror}); the run continues, and keeps its records in memory until it can"
             else:
                 first, self._is_failing = False, any(self._held.values())
         if first:

@@ -123,7 +123,10 @@ class Run:
         if self.runtime.is_main:
             try:
                 weights = "" if is_sharded(trainer.unwrapped) else weights_checksum(trainer.unwrapped)
-                problem = record_problem(saved, read_steps(self.folder), read_logged_ends(self.folder), weights)
+                ends = read_logged_ends(self.folder)
+                problem = record_problem(saved, read_steps(self.folder), ends, weights)
+                if ends.broken_at:
+                    problem = f"{LOG}, line {ends.broken_at}, does not follow the line before"
             except VitctlError as error:
                 problem = str(error)
         if problem:

@@ -139,6 +139,11 @@ def compare_runs(folders: Sequence[Path]) -> Comparison:
         if "failed" not in (result.status, results[0].status)
     ]
     reasons += [
+        f"{folder}: its accuracy is not correct / total; result.json was changed"
+        for folder, r in zip(folders, results, strict=True)
+        if _is_miscounted(r.metrics)
+    ]
+    reasons += [
         f"{folder}: {unverified}"
         for folder, r in zip(folders, results, strict=True)
         if r.status == "done" and (unverified := unverified_bytes(r))
@@ -269,6 +274,14 @@ def _entry_rows(key: str, values: Sequence[Any]) -> list[tuple[str, list[Any]]]:
     names = dict.fromkeys(name for table in tables for name in table)
     rows = [(f"{key} {name}", [table.get(name, _MISSING[key]) for table in tables]) for name in names]
     return [(name, entries) for name, entries in rows if any(entry != entries[0] for entry in entries)]
+
+
+def _is_miscounted(metrics: Mapping[str, Any]) -> bool:
+    """Whether an accuracy in a result differs from its counts."""
+    accuracy, correct, total = (metrics.get(name) for name in ("accuracy", "correct", "total"))
+    if isinstance(accuracy, float) and isinstance(correct, int) and isinstance(total, int) and total:
+        return abs(accuracy - correct / total) > 1e-6
+    return any(_is_miscounted(inner) for inner in metrics.values() if isinstance(inner, Mapping))
 
 
 def _flat(metrics: Mapping[str, Any], prefix: str = "") -> dict[str, float]:

@@ -173,7 +173,7 @@ def test_shards__a_class_without_an_image_is_refused_unless_dropped(vitctl: Vitc
     line = ("data", "shards", "photos", "out", "--bad", "skip")
     said = vitctl(*line)
     assert said.code == 2
-    assert "class 'emu' has no usable image: mend some, or type --drop-class emu" in said.out
+    assert "class 'emu' has no usable image: fix some, or type --drop-class emu" in said.out
     assert "class 'owl' has no image: add some, or type --drop-class owl" in said.out
     assert "class 'linked' has no image" in said.out and "linked: a link to a folder" in said.out
     said = vitctl(*line, "--drop-class", "emu", "--drop-class", "owl", "--drop-class", "linked")

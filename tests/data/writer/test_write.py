@@ -362,7 +362,7 @@ def test_reencode__quality_alone_compresses_again_where_that_helps() -> None:
 
 def test_write_split__a_damaged_photograph_cannot_be_made_smaller(tmp_path: Path) -> None:
     items = [Item("a", 0, lambda: photo(90)[:600], 600)]
-    with pytest.raises(DataError, match=r"a: cannot be made smaller \(.*\); mend it or leave it out"):
+    with pytest.raises(DataError, match=r"a: cannot be made smaller \(.*\); fix it or leave it out"):
         write_split(items, tmp_path / "train", CLASSES, seed=0, source_text="", reencode=Reencode(max_side=60))
 
 

@@ -54,7 +54,7 @@ def test_files__more_than_wanted_are_drawn_by_the_seed(tmp_path: Path) -> None:
 
 def test_files__that_cannot_be_read_are_named(tmp_path: Path) -> None:
     (tmp_path / "cut.jpg").write_bytes(jpeg(5)[:200])
-    with pytest.raises(DataError, match=r"cut\.jpg: cannot be used \(.*\); mend it, or leave it out"):
+    with pytest.raises(DataError, match=r"cut\.jpg: cannot be used \(.*\); fix it, or leave it out"):
         of_files([tmp_path], 5, 0).pixels(EvalTransform(8))
 
 

@@ -230,7 +230,7 @@ def eval_batches(
             pad = "; of a JPEG data.truncated = 'pad' scores what is there" if can_pad else ""
             raise DataError(
                 f"{source.location(sample)}: sample {key} cannot be evaluated ({reason}); "
-                f"a score needs every image, so mend it or write the split without it{pad}"
+                f"a score needs every image, so fix it or write the split without it{pad}"
             )
         yield batch
 

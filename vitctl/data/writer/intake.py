@@ -256,7 +256,7 @@ def _doubts(looked: Mapping[str, _Split], drop: set[str], keep: set[str]) -> lis
             continue
         is_usable = any(counts[label] > 0 for counts in usable.values())
         if not is_usable and any(counts[label] > 0 for counts in held.values()):
-            doubt(name, "has no usable image: mend some, or")
+            doubt(name, "has no usable image: fix some, or")
         elif is_usable and "train" in usable and not usable["train"][label]:
             where = " and ".join(split for split, counts in usable.items() if counts[label])
             doubt(name, f"is in {where} alone, so that it cannot be learned:", choices)

@@ -206,7 +206,7 @@ class _Job:
             try:
                 data = self.reencode(data)
             except BadSample as error:
-                raise DataError(f"{item.key}: cannot be made smaller ({error}); mend it or leave it out") from None
+                raise DataError(f"{item.key}: cannot be made smaller ({error}); fix it or leave it out") from None
         return extension, data
 
     def _scan_again(self, path: Path, numbers: np.ndarray) -> Scan | None:

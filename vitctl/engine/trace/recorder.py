@@ -140,10 +140,9 @@ class Recorder:
         model = self.model if weights and self.runtime.is_main and not is_sharded(self.model) else None
         record = describe_step(self.runtime, step, result, batches, self.positions, self.batch_size, model)
         if self.runtime.is_main:
-            # A full disk: the line is held by the journal; marks that are missing do not match it, and are not used.
-            with suppress(OSError):
-                self._write_marks(step, record.marks)
-            self.journal.append(self.folder / STEP_RECORDS, record.fields)
+            # A full disk: the journal holds the line, which says that the marks are lost.
+            lost = {} if self._write_marks(step, record.marks) else {"trace": ""}
+            self.journal.append(self.folder / STEP_RECORDS, record.fields | lost)
 
     def _cut_marks(self, step: int) -> None:
         path, size = self.folder / TRACE, 2 * (self.batch_size + sum(1 for _ in self.model.parameters()))
@@ -158,13 +157,19 @@ class Recorder:
         finally:
             os.close(descriptor)
 
-    def _write_marks(self, step: int, marks: np.ndarray) -> None:
+    def _write_marks(self, step: int, marks: np.ndarray) -> bool:
+        """Write the marks of a step; returns whether all of them are in the file."""
         header = read_marks_header(self.folder / TRACE)
         if header is None or header.size < marks.nbytes:
-            return
-        descriptor = no_links(str(self.folder / TRACE), os.O_RDWR)
+            return False
         try:
-            os.pwrite(descriptor, marks.tobytes(), header.begin(step))
+            descriptor = no_links(str(self.folder / TRACE), os.O_RDWR)
+        except OSError:
+            return False
+        try:
+            return os.pwrite(descriptor, marks.tobytes(), header.begin(step)) == marks.nbytes
+        except OSError:
+            return False
         finally:
             os.close(descriptor)
 

@@ -164,6 +164,7 @@ class LoggedEnds(NamedTuple):
 
     lines: Collection[str]
     checkpoints: Mapping[int, str]
+    broken_at: int = 0  # number of the first line that does not follow the one before
 
 
 def read_logged_ends(folder: Path) -> LoggedEnds:
@@ -177,7 +178,10 @@ def read_logged_ends(folder: Path) -> LoggedEnds:
                     checkpoints[record.get("step", 0)] = str(record["digest"])
 
     path = folder / LOG
-    return LoggedEnds(read_chain(path, kind_of, take).links if os.path.lexists(path) else (), checkpoints)
+    if not os.path.lexists(path):
+        return LoggedEnds((), checkpoints)
+    chain = read_chain(path, kind_of, take)
+    return LoggedEnds(chain.links, checkpoints, chain.broken_at)
 
 
 def record_problem(saved: SavedCheckpoint, steps: Steps | None, log: LoggedEnds, weights: str = "") -> str:

@@ -57,7 +57,7 @@ class ChosenImages:
                 )
                 found.append(transform(picture))
             except BadSample as error:
-                raise DataError(f"{name}: cannot be used ({error}); mend it, or leave it out") from None
+                raise DataError(f"{name}: cannot be used ({error}); fix it, or leave it out") from None
             done(len(found), len(self))
         return torch.stack(found)
 

@@ -50,8 +50,10 @@ _OF_A_SCORE = (
     "exif_orientation",
     "mean",
     "std",
+    "data_sha256",
+    "weights_sha256",
+    "network_sha256",
 )
-_OF_A_SCORE += ("data_sha256", "weights_sha256", "network_sha256")
 _OF_THE_RECIPE = ("batch_size", "lanes", "draws")  # fields of a start that follow from the recipe
 
 

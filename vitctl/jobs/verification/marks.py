@@ -28,7 +28,7 @@ def check_marks(folder: Path, steps: Steps) -> Finding:
     with open_regular(path, error=CheckpointError) as file:
         size = os.fstat(file.fileno()).st_size
         for step in sorted(steps.by_step):
-            if step <= header.first or header.begin(step) >= size:
+            if step <= header.first or header.begin(step) >= size or not steps.by_step[step].trace:
                 missing.append(step)
                 continue
             file.seek(header.begin(step))

@@ -72,11 +72,11 @@ def check_meta(meta: Mapping[str, Any], config: Config) -> None:
         problems = [_in_words(one) for one in error.errors(include_url=False, include_context=False)]
         more = f" and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
         raise CheckpointError(
-            f"what is stored beside the weights makes no sense: {'; '.join(problems[:_SHOWN])}{more}; take another file, or mend it"
+            f"what is stored beside the weights makes no sense: {'; '.join(problems[:_SHOWN])}{more}; take another file, or fix it"
         ) from None
     if found.class_names and config.num_classes and len(found.class_names) != config.num_classes:
         raise CheckpointError(
-            f"{len(found.class_names)} class names are stored beside a head of {config.num_classes} classes; take another file, or mend it"
+            f"{len(found.class_names)} class names are stored beside a head of {config.num_classes} classes; take another file, or fix it"
         )
 
 
