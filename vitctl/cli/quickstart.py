@@ -104,10 +104,15 @@ class _Steps:
     """Runs one recipe after the other in folders of their own, with one data folder for all."""
 
     def __init__(self, out: Path, seed: int) -> None:
-        self.out, self.seed = out, seed
+        self.out, self.seed, self._begun = out, seed, 0
+
+    def _begin(self, what: str) -> None:
+        self._begun += 1
+        CONSOLE.print(f"step {self._begun} of {len(FOLDERS) + 2}: {what}", highlight=False)
 
     def shards(self) -> Row:
         began, images = time.perf_counter(), 0
+        self._begin(f"shards of {', '.join(SETS)}")
         for name in SETS:
             row, folder = find_data_set(name), self.out / "data" / name
             with writing(folder):
@@ -118,6 +123,7 @@ class _Steps:
     def __call__(self, folder: str, recipe: str, **values: Any) -> tuple[Mapping[str, Any], float]:
         """Run `recipe` with `values` in `folder`; its result and its seconds."""
         began = time.perf_counter()
+        self._begin(folder)
         run_dir = self.out / folder
         data = {"data.root": str(self.out / "data"), "seed": self.seed} if recipe != "export" else {}
         given = {"machine.precision": PRECISION, **data, **values}
@@ -132,6 +138,7 @@ class _Steps:
     def page(self) -> Row:
         """One page of all runs."""
         began = time.perf_counter()
+        self._begin("report")
         with writing(self.out / PAGE):
             write_report([self.out / name for name in FOLDERS], self.out / PAGE, title="vitctl quickstart")
         return Row("report", "one page of all runs", None, None, None, time.perf_counter() - began)

@@ -22,7 +22,7 @@ from vitctl.jobs.features import ImagePass, cached_pass
 from vitctl.jobs.inputs.fewshot_sets import FewshotSet, drawn_rows, open_sets, score_draw
 from vitctl.jobs.inputs.network import unseen_pixels
 from vitctl.jobs.inputs.same_inputs import check_found
-from vitctl.jobs.inputs.weights import FoundWeights, loaded_model, weights_of
+from vitctl.jobs.inputs.weights import FoundWeights, loaded_model, random_in_words, weights_of
 from vitctl.jobs.provenance import computed, shown, weights_used
 from vitctl.jobs.record.integrity import WHOLE, check_whole, verify
 from vitctl.jobs.record.kernels import choose_kernels, use_kernels
@@ -79,7 +79,7 @@ def fewshot(recipe: Fewshot, run_dir: Path, report: Report = silent, stop: StopF
     model, transform = _frozen(found, recipe, runtime)
     use_kernels(choose_kernels(recipe.machine, model.config, runtime.computation))
     text = f"frozen, images of {transform.image_size} pixels"
-    found.log(journal, text)
+    found.log(journal, random_in_words(recipe.weights, recipe.seed), text)
     for text in unseen_pixels(found.weights.config, transform.image_size):
         journal.write("warning", step=0, text=text)
     mean, std = tuple(found.weights.meta["mean"]), tuple(found.weights.meta["std"])

@@ -15,7 +15,7 @@ from vitctl.engine.preemption import StopFlag
 from vitctl.jobs.inputs.length import TASK_IMAGES, fitted_recipe
 from vitctl.jobs.inputs.network import rates_in_words, unseen_pixels
 from vitctl.jobs.inputs.same_inputs import check_found
-from vitctl.jobs.inputs.weights import weights_of
+from vitctl.jobs.inputs.weights import random_in_words, weights_of
 from vitctl.jobs.provenance import computed_training, shown, weights_used
 from vitctl.jobs.record.integrity import WHOLE, check_whole, verify
 from vitctl.jobs.record.kernels import dropout_draws
@@ -72,7 +72,7 @@ def vtab(
     context = SuiteContext(recipe, runtime, run_dir, report, stop, found, bytes_read, act)
     text = f"{len(tasks)} tasks, {len(recipe.vtab.seeds)} seeds each"
     text += "" if recipe.vtab.light else f"; {rates_in_words(recipe, context.rates)}"
-    found.log(journal, text)
+    found.log(journal, random_in_words(recipe.weights, recipe.seed), text)
     for text in unseen_pixels(found.weights.config, recipe.data.image_size):
         journal.write("warning", step=0, text=text)
 

@@ -11,7 +11,6 @@ import socket
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
@@ -32,7 +31,6 @@ from vitctl.system.bounds import HTTP_SECONDS, HTTP_SLOWEST, WEIGHTS
 
 ATTEMPTS = 8
 PAUSE_SECONDS = 0.5
-_TOLD = 2  # failures after which a person who waits is told
 _LOOKUPS = 3  # of a host that was never found: 1.5 s of pauses
 _FOUND: set[str | None] = set()  # hosts that answered
 _LONGEST_PAUSE_SECONDS = 30.0
@@ -119,9 +117,6 @@ class TransientError(Exception):
         Args:
             failures: failed attempts so far, from 1.
         """
-        if failures == _TOLD:
-            with suppress(OSError):
-                print(f"warning: {self}; trying again", file=sys.stderr, flush=True)
         longest = min(PAUSE_SECONDS * 2 ** (failures - 1), _LONGEST_PAUSE_SECONDS)
         time.sleep(max(longest * random.uniform(0.5, 1.0), min(self.pause_seconds, _LONGEST_PAUSE_SECONDS)))
 

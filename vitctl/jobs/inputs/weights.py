@@ -181,6 +181,12 @@ def loaded_model(found: FoundWeights, image_size: int, dtype: torch.dtype) -> tu
     return model, model.config.image_size
 
 
+def random_in_words(wanted: StartWeights, seed: int) -> str:
+    """Return what is taken of weights where [weights] asks for random ones; "" where it asks for theirs."""
+    is_random = wanted.initialise == "random"
+    return f"random weights (seed {seed}), the architecture alone is taken" if is_random else ""
+
+
 def transferred_model(
     weights: Weights,
     wanted: StartWeights,
@@ -201,7 +207,7 @@ def transferred_model(
         weights.config, num_classes=num_classes, image_size=image_size, dropout=dropout, drop_path=drop_path
     )
     model = build(target, seed=seed, dtype=dtype)
-    if wanted.initialise == "random":
-        return model, [f"random weights (seed {seed}), the architecture alone is taken"]
+    if text := random_in_words(wanted, seed):
+        return model, [text]
     method = weights.meta.get("position_resize", "zoom")
     return model, transfer(model, weights.config, weights.state, method=method)

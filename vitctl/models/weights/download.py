@@ -5,6 +5,7 @@ import fcntl
 import hashlib
 import os
 import re
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from email.message import Message
@@ -26,6 +27,7 @@ from vitctl.system.http import (
 )
 from vitctl.system.text import one_line
 
+_TOLD = 2  # attempts that failed before a person who waits is told
 # Bytes done, and bytes in all (0 when the server does not say).
 Progress = Callable[[int, int], None]
 # Torch's servers put the start of the sha256 into the name, as in vit_b_16-c867db91.pth.
@@ -87,6 +89,8 @@ def fetch(
                     raise CheckpointError(
                         f"{url}: {error}; {attempt} attempts failed, run again to continue where it stopped"
                     ) from error
+                if attempt == _TOLD:
+                    print(f"warning: {url}: {error}; trying again", file=sys.stderr, flush=True)
                 error.pause(attempt)
     _CHECKED[target] = asked
     return target
