@@ -1,6 +1,7 @@
 """A process, or a loader process, that is stopped: it is reported, and a run that should stop ends without it."""
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -19,9 +20,10 @@ HASTY = WITH_WORKER.format(worker="tests.launch.hasty_worker")
 EVERY_50 = {"checkpoint.every_steps": 50}
 
 
-def start(code: str, folder: Path, data: Path, **values: Any) -> "subprocess.Popen[str]":
+def start(code: str, folder: Path, data: Path, suspended: int | None = None, **values: Any) -> "subprocess.Popen[str]":
     line = [sys.executable, "-c", code, *command(folder, data, **EVERY_50 | values)[3:]]
-    return subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    env = os.environ | ({} if suspended is None else {"SUSPENDED": str(suspended)})
+    return subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
 
 
 @pytest.mark.parametrize("stopped", [1, pytest.param(0, marks=pytest.mark.slow)])
@@ -30,11 +32,11 @@ def test_stopped_process__is_named_and_the_run_ends_without_it(
 ) -> None:
     folder = tmp_path / "run"
     values = {"machine.processes": 2, "checkpoint.every_steps": 6 if stopped == 0 else 50}
-    one = start(HASTY, folder, tiny_data, **values)
+    one = start(HASTY, folder, tiny_data, suspended=stopped, **values)
     wait_for(logged(folder, 7), [one])
     family = family_of([one])
     (rank,) = [child for child in family if rank_of(child) == str(stopped)]
-    rank.suspend()
+    wait_for(lambda: rank.status() == psutil.STATUS_STOPPED, [one])
     one.send_signal(signal.SIGTERM)
     began = time.monotonic()
     [(code, out, said)] = ended([one])
