@@ -1,7 +1,9 @@
-"""JPEG decoders beside each other on one core: `python benchmarks/decode.py`. Libraries that are not there are left out.
+"""JPEG decoders beside each other on one core: `python benchmarks/decode.py`. Libraries that are not there
+are left out.
 
-Three tasks: the whole picture; the picture down to the bottom of a random crop (what our loader asks for); and the
-picture at half its size. `same` says whether the pixels are Pillow's, bit for bit, above the crop's bottom.
+Three tasks: the whole picture; the picture down to the bottom of a random crop (what our loader asks for);
+and the picture at half its size. `same` says whether the pixels are Pillow's, bit for bit, above the crop's
+bottom.
 """
 
 import argparse
@@ -68,7 +70,9 @@ def _nvimgcodec() -> tuple[Any, Any]:
     library = import_module("nvidia.nvimgcodec")
     backends = [library.Backend(library.BackendKind.CPU_ONLY)]
     options = ":fancy_upsampling=1"
-    return library, library.Decoder(device_id=-99999, backends=backends, max_num_cpu_threads=1, options=options)
+    return library, library.Decoder(
+        device_id=-99999, backends=backends, max_num_cpu_threads=1, options=options
+    )
 
 
 def nvimagecodec(data: bytes, *_: object) -> np.ndarray:
@@ -79,7 +83,9 @@ def nvimagecodec(data: bytes, *_: object) -> np.ndarray:
 def nvimagecodec_rows(data: bytes, jpeg: Jpeg, bottom: int) -> np.ndarray:
     """Down to the bottom of the crop, on the CPU."""
     library, decoder = _nvimgcodec()
-    part = library.CodeStream(data).get_sub_code_stream(region=library.Region(start=(0, 0), end=(bottom, jpeg.width)))
+    part = library.CodeStream(data).get_sub_code_stream(
+        region=library.Region(start=(0, 0), end=(bottom, jpeg.width))
+    )
     return np.asarray(decoder.decode(part).cpu())
 
 
@@ -142,7 +148,9 @@ def main() -> None:
         times[decoder] = min(times[decoder], milliseconds(decoder, tasks))
     print("| decoder | ms of CPU per photograph | same |\n|---|---|---|")
     for decoder, spent in ((decoder, spent) for decoder, spent in times.items() if spent < float("inf")):
-        same = all(np.array_equal(pillow(task[0])[: task[2]], decoder(*task)[: task[2]]) for task in tasks[:50])
+        same = all(
+            np.array_equal(pillow(task[0])[: task[2]], decoder(*task)[: task[2]]) for task in tasks[:50]
+        )
         print(f"| {decoder.__name__} | {spent:.2f} | {'yes' if same else 'no'} |")
 
 

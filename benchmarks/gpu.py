@@ -1,8 +1,10 @@
-"""Training steps of B/16, L/16, H/14 and R50+B/16 on a GPU beside timm with torch.compile: `python benchmarks/gpu.py`.
+"""Training steps of B/16, L/16, H/14 and R50+B/16 on a GPU beside timm with torch.compile: `python
+benchmarks/gpu.py`.
 
-The best of each side's settings are compared by the wall clock, in bf16; MFU is the share of the rate of a matrix product that is
-measured in the same run, not of a data sheet. A batch that does not fit is halved for both sides. Where there is no CUDA device
-the script says so and ends with code 3, and nothing is written; `--device cpu --models Ti/16 --image-size 32` tries its logic.
+The best of each side's settings are compared by the wall clock, in bf16; MFU is the share of the rate of a
+matrix product that is measured in the same run, not of a data sheet. A batch that does not fit is halved for
+both sides. Where there is no CUDA device the script says so and ends with code 3, and nothing is written;
+`--device cpu --models Ti/16 --image-size 32` tries its logic.
 """
 
 import argparse
@@ -40,7 +42,9 @@ THEIRS = {
 
 def main() -> None:
     """Measure, print tables, and write results/gpu.json and gpu.md."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--models", nargs="+", default=list(BATCHES))
     parser.add_argument("--image-size", type=int, default=224)
     parser.add_argument("--batch", type=int, default=0, help="images of a step; 0: by the model")
@@ -103,7 +107,8 @@ def rows_of(work: Work, found: Compared, mfu: dict[str, float]) -> tuple[Row, Ro
 
 
 TABLE_HEAD = (
-    "| model | images | ours: images/s, settings | timm: images/s, settings | times as fast | MFU, ours | MFU, timm | MFU, goal "
+    "| model | images | ours: images/s, settings | timm: images/s, settings | times as fast | MFU, ours | "
+    "MFU, timm | MFU, goal "
     "| GiB, ours | GiB, timm |",
     "|---|---|---|---|---|---|---|---|---|---|",
 )
@@ -115,8 +120,10 @@ def line(work: Work, speed: Row, memory: Row, mfu: dict[str, float]) -> str:
     gib = [medians(side.rounds)["peak_mib"] / 1024 for side in (memory.ours, memory.theirs)]
     goal = MFU_GOALS.get(work.model)
     return (
-        f"| {work.model} | {work.batch} | {rates[0]:.1f}, {speed.ours.settings} | {rates[1]:.1f}, {speed.theirs.settings} "
-        f"| {speed.ratio:.2f} | {mfu['ours']:.1%} | {mfu['timm']:.1%} | {'' if goal is None else f'{goal:.0%}'} "
+        f"| {work.model} | {work.batch} | {rates[0]:.1f}, {speed.ours.settings} | {rates[1]:.1f}, "
+        f"{speed.theirs.settings} "
+        f"| {speed.ratio:.2f} | {mfu['ours']:.1%} | {mfu['timm']:.1%} | "
+        f"{'' if goal is None else f'{goal:.0%}'} "
         f"| {gib[0]:.1f} | {gib[1]:.1f} |"
     )
 

@@ -1,9 +1,10 @@
 """How cost grows, plotted on logarithmic axes with the slope: `python benchmarks/growth.py`.
 
-Slope 1 is in proportion, 0 is constant. Images: the writer of shards, on small images in memory. Tokens: forward and backward
-of ViT-S/16 in float32, resolutions 224 to 518. Processes: `vitctl pretrain --synthetic` with one global batch, seconds per step
-from its log. Shards: opening the index of 10 million images and asking for a batch of numbers; the shards are empty files. Runs:
-`vitctl sweep --print`, which prepares the folder of each run. Medians of several rounds, sizes in turns.
+Slope 1 is in proportion, 0 is constant. Images: the writer of shards, on small images in memory. Tokens:
+forward and backward of ViT-S/16 in float32, resolutions 224 to 518. Processes: `vitctl pretrain --synthetic`
+with one global batch, seconds per step from its log. Shards: opening the index of 10 million images and
+asking for a batch of numbers; the shards are empty files. Runs: `vitctl sweep --print`, which prepares the
+folder of each run. Medians of several rounds, sizes in turns.
 """
 
 import argparse
@@ -42,7 +43,9 @@ CURVES: dict[str, tuple[str, str, tuple[int, ...]]] = {
 
 def main() -> None:
     """Measure, plot, and write results/growth.json and growth.png."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", nargs="+", choices=CURVES, default=list(CURVES))
     parser.add_argument("--largest", type=int, default=0, help="leave out sizes above this")
@@ -75,8 +78,15 @@ def curve(name: str, folder: Path, rounds: int, largest: int) -> dict[str, Any]:
         str(size): (lambda size=size: {"seconds": measure(size)})  # type: ignore[misc]
         for size in sizes
     }
-    seconds = [statistics.median(n["seconds"] for n in numbers) for numbers in take_turns(sides, rounds).values()]
-    return {"sizes": sizes, "seconds": seconds, "slope": slope(sizes, seconds), "last": slope(sizes[-2:], seconds[-2:])}
+    seconds = [
+        statistics.median(n["seconds"] for n in numbers) for numbers in take_turns(sides, rounds).values()
+    ]
+    return {
+        "sizes": sizes,
+        "seconds": seconds,
+        "slope": slope(sizes, seconds),
+        "last": slope(sizes[-2:], seconds[-2:]),
+    }
 
 
 def slope(sizes: Sequence[float], seconds: Sequence[float]) -> float | None:
@@ -101,7 +111,9 @@ def plot(found: dict[str, dict[str, Any]]) -> Any:
         # Attention aside, tokens and with them the work grow with the square of the image size.
         power = {"tokens": 2, "processes": -1}.get(name, 1)
         axes.loglog(sizes, seconds[0] * (sizes / sizes[0]) ** power, color=GREY, lw=1, label=f"slope {power}")
-        axes.loglog(sizes, seconds, "o-", color=BLUE, ms=4, label=f"measured, slope {number_text(one['slope'])}")
+        axes.loglog(
+            sizes, seconds, "o-", color=BLUE, ms=4, label=f"measured, slope {number_text(one['slope'])}"
+        )
         x, y, _ = CURVES[name]
         axes.set_xlabel(x, fontsize=8, color=PALE)
         axes.set_ylabel(y, fontsize=8, color=PALE)
@@ -158,7 +170,9 @@ def network(image_size: int) -> Any:
 def run_processes(folder: Path, processes: int) -> float:
     """Seconds per step of a run, the median of its log after the first three."""
     out = folder / str(time.monotonic_ns())
-    model = "--set model.depth=4 --set checkpoint.every_steps=100 --set log.every_steps=1 --set machine.workers=0"
+    model = (
+        "--set model.depth=4 --set checkpoint.every_steps=100 --set log.every_steps=1 --set machine.workers=0"
+    )
     sizes = f"--res 128 --batch-size 16 --steps 8 --precision float32 --processes {processes}"
     words = f"pretrain --recipe in1k_b16 --synthetic --set model.name=S/16 {model} {sizes} --out {out}"
     command = [sys.executable, "-m", "vitctl", *words.split()]

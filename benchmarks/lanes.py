@@ -1,10 +1,12 @@
-"""What the same bytes on any number of processes cost: a training step with schedule.lanes against one without, in one run.
+"""What the same bytes on any number of processes cost: a training step with schedule.lanes against one
+without, in one run.
 
     python benchmarks/lanes.py --models Ti/16 S/16 --processes 1 2 --batch 64 --leaf 8
 
-Both sides train the same model on the same images with AdamW and clipping, in interleaved rounds, in every process with one thread:
-`lanes` adds leaves in the fixed tree, `plain` is DDP with the same leaves as micro-batches, `whole` is DDP with each share in one pass.
-The rest of a machine's load falls on all sides alike. Memory is the peak of a process that runs one side alone.
+Both sides train the same model on the same images with AdamW and clipping, in interleaved rounds, in every
+process with one thread: `lanes` adds leaves in the fixed tree, `plain` is DDP with the same leaves as
+micro-batches, `whole` is DDP with each share in one pass. The rest of a machine's load falls on all sides
+alike. Memory is the peak of a process that runs one side alone.
 """
 
 import argparse
@@ -44,7 +46,9 @@ NUM_CLASSES, SIDE, NUM_LANES = 1000, 224, 8
 
 def main() -> None:
     """Start the processes of each setting, and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--models", nargs="+", default=["Ti/16", "S/16"])
     parser.add_argument("--processes", nargs="+", type=int, default=[1, 2])
     parser.add_argument("--precisions", nargs="+", default=["bf16", "float32"])
@@ -57,10 +61,13 @@ def main() -> None:
     if given.member:
         print(json.dumps(member(**json.loads(given.member))))
         return
-    print(f"{platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, torch {torch.__version__}, "
-          f"batch {given.batch}, {NUM_LANES} lanes, leaves of {given.leaf}, medians of {given.rounds} interleaved rounds")  # fmt: skip
+    print(f"{platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, torch "
+          f"{torch.__version__}, "
+          f"batch {given.batch}, {NUM_LANES} lanes, leaves of {given.leaf}, medians of {given.rounds} "
+          f"interleaved rounds")  # fmt: skip
     print(
-        "| model | precision | processes | lanes | plain | whole | lanes / plain | lanes / whole | MiB lanes, plain, whole |"
+        "| model | precision | processes | lanes | plain | whole | lanes / plain | lanes / whole | MiB "
+        "lanes, plain, whole |"
     )
     rows = []
     for name in given.models:
@@ -68,12 +75,17 @@ def main() -> None:
             for processes in given.processes:
                 setting = {"name": name, "precision": precision, "batch": given.batch, "leaf": given.leaf}
                 seconds = run(processes, {**setting, "sides": SIDES, "rounds": given.rounds})["seconds"]
-                memory = {side: run(processes, {**setting, "sides": [side], "rounds": 1})["peak_mib"] for side in SIDES}
+                memory = {
+                    side: run(processes, {**setting, "sides": [side], "rounds": 1})["peak_mib"]
+                    for side in SIDES
+                }
                 row = {**setting, "processes": processes, "seconds": seconds, "peak_mib": memory}
                 rows.append(row)
                 one, same, whole = (statistics.median(seconds[side]) for side in SIDES)
-                print(f"| {name} | {precision} | {processes} | {one:.3f} s | {same:.3f} s | {whole:.3f} s | {one / same:.3f} "
-                      f"| {one / whole:.3f} | {' / '.join(f'{memory[side]:.0f}' for side in SIDES)} |", flush=True)  # fmt: skip
+                print(f"| {name} | {precision} | {processes} | {one:.3f} s | {same:.3f} s | {whole:.3f} s | "
+                      f"{one / same:.3f} "
+                      f"| {one / whole:.3f} | "
+                      f"{' / '.join(f'{memory[side]:.0f}' for side in SIDES)} |", flush=True)  # fmt: skip
     if given.json:
         given.json.write_text(
             json.dumps({"machine": platform.machine(), "cores": os.cpu_count(), "rows": rows}, indent=1)
@@ -129,7 +141,9 @@ def member(
 def prepared(side: str, runtime: Runtime, name: str, lanes: Lanes) -> Callable[[int], None]:
     """A function that does a training step of one side."""
     model = build(variant(name, image_size=SIDE, num_classes=NUM_CLASSES), seed=0)
-    own = len(own_slots(lanes.batch_size, lanes if side == "lanes" else None, runtime.rank, runtime.num_processes))
+    own = len(
+        own_slots(lanes.batch_size, lanes if side == "lanes" else None, runtime.rank, runtime.num_processes)
+    )
     size = own if side == "whole" else lanes.leaf_images
     generator = torch.Generator().manual_seed(runtime.rank)
     batches = [images(min(size, own - first), generator) for first in range(0, own, size)]
@@ -142,7 +156,9 @@ def prepared(side: str, runtime: Runtime, name: str, lanes: Lanes) -> Callable[[
         runtime=runtime,
         model=wrapped,
         unwrapped=model,
-        optimizer=build_optimizer(model, name="adam", weight_decay=0.1, beta1=0.9, beta2=0.999, eps=1e-8, momentum=0.9),
+        optimizer=build_optimizer(
+            model, name="adam", weight_decay=0.1, beta1=0.9, beta2=0.999, eps=1e-8, momentum=0.9
+        ),
         average=None,
         objective=partial(classify, normalise=normalise, name="softmax", label_smoothing=0.0),
         gradients=gradients,
@@ -164,7 +180,9 @@ def prepared(side: str, runtime: Runtime, name: str, lanes: Lanes) -> Callable[[
 
 def images(size: int, generator: torch.Generator) -> Batch:
     """Random pixels and labels."""
-    pixels = torch.randint(0, 256, (size, SIDE, SIDE, 3), dtype=torch.uint8, generator=generator).permute(0, 3, 1, 2)
+    pixels = torch.randint(0, 256, (size, SIDE, SIDE, 3), dtype=torch.uint8, generator=generator).permute(
+        0, 3, 1, 2
+    )
     labels = torch.randint(0, NUM_CLASSES, (size,), generator=generator)
     return Batch(pixels, labels, torch.ones(size), torch.arange(size))
 

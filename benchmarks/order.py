@@ -1,7 +1,8 @@
 """The cost of an order over a very large set: `python benchmarks/order.py`.
 
-A synthetic index of 303 million samples in 100,000 empty shards is opened, as a run opens it, and sought in. Set-up is from
-the index on disk to the first batch of sample numbers; memory is what the process has gained by then.
+A synthetic index of 303 million samples in 100,000 empty shards is opened, as a run opens it, and sought in.
+Set-up is from the index on disk to the first batch of sample numbers; memory is what the process has gained
+by then.
 """
 
 import argparse
@@ -40,7 +41,10 @@ def main() -> None:
         orders += (MixtureOrder(orders, quotas((3.0, 1.0)), 0),)
         orders[0].at(np.arange(BATCH))
         seconds, mebibytes = time.perf_counter() - began, private_mib() - before
-    print(f"{platform.platform()}, numpy {np.__version__}; {given.samples:,} samples in {given.shards:,} shards\n")
+    print(
+        f"{platform.platform()}, numpy {np.__version__}; {given.samples:,} samples in {given.shards:,} "
+        f"shards\n"
+    )
     print(f"set-up: {seconds:.2f} s, {mebibytes:.0f} MiB\n")
     print(f"| order | seek to one sample, ms | seek to a batch of {BATCH}, ms |\n|---|---|---|")
     for order in orders:
@@ -68,7 +72,13 @@ def synthesise(folder: Path, num_samples: int, num_shards: int) -> None:
     ]
     for shard in shards:
         (folder / str(shard["name"])).touch()
-    fields = {"format": FORMAT, "class_names": ["any"], "num_samples": num_samples, "shards": shards, "source": "none"}
+    fields = {
+        "format": FORMAT,
+        "class_names": ["any"],
+        "num_samples": num_samples,
+        "shards": shards,
+        "source": "none",
+    }
     (folder / "index.json").write_text(json.dumps(fields))
     np.lib.format.open_memmap(folder / "samples.npy", "w+", ROW, (num_samples,))
 

@@ -1,12 +1,14 @@
-"""How long training stands still for a checkpoint, beside torch.save and torch's asynchronous DCP: `python benchmarks/saving.py`.
+"""How long training stands still for a checkpoint, beside torch.save and torch's asynchronous DCP: `python
+benchmarks/saving.py`.
 
-All save the same tensors: weights, both moments of Adam, and the average of the weights. A save comes after a step; a forward and
-backward pass of the model follows, and before the optimizer would change the tensors a side waits for what it is still copying.
-`stall` is what the call and that wait took; `lost` is what all of it took longer than the same pass without a save, so that
-a copy that slows the pass down shows too. DCP gets one `DefaultStager` for all saves, so that it keeps its memory, as
-its documentation advises: once as `async_save` works by default, which returns when the state is copied, and once with
-asynchronous staging, whose end is waited for before the optimizer. torch.save returns when the kernel has the bytes;
-ours is on disk (fsync) when a save is finished, which `finished` shows.
+All save the same tensors: weights, both moments of Adam, and the average of the weights. A save comes after a
+step; a forward and backward pass of the model follows, and before the optimizer would change the tensors a
+side waits for what it is still copying. `stall` is what the call and that wait took; `lost` is what all of it
+took longer than the same pass without a save, so that a copy that slows the pass down shows too. DCP gets one
+`DefaultStager` for all saves, so that it keeps its memory, as its documentation advises: once as `async_save`
+works by default, which returns when the state is copied, and once with asynchronous staging, whose end is
+waited for before the optimizer. torch.save returns when the kernel has the bytes; ours is on disk (fsync)
+when a save is finished, which `finished` shows.
 """
 
 import argparse
@@ -34,17 +36,23 @@ from vitctl.models.variants import variant
 GOAL, GOAL_OF = 1 / 0.1, ("torch.save", "dcp")
 LIBRARIES = ("vitctl", "torch", "safetensors")
 Wait = Callable[[], None]
-Save = Callable[[int], tuple[Wait, Wait]]  # of a number: wait until the tensors may change, and until it is on disk
+Save = Callable[
+    [int], tuple[Wait, Wait]
+]  # of a number: wait until the tensors may change, and until it is on disk
 
 
 def main() -> None:
     """Measure, print, and write results/saving.json."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", default="B/16")
     parser.add_argument("--images", type=int, default=8, help="of the pass beside a save")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--out", type=Path, help="folder on the disk that is measured; default: a temporary one")
+    parser.add_argument(
+        "--out", type=Path, help="folder on the disk that is measured; default: a temporary one"
+    )
     parser.add_argument("--results", type=Path, default=Path(__file__).resolve().parent / "results")
     given = parser.parse_args()
     machine = Machine()
@@ -150,7 +158,9 @@ def by_dcp(training: Training, folder: Path, *, staged_later: bool) -> Save:
     )
 
     def save(number: int) -> tuple[Wait, Wait]:
-        saved = dcp.async_save(training.state(), checkpoint_id=folder / str(number), async_stager=stager, no_dist=True)
+        saved = dcp.async_save(
+            training.state(), checkpoint_id=folder / str(number), async_stager=stager, no_dist=True
+        )
         staged, written = (
             (saved.staging_completion, saved.upload_completion)
             if isinstance(saved, AsyncSaveResponse)

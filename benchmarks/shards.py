@@ -1,8 +1,10 @@
-"""Importing 50,000 small images beside `tar` and webdataset's own writer: `python benchmarks/shards.py IMAGES.tar`.
+"""Importing 50,000 small images beside `tar` and webdataset's own writer: `python benchmarks/shards.py
+IMAGES.tar`.
 
-The images of a tar file of class folders are unpacked first, so that all sides begin with the same folder, which was read once
-before. `tar` packs the folder as it is; webdataset's writer is given image and label of every file in the order of the
-folder; vitctl lists, checks, shuffles, writes, hashes and indexes. All of it in one run, in turns.
+The images of a tar file of class folders are unpacked first, so that all sides begin with the same folder,
+which was read once before. `tar` packs the folder as it is; webdataset's writer is given image and label of
+every file in the order of the folder; vitctl lists, checks, shuffles, writes, hashes and indexes. All of it
+in one run, in turns.
 """
 
 import argparse
@@ -36,7 +38,9 @@ def main() -> None:
         root, out = Path(folder) / "photos", Path(folder) / "out"
         num_images = unpack(given.images, root, given.num_images)
         sides: dict[str, Callable[[], object]] = {
-            "tar": lambda: subprocess.run(["tar", "cf", out / "all.tar", root], check=True, stderr=subprocess.DEVNULL),
+            "tar": lambda: subprocess.run(
+                ["tar", "cf", out / "all.tar", root], check=True, stderr=subprocess.DEVNULL
+            ),
             "webdataset.ShardWriter": lambda: write_with_webdataset(root, out),
             "vitctl, 1 process": lambda: write_with_vitctl(root, out, 0),
             "vitctl, 2 workers": lambda: write_with_vitctl(root, out, 2),
@@ -65,7 +69,11 @@ def write_with_webdataset(root: Path, out: Path) -> None:
         for label, folder in enumerate(sorted(root.iterdir())):
             for path in sorted(folder.iterdir()):
                 writer.write(
-                    {"__key__": f"{folder.name}/{path.stem}", "jpg": path.read_bytes(), "cls": str(label).encode()}
+                    {
+                        "__key__": f"{folder.name}/{path.stem}",
+                        "jpg": path.read_bytes(),
+                        "cls": str(label).encode(),
+                    }
                 )
 
 
@@ -73,7 +81,13 @@ def write_with_vitctl(root: Path, out: Path, workers: int) -> None:
     """All that `vitctl data shards` does."""
     (split,) = open_originals(str(root)).values()
     write_split(
-        split.items, out / "train", split.class_names, seed=0, source_text="", max_samples=MAX_SAMPLES, workers=workers
+        split.items,
+        out / "train",
+        split.class_names,
+        seed=0,
+        source_text="",
+        max_samples=MAX_SAMPLES,
+        workers=workers,
     )
 
 
@@ -95,12 +109,16 @@ def cpu_seconds() -> float:
 
 def show(times: dict[str, list[tuple[float, float]]], num_images: int) -> None:
     """The table, and ratios to the sum of what the others need for the same."""
-    medians = {name: [statistics.median(column) for column in zip(*rows, strict=True)] for name, rows in times.items()}
+    medians = {
+        name: [statistics.median(column) for column in zip(*rows, strict=True)]
+        for name, rows in times.items()
+    }
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     cpu = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "")
     print(f"{platform.platform()}, {cpu}, {os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}")
     print(
-        f"webdataset {webdataset.__version__}, numpy {np.__version__}; {num_images:,} images, medians of {ROUNDS} rounds\n"
+        f"webdataset {webdataset.__version__}, numpy {np.__version__}; {num_images:,} images, medians of "
+        f"{ROUNDS} rounds\n"
     )
     print("| side | seconds | CPU seconds | images/s |\n|---|---|---|---|")
     for name, (wall, used) in medians.items():
@@ -111,7 +129,8 @@ def show(times: dict[str, list[tuple[float, float]]], num_images: int) -> None:
         wall, used = medians[name]
         alone = medians["webdataset.ShardWriter"]
         print(
-            f"{name}: {alone[0] / wall:.2f} of the speed of webdataset's writer by wall clock, {alone[1] / used:.2f} per CPU "
+            f"{name}: {alone[0] / wall:.2f} of the speed of webdataset's writer by wall clock, "
+            f"{alone[1] / used:.2f} per CPU "
             f"second; {both[0] / wall:.2f} and {both[1] / used:.2f} of tar and that writer after each other"
         )
 

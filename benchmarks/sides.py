@@ -1,9 +1,10 @@
 """A training step of ours and of timm, as `step.py` and `gpu.py` measure them, each in a process of its own.
 
-Both begin with the same uint8 images in memory, random ones, and labels, and normalise the images themselves. Both take a step
-of AdamW with weight decay, at a clipped norm of 1. Ours is `Trainer.update` of a prepared `vitctl pretrain`, with the settings
-of [machine]; a run writes a record of each step beside, which `waiting.py` measures. timm's is that of its train.py. As they come,
-ours has a tanh-GELU and computes the last block for the class token alone, timm an erf-GELU and all tokens.
+Both begin with the same uint8 images in memory, random ones, and labels, and normalise the images themselves.
+Both take a step of AdamW with weight decay, at a clipped norm of 1. Ours is `Trainer.update` of a prepared
+`vitctl pretrain`, with the settings of [machine]; a run writes a record of each step beside, which
+`waiting.py` measures. timm's is that of its train.py. As they come, ours has a tanh-GELU and computes the
+last block for the class token alone, timm an erf-GELU and all tokens.
 """
 
 import math
@@ -33,7 +34,8 @@ OURS: Choices = {
     DEFAULT: {},
     "compiled by block": {"machine.compile": True},
 }
-# Of timm's train.py: --opt adamw is torch's AdamW; `fused` is its argument, `plain` is timm.layers.set_fused_attn(False).
+# Of timm's train.py: --opt adamw is torch's AdamW; `fused` is its argument, `plain` is
+# timm.layers.set_fused_attn(False).
 THEIRS: Choices = {
     DEFAULT: {},
     "fused AdamW": {"fused": True},
@@ -47,7 +49,9 @@ Step = Callable[[], Any]  # its loss, to be read by float()
 
 @dataclass(frozen=True)
 class Work:
-    """What both sides compute: a step of `model` at `image_size`, on `batch` images. precision: "bf16" or "float32"."""
+    """What both sides compute: a step of `model` at `image_size`, on `batch` images. precision: "bf16" or
+    "float32".
+    """
 
     model: str
     image_size: int
@@ -132,7 +136,9 @@ class Loss:
 
 
 def timm_step(work: Work, settings: Mapping[str, Any]) -> Step:
-    """A step of timm's train.py: `create_model`, autocast around model and loss, `torch.compile` of the whole model."""
+    """A step of timm's train.py: `create_model`, autocast around model and loss, `torch.compile` of the whole
+    model.
+    """
     import timm
     import torch
     from timm.data.constants import IMAGENET_INCEPTION_MEAN, IMAGENET_INCEPTION_STD
@@ -178,10 +184,11 @@ def examples(work: Work) -> tuple[Any, Any]:
 
 
 def prepare(side: str, settings: Mapping[str, Any], work: Work) -> Callable[[], Numbers]:
-    """Build a side and warm it up; returns what measures a turn: seconds and memory of a step, and the loss after it.
+    """Build a side and warm it up; returns what measures a turn: seconds and memory of a step, and the loss
+    after it.
 
-    Memory is the most that the process holds in a turn, without what it held after a step of a tiny network, by which all
-    libraries are loaded; on a GPU, what torch allocates there.
+    Memory is the most that the process holds in a turn, without what it held after a step of a tiny network,
+    by which all libraries are loaded; on a GPU, what torch allocates there.
     """
     import torch
     import torch._inductor.compile_fx
@@ -216,7 +223,11 @@ def prepare(side: str, settings: Mapping[str, Any], work: Work) -> Callable[[], 
         memory = torch.cuda.max_memory_allocated() / 2**20 if on_gpu else peak_mib() - before
         if on_gpu:
             torch.cuda.empty_cache()
-        return {**{name: value / work.steps for name, value in numbers.items()}, "peak_mib": memory, "loss": last}
+        return {
+            **{name: value / work.steps for name, value in numbers.items()},
+            "peak_mib": memory,
+            "loss": last,
+        }
 
     return turn
 
@@ -227,13 +238,20 @@ def compare(work: Work, number: str, rounds: int, choices: Mapping[str, Choices]
 
 
 def tflops(work: Work, found: Compared, number: str) -> Numbers:
-    """What the best settings of each side compute per second, forward and backward: ours the last block for one token alone."""
+    """What the best settings of each side compute per second, forward and backward: ours the last block for
+    one token alone.
+    """
     from vitctl.models.flops import computed_flops, training_flops
     from vitctl.models.variants import variant
 
     config = variant(work.model, image_size=work.image_size, num_classes=CLASSES)
-    flops = {"ours": work.batch * computed_flops(config) / 1e12, "timm": training_flops(config, work.batch) / 1e12}
-    return {side: flops[side] / medians(found.rounds[side, name])[number] for side, name in found.best.items()}
+    flops = {
+        "ours": work.batch * computed_flops(config) / 1e12,
+        "timm": training_flops(config, work.batch) / 1e12,
+    }
+    return {
+        side: flops[side] / medians(found.rounds[side, name])[number] for side, name in found.best.items()
+    }
 
 
 def of_the_matrix_rate(work: Work, found: Compared, number: str, limits: Numbers) -> Numbers:

@@ -1,9 +1,11 @@
-"""The training step of ViT-S/16 and B/16 at 224 beside timm's, in bf16 and float32: `python benchmarks/step.py`.
+"""The training step of ViT-S/16 and B/16 at 224 beside timm's, in bf16 and float32: `python
+benchmarks/step.py`.
 
-Every setting of a side is a process of its own; the best one of each side, by a first step, and those that both come with take
-turns. Of the larger model only the settings are tried that were best for the smaller one, unless `--thorough`. On a CPU the
-number that is compared is seconds of the processor, on one thread, which other work disturbs least; on a CUDA device, seconds
-by the wall clock. Memory is what a process holds at most during a step, beyond its imported libraries.
+Every setting of a side is a process of its own; the best one of each side, by a first step, and those that
+both come with take turns. Of the larger model only the settings are tried that were best for the smaller one,
+unless `--thorough`. On a CPU the number that is compared is seconds of the processor, on one thread, which
+other work disturbs least; on a CUDA device, seconds by the wall clock. Memory is what a process holds at most
+during a step, beyond its imported libraries.
 """
 
 import argparse
@@ -19,7 +21,9 @@ GOAL, MEMORY_GOAL = 1.4, 1 / 0.9
 
 def main() -> None:
     """Measure, print a table, and write results/step.json."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--models", nargs="+", default=["S/16", "B/16"])
     parser.add_argument("--precisions", nargs="+", default=["bf16", "float32"], choices=["bf16", "float32"])
     parser.add_argument("--image-size", type=int, default=224)
@@ -27,10 +31,14 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=0, help="of a turn; 0: 1, or 10 on a GPU")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--device", default="", choices=["", "cpu", "cuda"], help="else CUDA where there is one")
+    parser.add_argument(
+        "--device", default="", choices=["", "cpu", "cuda"], help="else CUDA where there is one"
+    )
     parser.add_argument("--number", default="", choices=["", "cpu", "wall"])
     parser.add_argument("--thorough", action="store_true", help="try all settings for every model")
-    parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out, which takes a minute each")
+    parser.add_argument(
+        "--no-compile", action="store_true", help="leave torch.compile out, which takes a minute each"
+    )
     parser.add_argument("--results", type=Path, default=RESULTS)
     given = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = str(given.threads)  # of all processes

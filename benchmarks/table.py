@@ -1,4 +1,5 @@
-"""The table of all figures for benchmarks/README.md, from what the scripts wrote: `python benchmarks/table.py`.
+"""The table of all figures for benchmarks/README.md, from what the scripts wrote: `python
+benchmarks/table.py`.
 
 With `--write` it replaces the one that is there, between its two marks.
 """
@@ -36,7 +37,9 @@ BEGIN, END = "<!-- table: python benchmarks/table.py --write -->", "<!-- end of 
 
 def main() -> None:
     """Print the table, or put it into README.md."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--write", action="store_true", help="into benchmarks/README.md")
     if parser.parse_args().write:
         before, _, rest = README.read_text().partition(BEGIN)
@@ -64,7 +67,10 @@ def table(results: Path = HERE / "results") -> str:
 def row(one: Mapping[str, Any]) -> str:
     """A line of the table: medians of both sides with their settings, and the ratio in the rounds."""
     unit = UNITS.get(one["number"], "")
-    sides = [f"{one[side]['median'][one['number']]:.4g}{unit}: {one[side]['settings']}" for side in ("ours", "theirs")]
+    sides = [
+        f"{one[side]['median'][one['number']]:.4g}{unit}: {one[side]['settings']}"
+        for side in ("ours", "theirs")
+    ]
     ratio, goal = one["ratio"], "-"
     if one["goal"] is not None:
         goal = f"{one['goal']:.2f} {'reached' if one['reached'] else '**missed**'}"
@@ -78,9 +84,12 @@ def machine(name: str, found: Mapping[str, Any]) -> Iterator[str]:
     versions = ", ".join(f"{key} {value}" for key, value in own["versions"].items())
     rounds = len(found["rows"][0]["ours"]["rounds"])
     yield (
-        f"- `{found['command']}`, {found['date']}, {rounds} rounds: {own['processor']}, {own['cores']} cores, {own['device']}, load "
-        f"{own['load'][0]:.1f} to {own['load'][1]:.1f}, {own['cores_busy_with_other_work']} cores busy with other work, OMP_NUM_THREADS "
-        f"{own['threads']}; {versions}. Limits in the same run: {limits}. All numbers: [results/{name}.json](results/{name}.json)"
+        f"- `{found['command']}`, {found['date']}, {rounds} rounds: {own['processor']}, {own['cores']} "
+        f"cores, {own['device']}, load "
+        f"{own['load'][0]:.1f} to {own['load'][1]:.1f}, {own['cores_busy_with_other_work']} cores busy with "
+        f"other work, OMP_NUM_THREADS "
+        f"{own['threads']}; {versions}. Limits in the same run: {limits}. All numbers: "
+        f"[results/{name}.json](results/{name}.json)"
     )
 
 

@@ -3,7 +3,8 @@
     python benchmarks/trace.py --batch 16 --steps 20                      # a CPU
     python benchmarks/trace.py --batch 512 --steps 200 --precision bf16   # a GPU
 
-The images are noise and lie in memory, so that only the step is timed; what the checksums cost a loader worker is timed beside it.
+The images are noise and lie in memory, so that only the step is timed; what the checksums cost a loader
+worker is timed beside it.
 """
 
 import argparse
@@ -38,7 +39,9 @@ MEAN_STD = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
 
 def main() -> None:
     """Print the medians."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--steps", type=int, default=20, help="of each kind")
     parser.add_argument("--precision", default="float32")
@@ -48,7 +51,9 @@ def main() -> None:
     plain, recorded, extra = [], [], []
     with tempfile.TemporaryDirectory() as folder:
         journal = Journal(Path(folder) / LOG)
-        recorder = Recorder(Path(folder), journal, runtime, trainer.unwrapped, range(given.batch), given.batch)
+        recorder = Recorder(
+            Path(folder), journal, runtime, trainer.unwrapped, range(given.batch), given.batch
+        )
         recorder.start(0, {"made_of": {}})
         for step in range(-3, 2 * given.steps):
             began = seconds(runtime)
@@ -60,15 +65,21 @@ def main() -> None:
             if step >= 0:
                 (recorded if step % 2 else plain).append(seconds(runtime) - began)
     one, two, own = (statistics.median(values) for values in (plain, recorded, extra))
-    print(f"{runtime.device.type}, {runtime.precision}, batch {given.batch}, {torch.get_num_threads()} threads")
-    print(f"a step without the record {one * 1e3:.2f} ms, with it {two * 1e3:.2f} ms (medians of {given.steps})")
     print(
-        f"the record alone: median {own * 1e3:.3f} ms ({own / one:.2%} of a step), mean {statistics.fmean(extra) * 1e3:.3f} ms "
+        f"{runtime.device.type}, {runtime.precision}, batch {given.batch}, {torch.get_num_threads()} threads"
+    )
+    print(
+        f"a step without the record {one * 1e3:.2f} ms, with it {two * 1e3:.2f} ms (medians of {given.steps})"
+    )
+    print(
+        f"the record alone: median {own * 1e3:.3f} ms ({own / one:.2%} of a step), mean "
+        f"{statistics.fmean(extra) * 1e3:.3f} ms "
         f"({statistics.fmean(extra) / one:.2%})"
     )
     digest = of_weights(runtime, trainer)
     print(
-        f"the digest of the weights, at each {LOGGED_EVERY}th step and at checkpoints: {digest * 1e3:.1f} ms, "
+        f"the digest of the weights, at each {LOGGED_EVERY}th step and at checkpoints: "
+        f"{digest * 1e3:.1f} ms, "
         f"{digest / LOGGED_EVERY * 1e3:.2f} ms a step ({digest / LOGGED_EVERY / one:.2%})"
     )
     for size in (512, 4096):
@@ -100,7 +111,9 @@ def of_batch(runtime: Runtime, trainer: Trainer, size: int, repeats: int = 50) -
     norms = torch.rand(len(list(trainer.unwrapped.parameters())), device=runtime.device)
     result, times = Result(1.0, 1.0, 1e-4, 0, False, gradient=norms), []
     with tempfile.TemporaryDirectory() as folder:
-        recorder = Recorder(Path(folder), Journal(Path(folder) / LOG), runtime, trainer.unwrapped, range(size), size)
+        recorder = Recorder(
+            Path(folder), Journal(Path(folder) / LOG), runtime, trainer.unwrapped, range(size), size
+        )
         recorder.start(0, {"made_of": {}})
         for step in range(1, repeats + 1):
             began = seconds(runtime)

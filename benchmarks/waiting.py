@@ -1,10 +1,10 @@
 """How much of a run is not the step: `python benchmarks/waiting.py`.
 
-A run of ViT-S/16 at 224 pixels on photographs by `vitctl pretrain`, with its log, record of steps, worker and checkpoints.
-Then the same step alone: `Trainer.update` on one batch that is in memory, at the end of that same run, so with the same
-network, optimizer, precision and micro-batch. The share is what the run's step took longer, by wall clock, from the
-beginning of an update to that of the next; the wait for images is the log's own figure. Steps with a checkpoint count with
-the rest; the start and the first three do not.
+A run of ViT-S/16 at 224 pixels on photographs by `vitctl pretrain`, with its log, record of steps, worker and
+checkpoints. Then the same step alone: `Trainer.update` on one batch that is in memory, at the end of that
+same run, so with the same network, optimizer, precision and micro-batch. The share is what the run's step
+took longer, by wall clock, from the beginning of an update to that of the next; the wait for images is the
+log's own figure. Steps with a checkpoint count with the rest; the start and the first three do not.
 """
 
 import argparse
@@ -32,7 +32,9 @@ def main() -> None:
     if asked:
         print(json.dumps(run(Path(asked["folder"]), asked["words"])))
         return
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--photos", type=Path, default=PHOTOS, help="a tar of JPEG files")
     parser.add_argument("--model", default="S/16")
     parser.add_argument("--image-size", type=int, default=224)
@@ -61,7 +63,9 @@ def row(found: list[Numbers], given: argparse.Namespace) -> Row:
     alone = [{"seconds per step": numbers["alone"]} for numbers in found]
     notes = {
         "share that is not the step": statistics.median(share(numbers) for numbers in found),
-        "share outside of the update, in the run": statistics.median(1 - n["inside"] / n["run"] for n in found),
+        "share outside of the update, in the run": statistics.median(
+            1 - n["inside"] / n["run"] for n in found
+        ),
         "data-wait": statistics.median(numbers["waited"] for numbers in found),
     }
     sides = Side("`vitctl pretrain`, all it does", own), Side("`Trainer.update` on a batch in memory", alone)

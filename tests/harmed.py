@@ -1,6 +1,7 @@
 """A process that a test harms from within: `python -m tests.harmed HARM RUN`, on a prepared folder.
 
-Harms are done where nothing from outside could hit the moment: between two writes of one save, on one of two processes.
+Harms are done where nothing from outside could hit the moment: between two writes of one save, on one of two
+processes.
 """
 
 import errno

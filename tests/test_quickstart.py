@@ -49,7 +49,9 @@ def test_quickstart__fine_tuned_beats_scratch_beats_majority(
     assert "as in the result" in page
 
 
-def test_quickstart__typed_again_goes_on_in_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quickstart__typed_again_goes_on_in_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It took the representations that its own few-shot runs keep for files of somebody else."""
     for name in (*quickstart.FOLDERS, "data", "features"):
         (tmp_path / name).mkdir()
@@ -62,7 +64,9 @@ def test_quickstart__typed_again_goes_on_in_its_folder(tmp_path: Path, monkeypat
         quickstart.run_quickstart(tmp_path, 0)
 
 
-def test_quickstart__every_recipe_of_it_computes_in_float32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quickstart__every_recipe_of_it_computes_in_float32(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """docs/results.md prints its numbers: `auto` gives others on machines that are good at bf16."""
     seen: list[str] = []
 

@@ -13,13 +13,20 @@ from vitctl.cli.app import app
 
 
 def test_first_screen__what_it_is_the_set_up_and_the_way_to_predictions() -> None:
-    """The two sentences, the two lines that set it up, four commands and a picture come before any other heading."""
+    """The two sentences, the two lines that set it up, four commands and a picture come before any other
+    heading.
+    """
     first = README.partition("\n## ")[0]
     assert [line for line in first.splitlines() if line.startswith("![")]
     lines = shell_lines(first)
     assert [words[0] for words in lines] == ["python3", "python3", *["vitctl"] * 4]
-    assert " ".join(lines[0]) == "python3 -m venv .venv && .venv/bin/pip install . && .venv/bin/vitctl quickstart"
-    assert " ".join(lines[1]) == "python3 -m venv .venv && .venv/bin/pip install -e .[test] && .venv/bin/pytest"
+    assert (
+        " ".join(lines[0])
+        == "python3 -m venv .venv && .venv/bin/pip install . && .venv/bin/vitctl quickstart"
+    )
+    assert (
+        " ".join(lines[1]) == "python3 -m venv .venv && .venv/bin/pip install -e .[test] && .venv/bin/pytest"
+    )
     assert [words[1] for words in lines[2:]] == ["finetune", "predict", "export", "report"]
     assert len(first.splitlines()) <= 45
 
@@ -48,7 +55,9 @@ def test_house__every_folder_and_file_of_the_map_is_there() -> None:
     )
     assert len(named) >= 10
     assert [name for name in named if not (ROOT / name).exists()] == []
-    top = {path.name for path in (ROOT / "vitctl").iterdir() if path.is_dir() and not path.name.startswith("_")}
+    top = {
+        path.name for path in (ROOT / "vitctl").iterdir() if path.is_dir() and not path.name.startswith("_")
+    }
     assert top == {Path(name).parts[1] for name in named if name.startswith("vitctl/") and name.endswith("/")}
 
 
@@ -104,10 +113,14 @@ def test_contributing__its_pytest_lines_are_understood(pytestconfig: pytest.Conf
 
 def test_contributing__the_files_that_it_names_exist() -> None:
     linked = [path.partition("#")[0] for path in re.findall(r"\]\(([^)]*)\)", CONTRIBUTING)]
-    named = re.findall(r"`((?:vitctl|recipes|tests|docs|benchmarks)/[^`\s]*|\.[\w-]+\.yaml|\w+\.py)`", CONTRIBUTING)
+    named = re.findall(
+        r"`((?:vitctl|recipes|tests|docs|benchmarks)/[^`\s]*|\.[\w-]+\.yaml|\w+\.py)`", CONTRIBUTING
+    )
     assert len(linked) >= 4 and len(named) >= 15
     assert [path for path in linked if not (ROOT / path).exists()] == []
-    missing = [name for name in named if not (ROOT / name).exists() and not any((ROOT / "vitctl").rglob(name))]
+    missing = [
+        name for name in named if not (ROOT / name).exists() and not any((ROOT / "vitctl").rglob(name))
+    ]
     assert [name for name in missing if not any((ROOT / "tests").rglob(name))] == []
 
 
@@ -133,10 +146,16 @@ def test_mypy__is_strict_everywhere() -> None:
     assert settings["files"] == ["vitctl"]
     assert {key for key in settings if key.startswith(("disallow", "allow", "warn", "exclude"))} == set()
     assert [rule["module"] for rule in settings["overrides"] if "vitctl" in rule["module"]] == []
-    sources = {str(path.relative_to(ROOT / "vitctl")): path.read_text() for path in (ROOT / "vitctl").rglob("*.py")}
-    ignored = {name: text.count("# type: ignore") for name, text in sources.items() if "# type: ignore" in text}
+    sources = {
+        str(path.relative_to(ROOT / "vitctl")): path.read_text() for path in (ROOT / "vitctl").rglob("*.py")
+    }
+    ignored = {
+        name: text.count("# type: ignore") for name, text in sources.items() if "# type: ignore" in text
+    }
     assert sum(ignored.values()) <= 6
-    assert not [name for name in ignored if name.startswith(("engine/", "recipe/", "launch/", "system/", "jobs/"))]
+    assert not [
+        name for name in ignored if name.startswith(("engine/", "recipe/", "launch/", "system/", "jobs/"))
+    ]
 
 
 def test_house__the_map_names_every_module() -> None:
@@ -147,9 +166,13 @@ def test_house__the_map_names_every_module() -> None:
             rooms[room] = found[2]
         elif line.startswith(" "):
             rooms[room] += line
-    modules = [path for path in (ROOT / "vitctl").rglob("[!_]*.py") if path.parent.name not in ("vitctl", "readers")]
+    modules = [
+        path for path in (ROOT / "vitctl").rglob("[!_]*.py") if path.parent.name not in ("vitctl", "readers")
+    ]
     assert len(modules) > 150
     homes = {path: str(path.parent.relative_to(ROOT)) for path in modules}
     assert [
-        f"{home}/{path.name}" for path, home in homes.items() if not re.search(rf"\b{path.stem}\b", rooms.get(home, ""))
+        f"{home}/{path.name}"
+        for path, home in homes.items()
+        if not re.search(rf"\b{path.stem}\b", rooms.get(home, ""))
     ] == []

@@ -1,8 +1,9 @@
-"""A signal at any moment of any command: code 3 and one line, and what was begun goes on as if nothing had been.
+"""A signal at any moment of any command: code 3 and one line, and what was begun goes on as if nothing had
+been.
 
-Signals come from within, right before the n-th call of a function, so that they hit the same moment every time. That they come
-from outside, to one process or to several, is held by test_faults.py, test_golden.py, launch/test_launcher.py
-and benchmarks/soak.py.
+Signals come from within, right before the n-th call of a function, so that they hit the same moment every
+time. That they come from outside, to one process or to several, is held by test_faults.py, test_golden.py,
+launch/test_launcher.py and benchmarks/soak.py.
 """
 
 import json
@@ -19,7 +20,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import TINY, checkpoint, sample_keys, train_records
-from tests.jobs.conftest import pretrained  # noqa: F401
+from tests.trained import pretrained  # noqa: F401
 from vitctl.cli.app import main
 from vitctl.data.datasets.readers import shapes
 from vitctl.data.inspect import dedup, verify
@@ -29,9 +30,9 @@ from vitctl.engine import evaluation, loop, training
 from vitctl.engine.checkpoint import files as checkpoints
 from vitctl.engine.distributed import agreement
 from vitctl.engine.preemption import SIGNALS
+from vitctl.export import weights_file
 from vitctl.jobs import features, fewshot, pretrain, probe
 from vitctl.jobs import training as jobs_training
-from vitctl.jobs.export_formats import weights_file
 
 CPU = ("--set", "machine.device=cpu", "--set", "machine.workers=0", "--set", "machine.precision=float64")
 FEW = ("--set", "schedule.warmup_steps=1", "--set", "schedule.batch_size=8")
@@ -61,7 +62,9 @@ def vitctl(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -
 
 @pytest.fixture
 def hit() -> Iterator[Hit]:
-    """hit(module, "function", 2, SIGTERM): the signal comes right before the second call from now on, and only then."""
+    """hit(module, "function", 2, SIGTERM): the signal comes right before the second call from now on, and
+    only then.
+    """
     armed: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
 
@@ -82,7 +85,9 @@ def hit() -> Iterator[Hit]:
 
 
 def heard(number: signal.Signals) -> str:
-    return f"vitctl: {number.name}: stopping as soon as the work so far is safe; a second signal stops at once\n"
+    return (
+        f"vitctl: {number.name}: stopping as soon as the work so far is safe; a second signal stops at once\n"
+    )
 
 
 def status(folder: Path) -> str:
@@ -171,7 +176,10 @@ def test_pretrain__goes_on_bit_for_bit(
     folder = tmp_path / "a"
     hit(*moment, number)
     code, said = vitctl(*pretraining(tiny_data), "--out", folder)
-    assert (code, said) == (3, f"{heard(number)}stopped and saved in {folder}; resume with: vitctl resume {folder}\n")
+    assert (code, said) == (
+        3,
+        f"{heard(number)}stopped and saved in {folder}; resume with: vitctl resume {folder}\n",
+    )
     assert status(folder) == "stopped"
     saved, problems = checkpoints.newest_checkpoint(folder / "checkpoints")
     assert saved is not None and problems == []
@@ -214,11 +222,17 @@ def test_job__ends_as_if_nothing_had_been(
 ) -> None:
     data = () if job[0] == "vtab" else ("--data", tiny_data)
     line = (*job, *CPU, "--from", pretrained, *data)
-    straight, folder = tmp_path / "straight", tmp_path / "there" / "a"  # features that are kept are not shared
+    straight, folder = (
+        tmp_path / "straight",
+        tmp_path / "there" / "a",
+    )  # features that are kept are not shared
     assert vitctl(*line, "--out", straight)[0] == 0
     hit(*moment, number)
     code, said = vitctl(*line, "--out", folder)
-    assert (code, said) == (3, f"{heard(number)}stopped and saved in {folder}; resume with: vitctl resume {folder}\n")
+    assert (code, said) == (
+        3,
+        f"{heard(number)}stopped and saved in {folder}; resume with: vitctl resume {folder}\n",
+    )
     assert status(folder) == "stopped"
     assert vitctl("resume", folder)[0] == 0
     metrics = [json.loads((path / "result.json").read_text())["metrics"] for path in (folder, straight)]
@@ -233,7 +247,9 @@ def test_export__keeps_what_is_verified(
 ) -> None:
     folder = tmp_path / "a"
     hit(weights_file, "agree", 1, TERM)
-    code, said = vitctl("export", "--from", pretrained, "--to", "google", "--to", "safetensors", "--out", folder)
+    code, said = vitctl(
+        "export", "--from", pretrained, "--to", "google", "--to", "safetensors", "--out", folder
+    )
     assert (code, said[: len(heard(TERM))]) == (3, heard(TERM))
     weights = folder / "google" / "model.npz", folder / "model.safetensors"
     assert [path.exists() for path in weights] == [True, False]
@@ -242,7 +258,10 @@ def test_export__keeps_what_is_verified(
     assert not [path for path in folder.iterdir() if "partial" in path.name]
 
 
-SHARDS: tuple[tuple[str, ...], Moment] = (("shards", "photos", "out", "--workers", "0"), (write, "label_text", 30))
+SHARDS: tuple[tuple[str, ...], Moment] = (
+    ("shards", "photos", "out", "--workers", "0"),
+    (write, "label_text", 30),
+)
 DEDUP = ("dedup", "own", "--against", "other", "--apply", "--workers", "0")
 DATA: dict[str, tuple[tuple[str, ...], Moment, signal.Signals]] = {
     "shards, SIGTERM": (*SHARDS, TERM),
@@ -294,7 +313,11 @@ def pictures(root: Path) -> Path:
 def visible(root: Path) -> dict[Path, bytes]:
     """The files that a person sees, by their names."""
     paths = {path: path.relative_to(root) for path in root.rglob("*") if path.is_file()}
-    return {name: path.read_bytes() for path, name in paths.items() if not any(p.startswith(".") for p in name.parts)}
+    return {
+        name: path.read_bytes()
+        for path, name in paths.items()
+        if not any(p.startswith(".") for p in name.parts)
+    }
 
 
 @pytest.mark.parametrize("number", SIGNALS)
@@ -302,7 +325,8 @@ def test_command__is_stopped_while_it_is_still_being_imported(number: signal.Sig
     code = (
         "import sys, time\nfrom vitctl.__main__ import main\n"
         "class Slow:\n    def find_spec(self, name, *_):\n"
-        "        if name == 'vitctl.cli.app':\n            print('importing', flush=True)\n            time.sleep(600)\n"
+        "        if name == 'vitctl.cli.app':\n            print('importing', flush=True)\n            "
+        "time.sleep(600)\n"
         "sys.meta_path.insert(0, Slow())\nmain()\n"
     )
     with subprocess.Popen(

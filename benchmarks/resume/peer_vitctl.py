@@ -1,4 +1,7 @@
-"""vitctl: the loader as the engine uses it. The state is the number of finished steps, as in `state.json` of a checkpoint."""
+"""vitctl: the loader as the engine uses it.
+
+The state is the number of finished steps, as in `state.json` of a checkpoint.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -22,19 +22,27 @@ def watched(model: Any, images: Tensor) -> tuple[list[tuple[AttentionLayer, Tens
 
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("mode", ["fused", "math"])
-def test_watch__output_and_gradients_are_the_same_bits(name: str, mode: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watch__output_and_gradients_are_the_same_bits(
+    name: str, mode: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from vitctl.models.kernels import attention
 
     monkeypatch.setattr(attention, "_kernel", mode)
     model, images = noisy_model(FAMILIES[name]).train(), random_images(FAMILIES[name].image_size)
     plain = model(images)
     plain.square().sum().backward()
-    before = {key: parameter.grad.clone() for key, parameter in model.named_parameters() if parameter.grad is not None}
+    before = {
+        key: parameter.grad.clone()
+        for key, parameter in model.named_parameters()
+        if parameter.grad is not None
+    }
     model.zero_grad()
     found, output = watched(model, images)
     output.square().sum().backward()
     assert torch.equal(output, plain)
-    assert before and all(torch.equal(before[key], p.grad) for key, p in model.named_parameters() if key in before)
+    assert before and all(
+        torch.equal(before[key], p.grad) for key, p in model.named_parameters() if key in before
+    )
     assert len(found) == len(attention_layers(model))
     assert not any(weights.requires_grad for _, weights in found)
     assert not any(module._forward_pre_hooks for module in model.modules())
@@ -49,8 +57,12 @@ def test_watch__weights_equal_numpy(name: str) -> None:
     for (layer, weights), all_tokens in zip(found, expected, strict=True):
         for row, column in np.ndindex(*layer.grid) if layer.along != "grid" else ():
             place = row * layer.grid[1] + column
-            number, line = (row, range(layer.grid[1])) if layer.along == "row" else (column, range(layer.grid[0]))
-            keys = [row * layer.grid[1] + k if layer.along == "row" else k * layer.grid[1] + column for k in line]
+            number, line = (
+                (row, range(layer.grid[1])) if layer.along == "row" else (column, range(layer.grid[0]))
+            )
+            keys = [
+                row * layer.grid[1] + k if layer.along == "row" else k * layer.grid[1] + column for k in line
+            ]
             of_query = weights[:, number, :, column if layer.along == "row" else row].numpy()
             np.testing.assert_allclose(of_query, all_tokens[:, :, place, keys], atol=1e-12)
         if layer.along == "grid":
@@ -58,11 +70,16 @@ def test_watch__weights_equal_numpy(name: str) -> None:
 
 
 def test_watch__axial_resnet_equals_loops() -> None:
-    """Logits are q k + q r_k + k r_q with the embeddings r of the offset i - j, from what each attention receives."""
+    """Logits are q k + q r_k + k r_q with the embeddings r of the offset i - j, from what each attention
+    receives.
+    """
     model = noisy_model(FAMILIES["axial resnet"])
     attentions = [module for module in model.modules() if isinstance(module, AxialAttention)]
     received: list[np.ndarray] = []
-    handles = [one.register_forward_pre_hook(lambda _, given: received.append(given[0].numpy())) for one in attentions]
+    handles = [
+        one.register_forward_pre_hook(lambda _, given: received.append(given[0].numpy()))
+        for one in attentions
+    ]
     with torch.no_grad():
         found, _ = watched(model, random_images(32))
     for handle in handles:
@@ -74,11 +91,16 @@ def test_watch__axial_resnet_equals_loops() -> None:
         qkv = reference.group_norm(np.einsum("oc,bcl->bol", w["qkv.weight"], x), w, "qkv_norm", 4, 1e-4)
         size, table = module.head_size, w["relative_position"]
         for head in range(2):
-            query, key = qkv[:, head * 2 * size :][:, : size // 2], qkv[:, head * 2 * size :][:, size // 2 : size]
+            query, key = (
+                qkv[:, head * 2 * size :][:, : size // 2],
+                qkv[:, head * 2 * size :][:, size // 2 : size],
+            )
             logits = np.einsum("bdi,bdj->bij", query, key)
             for i, j in np.ndindex(8, 8):
                 offset = table[i - j + 7]
-                logits[:, i, j] += query[:, :, i] @ offset[size // 2 : size] + key[:, :, j] @ offset[: size // 2]
+                logits[:, i, j] += (
+                    query[:, :, i] @ offset[size // 2 : size] + key[:, :, j] @ offset[: size // 2]
+                )
             powers = np.exp(logits - logits.max(-1, keepdims=True))
             expected = powers / powers.sum(-1, keepdims=True)
             np.testing.assert_allclose(weights[:, :, head].flatten(0, 1).numpy(), expected, atol=1e-12)

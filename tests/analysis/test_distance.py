@@ -7,7 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from tests.analysis.conftest import FAMILIES, TRANSFORMERS, noisy_model, numpy_attentions, random_images, uniform
+from tests.analysis.conftest import (
+    FAMILIES,
+    TRANSFORMERS,
+    noisy_model,
+    numpy_attentions,
+    random_images,
+    uniform,
+)
 from vitctl.analysis.attention import AttentionLayer, attention_layers, pixels_per_patch
 from vitctl.analysis.distance import attention_distance, patch_distances, uniform_distance
 from vitctl.analysis.observe import observe
@@ -37,7 +44,9 @@ def test_distance__equals_loops_in_numpy(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in FAMILIES if "resnet v" not in name])
 def test_distance__of_uniform_attention_is_the_mean_of_all_distances(name: str) -> None:
-    """In a line of L places the mean of |i - j| over all pairs is (L^2 - 1) / 3 L; on a grid it is summed here."""
+    """In a line of L places the mean of |i - j| over all pairs is (L^2 - 1) / 3 L; on a grid it is summed
+    here.
+    """
     config = FAMILIES[name]
     model = uniform(noisy_model(config))
     distances = observe(model, random_images(config.image_size)).distances
@@ -45,8 +54,12 @@ def test_distance__of_uniform_attention_is_the_mean_of_all_distances(name: str) 
         rows, columns = layer.grid
         line = (rows**2 - 1) / (3 * rows)
         pairs = product(product(range(rows), range(columns)), repeat=2)
-        mean = sum(math.dist(a, b) for a, b in pairs) / (rows * columns) ** 2 if layer.along == "grid" else line
-        torch.testing.assert_close(distances[:, number], torch.full_like(distances[:, number], layer.stride * mean))
+        mean = (
+            sum(math.dist(a, b) for a, b in pairs) / (rows * columns) ** 2 if layer.along == "grid" else line
+        )
+        torch.testing.assert_close(
+            distances[:, number], torch.full_like(distances[:, number], layer.stride * mean)
+        )
         assert uniform_distance(layer) == pytest.approx(layer.stride * mean, rel=1e-12)
 
 
@@ -60,7 +73,9 @@ def test_distance__of_four_patches_by_hand() -> None:
     weights = torch.stack([to_itself, to_class_token, to_next])[None].double()
     found = attention_distance(weights, layer)
     assert found.shape == (1, 3)
-    assert found[0].tolist() == pytest.approx([0, uniform_distance(layer), 16])  # the class token does not count
+    assert found[0].tolist() == pytest.approx(
+        [0, uniform_distance(layer), 16]
+    )  # the class token does not count
 
 
 def test_distance__everything_to_the_class_token_is_no_nan() -> None:

@@ -12,7 +12,10 @@ from vitctl.models.variants import variant
 
 @pytest.mark.parametrize("num_filters", [200, 40])  # more and fewer than the 48 numbers of a filter
 def test_components__are_eigenvectors_of_the_covariance(num_filters: int) -> None:
-    filters = torch.randn(num_filters, 3, 4, 4, generator=torch.Generator().manual_seed(0)) * torch.rand(1, 3, 4, 4) + 1
+    filters = (
+        torch.randn(num_filters, 3, 4, 4, generator=torch.Generator().manual_seed(0)) * torch.rand(1, 3, 4, 4)
+        + 1
+    )
     flat = filters.double().numpy().reshape(num_filters, -1)
     variances, directions = np.linalg.eigh(np.cov(flat, rowvar=False))
     found = principal_components(filters)

@@ -15,8 +15,10 @@ REASONS = {
         "pooling": "a ResNet has no class token: the map is averaged",
     },
     "axial resnet": {
-        "position_similarity": "its positions are offsets within rows and columns, inside each attention; none belongs to a patch",
-        "rollout": "its attentions lie between convolutions that change the map, so that no token keeps its place",
+        "position_similarity": "its positions are offsets within rows and columns, inside each attention; "
+        "none belongs to a patch",
+        "rollout": "its attentions lie between convolutions that change the map, so that no token keeps "
+        "its place",
         "pooling": "it has no class token: the map is averaged",
     },
     "axial": {"pooling": NO_TOKEN},
@@ -55,6 +57,9 @@ def test_observe__has_all_that_is_not_missing(name: str) -> None:
 
 def test_observe__batches_join() -> None:
     model, images = noisy_model(FAMILIES["vit"]), random_images(32)
-    whole, joined = observe(model, images), Observed.joined([observe(model, images[:2]), observe(model, images[2:])])
+    whole, joined = (
+        observe(model, images),
+        Observed.joined([observe(model, images[:2]), observe(model, images[2:])]),
+    )
     for name in vars(whole):
         torch.testing.assert_close(getattr(joined, name), getattr(whole, name))

@@ -47,9 +47,13 @@ def shown(axes: Any) -> np.ndarray:
 
 @pytest.mark.parametrize("count", [28, 5, 1])
 def test_filters__grey_is_zero(count: int) -> None:
-    components = principal_components(torch.randn(40, 3, 4, 4, generator=torch.Generator().manual_seed(0)), count)
+    components = principal_components(
+        torch.randn(40, 3, 4, 4, generator=torch.Generator().manual_seed(0)), count
+    )
     figure = draw_filters(components, HEADING)
-    assert {"A title", "weights  ·  a network  ·  some images", f"1: {components.shares[0]:.1%}"} <= set(words(figure))
+    assert {"A title", "weights  ·  a network  ·  some images", f"1: {components.shares[0]:.1%}"} <= set(
+        words(figure)
+    )
     pictures = [axes for axes in figure.axes if axes.images]
     assert len(pictures) == count
     for axes, image in zip(pictures, components.images, strict=True):
@@ -68,7 +72,14 @@ def test_positions__every_patch_has_its_map_in_its_place() -> None:
     ]
     figure = draw_position_similarity(panels, HEADING)
     texts = words(figure)
-    assert {"learned", "none", "relative", "cosine similarity", "row of the patch", "column of the patch"} <= set(texts)
+    assert {
+        "learned",
+        "none",
+        "relative",
+        "cosine similarity",
+        "row of the patch",
+        "column of the patch",
+    } <= set(texts)
     assert "the network was built without position embedding" in [" ".join(text.split()) for text in texts]
     tiles = shown(figure.axes[0])
     for row, column in np.ndindex(rows, columns):
@@ -87,9 +98,12 @@ def test_distance__a_dot_for_each_head_within_the_axes() -> None:
     dots = np.concatenate([one.get_offsets() for one in axes.collections])
     assert sorted(map(tuple, dots.tolist())) == [(1, 1), (1, 12), (2, 5), (2, 20), (3, 15), (3, 40)]
     assert axes.get_ylim()[0] == 0 and axes.get_ylim()[1] > 40
-    assert {"mean attention distance, pixels", "a head", "uniform attention", "of the image's width, %"} <= set(
-        words(figure)
-    )
+    assert {
+        "mean attention distance, pixels",
+        "a head",
+        "uniform attention",
+        "of the image's width, %",
+    } <= set(words(figure))
     assert inside(figure)
 
 
@@ -101,9 +115,13 @@ def test_distance__rows_and_columns_are_told_apart() -> None:
 
 
 def rolled(number: int) -> RolledImage:
-    pixels = torch.randint(0, 256, (3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(number))
+    pixels = torch.randint(
+        0, 256, (3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(number)
+    )
     masks = (torch.rand(2, 2) + 0.1, torch.rand(2, 2) + 0.1)
-    return RolledImage(pixels, (pixels // 2, pixels // 3), masks, f"a very long name of image {number}\npredicted: owl")
+    return RolledImage(
+        pixels, (pixels // 2, pixels // 3), masks, f"a very long name of image {number}\npredicted: owl"
+    )
 
 
 def test_rollout__overlays_and_masks_relative_to_their_mean() -> None:

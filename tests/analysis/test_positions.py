@@ -23,7 +23,10 @@ def test_similarity__of_patches_equals_loops(name: str) -> None:
             if name == "2d":
                 one, other = (
                     torch.cat(
-                        [state["position_columns"][layer, p % columns], state["position_rows"][layer, p // columns]]
+                        [
+                            state["position_columns"][layer, p % columns],
+                            state["position_rows"][layer, p // columns],
+                        ]
                     )
                     for p in (a, b)
                 )

@@ -25,7 +25,9 @@ def test_rollout__equals_numpy(name: str) -> None:
         products = {True: with_residual @ products[True], False: mean @ products[False]}
     seen = observe(model, images)
     for identity, found in ((True, seen.mask), (False, seen.mask_without_identity)):
-        of_output = products[identity][:, 0, 1:] if config.classifier == "token" else products[identity].mean(axis=1)
+        of_output = (
+            products[identity][:, 0, 1:] if config.classifier == "token" else products[identity].mean(axis=1)
+        )
         np.testing.assert_allclose(found.numpy(), of_output.reshape(3, *config.grid), rtol=1e-11)
     assert not torch.allclose(seen.mask, seen.mask_without_identity)
 
@@ -59,12 +61,21 @@ def test_overlay__is_as_bright_as_the_mask() -> None:
     masks[1] = torch.tensor([[0.2, 0.0], [0.0, 0.0]])
     bright, partly = overlay(images, masks, 8)
     assert bright[:, :16, :16].unique().tolist() == [200]
-    assert bright[:, 16:].unique().tolist() == bright[:, :, 16:].unique().tolist() == [0]  # no patch covers these
+    assert (
+        bright[:, 16:].unique().tolist() == bright[:, :, 16:].unique().tolist() == [0]
+    )  # no patch covers these
     assert partly[0, 0, 0] == 200 and partly[0, 15, 15] == 0
     assert 0 < partly[0, 8, 3] < partly[0, 7, 3] < 200
 
 
 def test_overlay__of_a_map_that_is_larger_than_the_image() -> None:
     """A ResNet rounds odd sides up."""
-    assert overlay(torch.zeros(1, 3, 37, 37, dtype=torch.uint8), torch.ones(1, 5, 5), 8).shape == (1, 3, 37, 37)
-    assert overlay(torch.zeros(1, 3, 9, 9, dtype=torch.uint8), torch.zeros(1, 1, 1), 8).unique().tolist() == [0]
+    assert overlay(torch.zeros(1, 3, 37, 37, dtype=torch.uint8), torch.ones(1, 5, 5), 8).shape == (
+        1,
+        3,
+        37,
+        37,
+    )
+    assert overlay(torch.zeros(1, 3, 9, 9, dtype=torch.uint8), torch.zeros(1, 1, 1), 8).unique().tolist() == [
+        0
+    ]

@@ -1,4 +1,6 @@
-"""benchmarks/step.py, gpu.py and inference.py with a tiny network: they run, both sides are measured, and goals are told."""
+"""benchmarks/step.py, gpu.py and inference.py with a tiny network: they run, both sides are measured, and
+goals are told.
+"""
 
 import json
 import subprocess
@@ -108,7 +110,10 @@ def test_inference__logits_that_differ_end_it(tmp_path: Path) -> None:
     own = np.random.default_rng(0).normal(size=(2, 10))
     np.save(tmp_path / "float32 ours in torch, 0.npy", own)
     np.save(tmp_path / "float32 timm in torch, 1.npy", own + 1e-6)
-    assert set(inference.compare_logits(tmp_path, "float32")) == {"float32 ours in torch", "float32 timm in torch"}
+    assert set(inference.compare_logits(tmp_path, "float32")) == {
+        "float32 ours in torch",
+        "float32 timm in torch",
+    }
     np.save(tmp_path / "float32 timm in torch, 1.npy", own + 0.1)
     with pytest.raises(SystemExit, match=r"timm in torch differs from ours in torch by 0\.1"):
         inference.compare_logits(tmp_path, "float32")

@@ -21,7 +21,9 @@ from vitctl.errors import RecipeError
 QUICK = ("--seconds", 1)
 
 
-def test_model__prints_the_split_and_the_verdict_and_writes_the_numbers(vitctl: Vitctl, tiny_data: Path) -> None:
+def test_model__prints_the_split_and_the_verdict_and_writes_the_numbers(
+    vitctl: Vitctl, tiny_data: Path
+) -> None:
     said = vitctl("bench", "model", "--recipe", TINY, "--data", tiny_data, *QUICK, "--json", "out/bench.json")
     assert said.code == 0
     numbers = json.loads(Path("out/bench.json").read_text())
@@ -180,9 +182,24 @@ def test_data__of_a_recipe_with_several_processes_is_that_of_one(vitctl: Vitctl,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
-def test_processes__end_with_a_signal_to_the_command(tiny_data: Path, tmp_path: Path, number: signal.Signals) -> None:
-    """To the command alone, as `kill` and `timeout` send it: the processes stop, keep what they have, and none is left."""
-    line = ["--recipe", TINY, "--data", tiny_data, "--seconds", 300, "--processes", 2, "--json", tmp_path / "a.json"]
+def test_processes__end_with_a_signal_to_the_command(
+    tiny_data: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    """To the command alone, as `kill` and `timeout` send it: the processes stop, keep what they have, and
+    none is left.
+    """
+    line = [
+        "--recipe",
+        TINY,
+        "--data",
+        tiny_data,
+        "--seconds",
+        300,
+        "--processes",
+        2,
+        "--json",
+        tmp_path / "a.json",
+    ]
     command = [sys.executable, "-m", "vitctl", "bench", "model", *map(str, line)]
     log = tmp_path / "log"
     with log.open("w") as file, subprocess.Popen(command, stdout=file, stderr=file, cwd=tmp_path) as started:
@@ -203,9 +220,11 @@ def test_processes__end_with_a_signal_to_the_command(tiny_data: Path, tmp_path: 
 
 @pytest.mark.slow
 def test_ctrl_c__keeps_what_was_measured(tiny_data: Path, tmp_path: Path) -> None:
-    """The signal comes while steps are measured; the numbers so far are printed and written, and the exit code is 3."""
+    """The signal comes while steps are measured; the numbers so far are printed and written, and the exit
+    code is 3.
+    """
     code = (
-        "import os, signal, sys, vitctl.jobs.bench.training as t\n"
+        "import os, signal, sys, vitctl.bench.training as t\n"
         "own = t._agreed\n"
         "def agreed(prepared, over):\n"
         "    os.kill(os.getpid(), signal.SIGINT)\n"
@@ -215,9 +234,24 @@ def test_ctrl_c__keeps_what_was_measured(tiny_data: Path, tmp_path: Path) -> Non
         "from vitctl.cli.app import main\n"
         "main()\n"
     )
-    line = ["bench", "model", "--recipe", TINY, "--data", tiny_data, "--seconds", 1e6, "--json", tmp_path / "a.json"]
+    line = [
+        "bench",
+        "model",
+        "--recipe",
+        TINY,
+        "--data",
+        tiny_data,
+        "--seconds",
+        1e6,
+        "--json",
+        tmp_path / "a.json",
+    ]
     done = subprocess.run(
-        [sys.executable, "-c", code, *map(str, line)], capture_output=True, text=True, cwd=tmp_path, timeout=300
+        [sys.executable, "-c", code, *map(str, line)],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=300,
     )
     assert done.returncode == 3, done.stderr
     assert "stopped early: what was measured until then is above" in done.stdout

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from vitctl.cli import completion
 from vitctl.cli.app import app
 from vitctl.data.datasets.catalog import DATA_SETS
-from vitctl.jobs.export import WRITERS
+from vitctl.export.export import WRITERS
 from vitctl.recipe.load import every_key, load_recipe, recipe_names
 from vitctl.recipe.schema import Pretrain
 
@@ -19,7 +19,10 @@ from vitctl.recipe.schema import Pretrain
 def offered(line: str, shell: str = "bash") -> list[str]:
     """What is offered for the last word of a line."""
     words = line.split(" ")
-    given = {"bash": {"COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}, "zsh": {"_TYPER_COMPLETE_ARGS": line}}
+    given = {
+        "bash": {"COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)},
+        "zsh": {"_TYPER_COMPLETE_ARGS": line},
+    }
     env = {"_VITCTL_COMPLETE": f"complete_{shell}", **given[shell]}
     return CliRunner().invoke(app, [], env=env, prog_name="vitctl").stdout.split()
 

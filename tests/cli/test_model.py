@@ -69,7 +69,9 @@ def test_as_typed__fewshot_without_weights(vitctl: Vitctl, tmp_path: Path) -> No
     assert list(tmp_path.iterdir()) == []
 
 
-def test_as_typed__fewshot_with_weights_needs_no_data(vitctl: Vitctl, pretrained: Path, tmp_path: Path) -> None:
+def test_as_typed__fewshot_with_weights_needs_no_data(
+    vitctl: Vitctl, pretrained: Path, tmp_path: Path
+) -> None:
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "first").symlink_to(pretrained)
     said = vitctl("fewshot", "--shots", 5)
@@ -98,15 +100,19 @@ def test_export__unknown_format(vitctl: Vitctl, pretrained: Path) -> None:
     assert said.code == 2
     assert (
         said.err
-        == "vitctl: export.to: tflite cannot be written; choose from onnx, safetensors, google, timm, hf, torchvision, pt2\n"
+        == "vitctl: export.to: tflite cannot be written; choose from onnx, safetensors, google, timm, hf, "
+        "torchvision, pt2\n"
     )
 
 
-def test_evaluate__imagenet_takes_its_validation_split_and_real_its_file(vitctl: Vitctl, pretrained: Path) -> None:
+def test_evaluate__imagenet_takes_its_validation_split_and_real_its_file(
+    vitctl: Vitctl, pretrained: Path
+) -> None:
     said = vitctl("evaluate", "--from", pretrained, "--dataset", "imagenet", "--labels", "real")
     assert (said.code, said.err.count("\n")) == (2, 1)
     assert (
-        "imagenet: expected shards with split 'validation' and 1,000 classes in data/imagenet, found none" in said.err
+        "imagenet: expected shards with split 'validation' and 1,000 classes in data/imagenet, found none"
+        in said.err
     )
     said = vitctl("evaluate", "--from", pretrained, "--dataset", "objectnet")
     assert "objectnet-1.0.zip from https://objectnet.dev" in said.err
@@ -140,7 +146,9 @@ def test_fewshot__several_shots_and_several_sets(vitctl: Vitctl, pretrained: Pat
     said = vitctl(*line)
     assert (said.code, said.err) == (0, "")
     table = said.out[said.out.index("data set") :].splitlines()
-    assert [row.split()[:2] for row in table[1:5]] == [[n, s] for n in ("digits", "shapes-shape") for s in ("1", "2")]
+    assert [row.split()[:2] for row in table[1:5]] == [
+        [n, s] for n in ("digits", "shapes-shape") for s in ("1", "2")
+    ]
     assert [row.split()[:4] for row in table[5:7]] == [["mean", "of", "2", "1"], ["mean", "of", "2", "2"]]
     assert list(result(tmp_path / "few")["metrics"]["data_sets"]) == ["digits", "shapes-shape"]
     wrong = vitctl("fewshot", "--from", pretrained, "--shots", "1;5")
@@ -150,8 +158,20 @@ def test_fewshot__several_shots_and_several_sets(vitctl: Vitctl, pretrained: Pat
     )
 
 
-def test_finetune__the_sweep_in_one_command(vitctl: Vitctl, pretrained: Path, tiny_data: Path, tmp_path: Path) -> None:
-    small = ("--steps", 4, "--set", "schedule.warmup_steps=1", "--set", "schedule.batch_size=8", "--res", 16, *QUICK)
+def test_finetune__the_sweep_in_one_command(
+    vitctl: Vitctl, pretrained: Path, tiny_data: Path, tmp_path: Path
+) -> None:
+    small = (
+        "--steps",
+        4,
+        "--set",
+        "schedule.warmup_steps=1",
+        "--set",
+        "schedule.batch_size=8",
+        "--res",
+        16,
+        *QUICK,
+    )
     line = ("finetune", "--recipe", "finetune_pets", "--from", pretrained, "--data", tiny_data, *small)
     said = vitctl(*line, "--out", "swept")
     assert (said.code, said.err) == (0, "")

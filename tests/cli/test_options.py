@@ -42,7 +42,9 @@ STEPS, WARMUP = 20, 5  # of TINY
         ("recipes show smoke --patch-size 4", "--set model.patch_size=4"),
     ],
 )
-def test_unknown_option__names_the_flag_or_the_set_that_does_it(vitctl: Vitctl, line: str, instead: str) -> None:
+def test_unknown_option__names_the_flag_or_the_set_that_does_it(
+    vitctl: Vitctl, line: str, instead: str
+) -> None:
     said = vitctl(*line.split())
     assert said.code == 2
     assert said.err.splitlines()[-1] == f"vitctl: did you mean {instead}"

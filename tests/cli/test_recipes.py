@@ -25,7 +25,9 @@ def test_list__fits_a_screen_and_has_every_name_once(vitctl: Vitctl, monkeypatch
     assert len(lines) < 40
     assert max(map(len, lines)) <= 80
     column = lines[0].index("names")
-    assert sorted(" ".join(line[column:] for line in lines[1:-3]).split()) == sorted(recipe_names() + sweep_names())
+    assert sorted(" ".join(line[column:] for line in lines[1:-3]).split()) == sorted(
+        recipe_names() + sweep_names()
+    )
     assert "others" not in " ".join(lines)
 
 
@@ -39,10 +41,15 @@ def test_list__a_word_finds(vitctl: Vitctl) -> None:
 
 
 def test_show__is_toml_with_and_without_origins(vitctl: Vitctl) -> None:
-    plain, origins = vitctl("recipes", "show", "jft_h14").out, vitctl("recipes", "show", "jft_h14", "--origins").out
+    plain, origins = (
+        vitctl("recipes", "show", "jft_h14").out,
+        vitctl("recipes", "show", "jft_h14", "--origins").out,
+    )
     assert tomllib.loads(plain) == tomllib.loads(origins)
     assert tomllib.loads(plain)["model"]["name"] == "H/14"
-    assert all(line.startswith("# ") and line.endswith(" is unset") for line in plain.splitlines() if "#" in line)
+    assert all(
+        line.startswith("# ") and line.endswith(" is unset") for line in plain.splitlines() if "#" in line
+    )
     assert 'name = "H/14"                             # jft_h14.toml:5' in origins
     assert "0.25" in vitctl("recipes", "show", "jft_h14", "--set", "optimizer.lr=0.25").out
 
@@ -107,7 +114,8 @@ def test_table__every_table_and_the_asked_column(vitctl: Vitctl) -> None:
     [
         (
             ("10",),
-            "there is no table '10' here; there are 1, 2, 3, 4, 5, 6, 7, 8, 9, fig2, fig3, fig4, fig5, fig13, 4.6, figures",
+            "there is no table '10' here; there are 1, 2, 3, 4, 5, 6, 7, 8, 9, fig2, fig3, fig4, fig5, "
+            "fig13, 4.6, figures",
         ),
         (("6", "--plot", "a.png"), "--plot a.png: there are plots of fig2, fig3, fig5, fig13"),
         (("fig5", "--plot", "a.pdf"), "--plot a.pdf: should be the name of a .png file"),

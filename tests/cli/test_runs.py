@@ -36,7 +36,9 @@ def test_report__writes_one_page_and_says_where(vitctl: Vitctl, pretrained: Path
 
 
 def test_report__errors_are_one_line(vitctl: Vitctl, finished: Path, tmp_path: Path) -> None:
-    assert vitctl("report", "gone").err == "vitctl: gone: no such folder; give run folders, such as runs/NAME\n"
+    assert (
+        vitctl("report", "gone").err == "vitctl: gone: no such folder; give run folders, such as runs/NAME\n"
+    )
     said = vitctl("report", finished, "-o", tmp_path / "no" / "such" / "page.html")
     assert said.code == 2
     assert said.err.startswith("vitctl: ") and said.err.count("\n") == 1
@@ -50,7 +52,10 @@ def test_runs__lists_them(vitctl: Vitctl, finished: Path) -> None:
     with lock_held(finished):
         assert "running" in vitctl("runs").out
     assert vitctl("runs", "--in", finished).out == f"no runs in {finished}\n"
-    assert vitctl("runs", "--in", "gone").err == "vitctl: gone: no such folder; give the folder of the runs with --in\n"
+    assert (
+        vitctl("runs", "--in", "gone").err
+        == "vitctl: gone: no such folder; give the folder of the runs with --in\n"
+    )
 
 
 def test_show__draws_the_curves(vitctl: Vitctl, finished: Path) -> None:
@@ -83,7 +88,9 @@ def test_tail__ends_with_the_run(vitctl: Vitctl, tmp_path: Path, monkeypatch: py
     assert begun.wait(60)
     said = vitctl("runs", "tail", run)
     worker.join()
-    assert [text for text in ("before", "while it was followed", "failed: the end") if said.out.count(text) != 1] == []
+    assert [
+        text for text in ("before", "while it was followed", "failed: the end") if said.out.count(text) != 1
+    ] == []
     assert said.out.index("before") < said.out.index("while it was followed") < said.out.index("the end")
     again = vitctl("runs", "tail", run)
     assert again.code == 0
@@ -108,7 +115,9 @@ def test_clean__asks_first(vitctl: Vitctl, pretrained: Path, tmp_path: Path) -> 
     assert "nothing to delete" in vitctl("runs", "clean").out
 
 
-def test_clean__takes_the_folder_before_or_behind_the_word(vitctl: Vitctl, pretrained: Path, tmp_path: Path) -> None:
+def test_clean__takes_the_folder_before_or_behind_the_word(
+    vitctl: Vitctl, pretrained: Path, tmp_path: Path
+) -> None:
     """`runs --in other clean` cleaned ./runs."""
     here, other = (Path(shutil.copytree(pretrained, tmp_path / name / "a")) for name in ("runs", "other"))
     before = sorted((here / "checkpoints").iterdir())
@@ -128,13 +137,17 @@ def test_runs__a_stopped_run_shows_its_step_and_loss_before_the_first_log_record
     vitctl: Vitctl, tmp_path: Path
 ) -> None:
     """The list showed `stopped - -`: log.jsonl has only some of the steps."""
-    run = made_up(tmp_path / "runs" / "a", "smoke", RunResult("pretrain", "stopped"), **{"schedule.total_steps": 60})
+    run = made_up(
+        tmp_path / "runs" / "a", "smoke", RunResult("pretrain", "stopped"), **{"schedule.total_steps": 60}
+    )
     for step in (1, 2, 30):
         append_record(run / "steps.jsonl", {"step": step, "bits": {"loss": (step / 8).hex()}})
     out = vitctl("runs").out
     assert "stopped  30/60  loss 3.75" in out
     assert vitctl("runs", "list").out == out
-    assert vitctl("runs", "--in", tmp_path / "runs", "list").out == vitctl("runs", "--in", tmp_path / "runs").out
+    assert (
+        vitctl("runs", "--in", tmp_path / "runs", "list").out == vitctl("runs", "--in", tmp_path / "runs").out
+    )
 
 
 def test_runs__a_running_run_was_updated_by_its_last_step(vitctl: Vitctl, finished: Path) -> None:

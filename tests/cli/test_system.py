@@ -9,8 +9,12 @@ from vitctl.launch import doctor
 from vitctl.launch.doctor import Finding
 
 
-def test_doctor__exits_2_when_something_needs_attention(vitctl: Vitctl, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "run_checks", lambda: [Finding(True, "torch", "2"), Finding(False, "disk", "[full]")])
+def test_doctor__exits_2_when_something_needs_attention(
+    vitctl: Vitctl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        doctor, "run_checks", lambda: [Finding(True, "torch", "2"), Finding(False, "disk", "[full]")]
+    )
     said = vitctl("doctor")
     assert said.code == 2
     assert "[full]" in said.out
@@ -27,5 +31,8 @@ def test_quickstart__stopped_says_how_to_continue(vitctl: Vitctl, monkeypatch: p
     monkeypatch.setattr("vitctl.cli.quickstart.run_quickstart", stopped)
     monkeypatch.setattr("os.getloadavg", lambda: (1000.0, 0.0, 0.0))
     said = vitctl("quickstart", "--out", "q", "--seed", 1)
-    assert (said.code, said.err) == (3, "vitctl: stopped; continue with: vitctl quickstart --out q --seed 1\n")
+    assert (said.code, said.err) == (
+        3,
+        "vitctl: stopped; continue with: vitctl quickstart --out q --seed 1\n",
+    )
     assert "this machine is busy (load 1000.0 on " in said.out

@@ -59,7 +59,10 @@ def test_pretrain__plain_lines_a_result_and_again(vitctl: Vitctl, tiny_data: Pat
 def test_recipe__is_read_and_checked_once(
     vitctl: Vitctl, tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By a process that types it. One that others start reads what was written for it; one that goes on compares the two."""
+    """By a process that types it.
+
+    One that others start reads what was written for it; one that goes on compares the two.
+    """
     read: list[str] = []
     read_toml = load.read_toml
 
@@ -71,7 +74,12 @@ def test_recipe__is_read_and_checked_once(
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "photos").symlink_to(tiny_data / "train")
     for data in (tiny_data, tmp_path / "own"):  # the second has other splits than the recipe names
-        assert vitctl("pretrain", "--recipe", TINY, "--data", data, "--out", "runs" / Path(data.name), *SHORT).code == 0
+        assert (
+            vitctl(
+                "pretrain", "--recipe", TINY, "--data", data, "--out", "runs" / Path(data.name), *SHORT
+            ).code
+            == 0
+        )
         assert read == ["tiny.toml"]
         read.clear()
         work("runs" / Path(data.name))
@@ -83,7 +91,9 @@ def test_recipe__is_read_and_checked_once(
 
 def test_pretrain__long_paths_are_not_broken_into_lines(vitctl: Vitctl, tiny_data: Path) -> None:
     folder = "runs/" + "x" * 200
-    said = vitctl("pretrain", "--recipe", TINY, "--data", tiny_data, "--out", folder, "--set", "schedule.total_steps=6")
+    said = vitctl(
+        "pretrain", "--recipe", TINY, "--data", tiny_data, "--out", folder, "--set", "schedule.total_steps=6"
+    )
     assert f"run folder: {folder}\n" in said.out
     assert f"result: {folder}/result.json\n" in said.out
 
@@ -95,12 +105,15 @@ def test_pretrain__a_changed_recipe_does_not_go_on(vitctl: Vitctl, tiny_data: Pa
     assert said.code == 2
     assert (
         said.err
-        == "vitctl: run: holds a run of another recipe: seed was 0, now 5; choose another folder with --out, or resume "
+        == "vitctl: run: holds a run of another recipe: seed was 0, now 5; choose another folder with --out, "
+        "or resume "
         "anyway with: vitctl resume run --set seed=5 --allow seed\n"
     )
 
 
-def test_pretrain__flags_are_overrides_and_go_before_set(vitctl: Vitctl, tiny_data: Path, tmp_path: Path) -> None:
+def test_pretrain__flags_are_overrides_and_go_before_set(
+    vitctl: Vitctl, tiny_data: Path, tmp_path: Path
+) -> None:
     vitctl(
         "pretrain",
         "-r",
@@ -144,7 +157,14 @@ def test_resume__the_start_records_name_the_kernels(vitctl: Vitctl, tiny_data: P
     four = ("--set", "schedule.total_steps=4", "--allow", "schedule.total_steps")
     Path("a/kernels.json").write_text(json.dumps({"attention": "fused", "linear": "torch"}))
     assert vitctl("resume", "a", *four).code == 0
-    five = ("--set", "schedule.total_steps=5", "--allow", "schedule.total_steps", "--set", "machine.attention=math")
+    five = (
+        "--set",
+        "schedule.total_steps=5",
+        "--allow",
+        "schedule.total_steps",
+        "--set",
+        "machine.attention=math",
+    )
     assert vitctl("resume", "a", *five).code == 0
     records = [json.loads(one) for one in Path("a/steps.jsonl").read_text().splitlines()]
     starts = [one["attention"] for one in records if one.get("kind") == "start"]
@@ -228,7 +248,8 @@ def test_dry_run__an_address_without_an_answer_is_not_waited_for(
     said = vitctl(*line, "--epochs", 2)
     assert said.code == 2
     assert said.err.startswith(
-        f"vitctl: {deaf_server}: could not be looked up: no answer within 0.3 s; the plan needs the number of images"
+        f"vitctl: {deaf_server}: could not be looked up: no answer within 0.3 s; the plan needs the number "
+        f"of images"
     )
 
 
@@ -313,10 +334,15 @@ def test_pretrain__synthetic_needs_no_data(vitctl: Vitctl) -> None:
                 "vitctl vtab --from gs://vit_models/imagenet21k/ViT-B_16.npz",
             ],
         ),
-        ("export --to onnx", ["vitctl export --to onnx --from gs://vit_models/imagenet21k+imagenet2012/ViT-B_16.npz"]),
+        (
+            "export --to onnx",
+            ["vitctl export --to onnx --from gs://vit_models/imagenet21k+imagenet2012/ViT-B_16.npz"],
+        ),
     ],
 )
-def test_as_typed__with_nothing_there_one_line_names_what_to_type(vitctl: Vitctl, line: str, steps: list[str]) -> None:
+def test_as_typed__with_nothing_there_one_line_names_what_to_type(
+    vitctl: Vitctl, line: str, steps: list[str]
+) -> None:
     said = vitctl(*line.split())
     assert said.code == 2
     assert "recipe smoke" not in said.err and said.err.count("\n") == 1
@@ -330,7 +356,9 @@ def test_as_typed__finetune_pets_without_weights_and_without_data(
 ) -> None:
     said = vitctl("finetune", "--dataset", "pets", "--res", 384)
     assert said.code == 2
-    assert said.err.startswith(f"vitctl: no finished pre-training run under {tmp_path}/runs; pets: expected shards")
+    assert said.err.startswith(
+        f"vitctl: no finished pre-training run under {tmp_path}/runs; pets: expected shards"
+    )
     assert "data/originals/pets/" in said.err
     assert said.err.endswith(
         "Type next: `vitctl data prepare pets --root data`, then "
@@ -372,7 +400,8 @@ def test_as_typed__finetune_pets_from_original_files(
     wrong = vitctl("finetune", "--dataset", "pets", "--res", 32, "--from", pretrained)
     assert wrong.code == 2
     assert (
-        "data/pets/train: 37 images of 37 classes, pets has 3,680 of 37; if it is another data set give it" in wrong.err
+        "data/pets/train: 37 images of 37 classes, pets has 3,680 of 37; if it is another data set give it"
+        in wrong.err
     )
 
     row = replace(catalog.DATA_SETS["pets"], sizes={"train": 37, "test": 37})
@@ -427,7 +456,8 @@ def test_out__a_file_is_in_the_way(vitctl: Vitctl, tiny_data: Path, tmp_path: Pa
     said = vitctl("pretrain", "-r", TINY, "--data", tiny_data, "--out", "file/run")
     assert said.code == 2
     assert (
-        said.err == "vitctl: file/run: not a directory; there is a file where a folder should be; choose another path\n"
+        said.err == "vitctl: file/run: not a directory; there is a file where a folder should be; choose "
+        "another path\n"
     )
 
 
@@ -437,7 +467,9 @@ def test_out__without_it_a_new_folder_under_runs(vitctl: Vitctl, tiny_data: Path
     assert len(list((tmp_path / "runs").glob("tiny_*"))) == 2
 
 
-def test_resume__goes_on_with_a_recipe_changed_on_purpose(vitctl: Vitctl, tiny_data: Path, tmp_path: Path) -> None:
+def test_resume__goes_on_with_a_recipe_changed_on_purpose(
+    vitctl: Vitctl, tiny_data: Path, tmp_path: Path
+) -> None:
     assert vitctl("pretrain", "--recipe", TINY, "--data", tiny_data, "--out", "run", *SHORT).code == 0
     longer = ("resume", "run", "--set", "schedule.total_steps=9")
     said = vitctl(*longer)
@@ -479,7 +511,10 @@ def test_slurm__of_the_other_jobs(vitctl: Vitctl, pretrained: Path, tiny_data: P
             ("--nodes", "2", "--out", "run"),
             "--nodes 2: the address of one of the machines, for the rendezvous, is missing",
         ),
-        (("--nodes", "2@gpu01", "--out", "run"), "--nodes 2: 1 process cannot be spread evenly over the machines"),
+        (
+            ("--nodes", "2@gpu01", "--out", "run"),
+            "--nodes 2: 1 process cannot be spread evenly over the machines",
+        ),
         (("--restarts", "-1"), "--restarts -1: should be 0 or more"),
         (
             ("-n", "4", "--slurm", "nodes=1,tasks=2,time=10"),
@@ -487,7 +522,10 @@ def test_slurm__of_the_other_jobs(vitctl: Vitctl, pretrained: Path, tiny_data: P
         ),
         (("--recipe", "d4"), "no recipe is called 'd4', a sweep is; type `vitctl sweep d4`"),
         (("--steps", "0"), "vitctl: --steps: schedule: set exactly one of"),
-        (("--restarts", "2", "--slurm", "time=10"), "--nodes and --restarts start processes, and so does --slurm"),
+        (
+            ("--restarts", "2", "--slurm", "time=10"),
+            "--nodes and --restarts start processes, and so does --slurm",
+        ),
     ],
 )
 def test_nodes__what_is_wrong_is_one_line_and_starts_nothing(
@@ -508,7 +546,9 @@ def test_nodes__are_not_for_processes_that_were_started() -> None:
 def test_pretrain__most_of_whose_updates_were_skipped_is_not_done(
     vitctl: Vitctl, tiny_data: Path, tmp_path: Path
 ) -> None:
-    """A rate that blows the weights up: what comes out is not the training that was asked for, and scripts must hear it."""
+    """A rate that blows the weights up: what comes out is not the training that was asked for, and scripts
+    must hear it.
+    """
     values = (
         "optimizer.lr=1e38",
         "optimizer.name=sgd",
@@ -517,7 +557,9 @@ def test_pretrain__most_of_whose_updates_were_skipped_is_not_done(
         "machine.workers=0",
     )
     sets = [word for value in values for word in ("--set", value)]
-    said = vitctl("pretrain", "-r", TINY, "--data", tiny_data, "--out", "run", "--set", "optimizer.clip_norm=0", *sets)
+    said = vitctl(
+        "pretrain", "-r", TINY, "--data", tiny_data, "--out", "run", "--set", "optimizer.clip_norm=0", *sets
+    )
     assert said.code == 2
     assert "updates were not finite and were skipped" in said.err and said.err.count("\n") == 1
     assert json.loads((tmp_path / "run" / "result.json").read_text())["status"] == "failed"

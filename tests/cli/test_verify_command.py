@@ -11,7 +11,7 @@ from tests.cli.conftest import Vitctl
 from tests.launch.conftest import lock_held
 from vitctl.cli.show.console import PlainConsole
 from vitctl.cli.show.findings import FindingsScreen
-from vitctl.jobs.verification.finding import ok
+from vitctl.verify.finding import ok
 
 
 def test_verify__an_honest_run(vitctl: Vitctl, pretrained: Path) -> None:
@@ -30,7 +30,9 @@ def test_verify__an_honest_run(vitctl: Vitctl, pretrained: Path) -> None:
         "not checked replay: no step was computed again: --replay any, A, A:B or all",
         "not checked score: no image was scored again: --result",
     ]
-    assert said.out.endswith("everything that was compared is as recorded; not checked: shards, replay, score\n")
+    assert said.out.endswith(
+        "everything that was compared is as recorded; not checked: shards, replay, score\n"
+    )
 
 
 def test_verify__a_changed_run_ends_with_2(vitctl: Vitctl, pretrained: Path, tmp_path: Path) -> None:
@@ -82,12 +84,16 @@ def test_verify__a_part_of_a_run_names_the_run(vitctl: Vitctl, pretrained: Path,
         ("0:5", "steps count from 1"),
     ],
 )
-def test_verify__a_wrong_replay_is_refused_before_anything_is_read(vitctl: Vitctl, steps: str, words: str) -> None:
+def test_verify__a_wrong_replay_is_refused_before_anything_is_read(
+    vitctl: Vitctl, steps: str, words: str
+) -> None:
     said = vitctl("verify", "gone", "--replay", steps)
     assert (said.code, said.out, said.err) == (2, "", f"vitctl: --replay {steps}: {words}\n")
 
 
-def test_verify__steps_behind_the_last_are_refused_before_anything_is_checked(vitctl: Vitctl, pretrained: Path) -> None:
+def test_verify__steps_behind_the_last_are_refused_before_anything_is_checked(
+    vitctl: Vitctl, pretrained: Path
+) -> None:
     said = vitctl("verify", pretrained, "--replay", "19:30")
     assert (said.code, said.out) == (2, "")
     assert said.err == f"vitctl: --replay 19:30: {pretrained} has records of steps 1 to 20\n"

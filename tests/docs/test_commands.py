@@ -1,4 +1,6 @@
-"""Every command of README.md and docs/ is run on a small folder, planned with --dry-run, or at least parsed with its options."""
+"""Every command of README.md and docs/ is run on a small folder, planned with --dry-run, or at least parsed
+with its options.
+"""
 
 import re
 import shutil
@@ -38,7 +40,9 @@ HISTORY = "docs/results.md"  # its commands were run once, on data that tests do
 LINES = [(page, tuple(words)) for page in PAGES for words in commands(page)]
 
 
-@pytest.mark.parametrize(("page", "words"), LINES, ids=[f"{page}: {' '.join(words)}" for page, words in LINES])
+@pytest.mark.parametrize(
+    ("page", "words"), LINES, ids=[f"{page}: {' '.join(words)}" for page, words in LINES]
+)
 def test_commands__are_understood_with_their_options(page: str, words: tuple[str, ...]) -> None:
     assert page
     command, rest = find_command([*words])
@@ -67,7 +71,9 @@ def test_commands__run_one_after_the_other(page: str, home: Path, vitctl: Vitctl
         if any(re.match(pattern, line) for pattern in PARSED):
             continue
         plan = re.match(PLANNED, line) and not re.match(RUN, line) and "--dry-run" not in words
-        if plan and "SHARDS" in words:  # the plan is then of the recipe's own data set, which need not be here
+        if (
+            plan and "SHARDS" in words
+        ):  # the plan is then of the recipe's own data set, which need not be here
             del words[words.index("SHARDS") - 1 : words.index("SHARDS") + 1]
         said = vitctl(*words, *["--dry-run"] * bool(plan))
         assert said.code == 0, f"{line}\n{said.out}\n{said.err}"

@@ -1,6 +1,8 @@
-"""Each message on docs/troubleshooting.md is produced here: the situation of its heading is made, and what vitctl says is compared.
+"""Each message on docs/troubleshooting.md is produced here: the situation of its heading is made, and what
+vitctl says is compared.
 
-On the page `[...]` stands for words that are left out, and `/home/me` for the folder that the commands are typed in.
+On the page `[...]` stands for words that are left out, and `/home/me` for the folder that the commands are
+typed in.
 """
 
 import importlib.util
@@ -130,7 +132,9 @@ def _(home: Path, vitctl: Vitctl, _monkeypatch: pytest.MonkeyPatch) -> str:
 @situation("Another process runs in this folder")
 def _(home: Path, vitctl: Vitctl, _monkeypatch: pytest.MonkeyPatch) -> str:
     hold = f"import fcntl, sys; f = open({str(home / 'RUN' / LOCK)!r}, 'a'); fcntl.lockf(f, fcntl.LOCK_EX); print(); sys.stdin.read()"
-    with subprocess.Popen([sys.executable, "-c", hold], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+    with subprocess.Popen(
+        [sys.executable, "-c", hold], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as other:
         assert other.stdout is not None
         other.stdout.readline()
         try:
@@ -203,7 +207,10 @@ def _(_home: Path, vitctl: Vitctl, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @situation("Two results must not be compared")
 def _(_home: Path, vitctl: Vitctl, _monkeypatch: pytest.MonkeyPatch) -> str:
-    assert vitctl("evaluate", "--from", "RUN", "--data", "data/mine", "--split", "train", "--out", "runs/c").code == 0
+    assert (
+        vitctl("evaluate", "--from", "RUN", "--data", "data/mine", "--split", "train", "--out", "runs/c").code
+        == 0
+    )
     said = vitctl("compare", "runs/a", "runs/c")
     return said.out + said.err
 

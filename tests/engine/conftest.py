@@ -78,10 +78,18 @@ def trainer(runtime: Runtime) -> Callable[..., Trainer]:
             model=model,
             unwrapped=model,
             optimizer=build_optimizer(
-                model, name=k.name, weight_decay=k.weight_decay, beta1=0.9, beta2=0.999, eps=1e-8, momentum=0.9
+                model,
+                name=k.name,
+                weight_decay=k.weight_decay,
+                beta1=0.9,
+                beta2=0.999,
+                eps=1e-8,
+                momentum=0.9,
             ),
             average=None,
-            objective=lambda model, batch, _step: loss(model(batch.images.double() / 255), batch.labels, batch.weights),
+            objective=lambda model, batch, _step: loss(
+                model(batch.images.double() / 255), batch.labels, batch.weights
+            ),
             lr=k.lr,
             batch_size=k.batch_size,
             clip_norm=k.clip_norm,

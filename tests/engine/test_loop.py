@@ -31,7 +31,9 @@ def test_update__does_not_depend_on_micro_batches(trainer: Make, cuts: list[int]
     whole, reference, cut = batch(8), trainer(LOSS, clip_norm=0.5), trainer(LOSS, clip_norm=0.5)
     expected = reference.update(0, [whole]).result()
     ends = [sum(cuts[: i + 1]) for i in range(len(cuts))]
-    got = cut.update(0, [rows(whole, slice(end - size, end)) for end, size in zip(ends, cuts, strict=True)]).result()
+    got = cut.update(
+        0, [rows(whole, slice(end - size, end)) for end, size in zip(ends, cuts, strict=True)]
+    ).result()
     assert got.loss == pytest.approx(expected.loss, rel=1e-14)
     assert got.grad_norm == pytest.approx(expected.grad_norm, rel=1e-13)
     assert close(weights(reference), weights(cut))
@@ -78,7 +80,9 @@ def test_update__a_bad_sample_is_as_if_it_had_not_been_drawn(trainer: Make) -> N
 def test_update__a_batch_of_nothing_but_bad_samples_moves_nothing(trainer: Make) -> None:
     whole = batch(2)
     t = trainer(LOSS, batch_size=2, clip_norm=1.0)
-    result = t.update(0, [replace(whole, weights=torch.zeros(2), bad=((0, "a", "x"), (1, "b", "x")))]).result()
+    result = t.update(
+        0, [replace(whole, weights=torch.zeros(2), bad=((0, "a", "x"), (1, "b", "x")))]
+    ).result()
     assert (result.loss, result.grad_norm, result.num_bad) == (0.0, 0.0, 2)
     assert close(weights(t), weights(trainer(LOSS)))
 
@@ -116,7 +120,9 @@ def test_update__a_loss_that_is_not_finite_is_skipped(trainer: Make, value: floa
 
 
 def test_update__a_skipped_one_leaves_no_trace(trainer: Make) -> None:
-    """The state of the optimizer too is as if it had not been tried: the next steps are those of a run without it."""
+    """The state of the optimizer too is as if it had not been tried: the next steps are those of a run
+    without it.
+    """
     straight, t = trainer(LOSS, name="adam", clip_norm=0.5), trainer(LOSS, name="adam", clip_norm=0.5)
     spoilt = replace(t, objective=lambda *_: t.unwrapped.head.bias.sum() * float("nan"))
     for step in range(3):
@@ -177,7 +183,9 @@ def task(total_steps: int, *, behind: int = 0, **every: int) -> TrainingTask:
     """Without anything but its steps."""
     often = {"evaluate_every": 0, "probe_every": 0, "save_every": 0, "log_every": 0, **every}
     values = dict.fromkeys((one.name for one in fields(TrainingTask)), None)
-    return TrainingTask(**{**values, **often, "own": range(8), "total_steps": total_steps, "steps_behind": behind})  # type: ignore[arg-type]
+    return TrainingTask(
+        **{**values, **often, "own": range(8), "total_steps": total_steps, "steps_behind": behind}
+    )  # type: ignore[arg-type]
 
 
 def endless() -> Iterator[Batch]:
@@ -188,9 +196,7 @@ def endless() -> Iterator[Batch]:
 def test_run_steps__evaluates_before_it_saves_and_both_at_the_end(trainer: Make) -> None:
     diary = Diary()
     run_steps(trainer(LOSS), task(5, evaluate_every=2, probe_every=3, save_every=4), endless(), 1, diary)
-    expected = (
-        "log 2, evaluate 2, log 3, probe 3, log 4, evaluate 4, save 4, log 5, evaluate 5, probe 5, save 5 and wait"
-    )
+    expected = "log 2, evaluate 2, log 3, probe 3, log 4, evaluate 4, save 4, log 5, evaluate 5, probe 5, save 5 and wait"
     assert ", ".join(diary.said) == expected
 
 
@@ -214,7 +220,9 @@ def test_run_steps__a_signal_saves_the_finished_step_and_leaves(trainer: Make) -
     assert diary.said == ["log 1", "evaluate 1", "log 2", "evaluate 2", "log 3", "save 3 and wait"]
 
 
-def test_run_steps__on_a_gpu_numbers_are_read_one_step_late_but_for_what_is_logged_or_saved(trainer: Make) -> None:
+def test_run_steps__on_a_gpu_numbers_are_read_one_step_late_but_for_what_is_logged_or_saved(
+    trainer: Make,
+) -> None:
     diary, t = Diary(), trainer(LOSS)
     own = t.update
 
@@ -225,7 +233,8 @@ def test_run_steps__on_a_gpu_numbers_are_read_one_step_late_but_for_what_is_logg
     t.update = update  # type: ignore[method-assign]
     run_steps(t, task(7, behind=1, log_every=5, save_every=3), endless(), 0, diary)
     assert ", ".join(diary.said) == (
-        "update 0, update 1, log 1, update 2, log 2, log 3, save 3, update 3, update 4, log 4, log 5, update 5, log 6, save 6, "
+        "update 0, update 1, log 1, update 2, log 2, log 3, save 3, update 3, update 4, log 4, log 5, update "
+        "5, log 6, save 6, "
         "update 6, log 7, evaluate 7, save 7 and wait"
     )
 

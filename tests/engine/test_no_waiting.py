@@ -91,7 +91,10 @@ def micro_batches() -> list[Batch]:
     for number in range(2):
         one = replace(batch(4, seed=number), images=torch.zeros(4, 3, SIZE, SIZE, dtype=torch.uint8))
         found.append(
-            replace(one, neighbour=replace(one, images=one.images[:1], labels=one.labels[:1], weights=one.weights[:1]))
+            replace(
+                one,
+                neighbour=replace(one, images=one.images[:1], labels=one.labels[:1], weights=one.weights[:1]),
+            )
         )
     found[1].weights[2] = 0
     return found

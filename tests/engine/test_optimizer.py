@@ -38,7 +38,9 @@ def gradients() -> list[dict[str, Any]]:
 
 
 def optimizer_for(model: nn.Module, name: str, weight_decay: float) -> torch.optim.Optimizer:
-    return build_optimizer(model, name=name, weight_decay=weight_decay, beta1=B1, beta2=B2, eps=EPS, momentum=0.9)
+    return build_optimizer(
+        model, name=name, weight_decay=weight_decay, beta1=B1, beta2=B2, eps=EPS, momentum=0.9
+    )
 
 
 def ten_steps(name: str, weight_decay: float) -> dict[str, Any]:
@@ -94,7 +96,9 @@ def test_sgd__momentum_without_nesterov_and_decay_inside_the_momentum(weight_dec
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("clip_norm", [0.0, 1.0])
-def test_sgd__is_bit_for_bit_torchs_with_clipping_and_skipped_steps(dtype: torch.dtype, clip_norm: float) -> None:
+def test_sgd__is_bit_for_bit_torchs_with_clipping_and_skipped_steps(
+    dtype: torch.dtype, clip_norm: float
+) -> None:
     model, other = Toy().to(dtype), Toy().to(dtype)
     own = optimizer_for(model, "sgd", 0.1)
     plain = torch.optim.SGD(other.parameters(), lr=0.0, momentum=0.9, weight_decay=0.1)
@@ -194,7 +198,9 @@ def test_load_optimizer_tensors__of_another_model() -> None:
 @pytest.mark.parametrize("name", ["adam", "sgd"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_step__a_part_of_a_parameter_gets_the_bits_of_the_whole(name: str, dtype: torch.dtype) -> None:
-    """Otherwise a sharded model would end elsewhere: fused kernels round the last elements of a tensor otherwise."""
+    """Otherwise a sharded model would end elsewhere: fused kernels round the last elements of a tensor
+    otherwise.
+    """
     torch.manual_seed(0)
     whole = nn.Linear(37, 11, dtype=dtype)
     parts = nn.Module()

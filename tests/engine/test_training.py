@@ -116,7 +116,9 @@ def test_resume__a_debiased_average_goes_on_bit_for_bit(
     monkeypatch.setattr(Trainer, "update", update)
     values = {**SHORT, "averaging.debias": True, "averaging.decay": 0.9, "checkpoint.keep_last": 4}
     straight, folder = run("straight", **values), run("a", **values)
-    assert [r["step"] for r in records(folder, "warning") if "was not finite" in r["text"]] == [s + 1 for s in skipped]
+    assert [r["step"] for r in records(folder, "warning") if "was not finite" in r["text"]] == [
+        s + 1 for s in skipped
+    ]
     for step in (6, 8):
         shutil.rmtree(folder / "checkpoints" / f"step_{step:08d}")
     run("a", **values)
@@ -125,7 +127,9 @@ def test_resume__a_debiased_average_goes_on_bit_for_bit(
 
 
 @pytest.mark.parametrize("waits", [True, False])
-def test_save__a_slow_copy_has_the_state_of_its_step(run: Run, monkeypatch: pytest.MonkeyPatch, waits: bool) -> None:
+def test_save__a_slow_copy_has_the_state_of_its_step(
+    run: Run, monkeypatch: pytest.MonkeyPatch, waits: bool
+) -> None:
     """Also where averages take the place of the weights after it; without the wait the test fails."""
     values = {**SHORT, "averaging.decay": 0.5, "checkpoint.keep_last": 4}
     straight = run("straight", **values, **{"checkpoint.background": False})
@@ -173,7 +177,9 @@ def test_log__every_steps_and_the_last(run: Run) -> None:
     assert 0 <= last["data_wait"] <= 1
 
 
-@pytest.mark.parametrize(("seconds", "low", "high"), [(0.0, 0.0, 0.2), (0.25, 0.5, 1.0)], ids=["fast", "slow"])
+@pytest.mark.parametrize(
+    ("seconds", "low", "high"), [(0.0, 0.0, 0.2), (0.25, 0.5, 1.0)], ids=["fast", "slow"]
+)
 def test_log__data_wait_is_the_share_of_time_without_data(
     run: Run, monkeypatch: pytest.MonkeyPatch, seconds: float, low: float, high: float
 ) -> None:
@@ -193,7 +199,9 @@ def test_log__data_wait_is_the_share_of_time_without_data(
 
     monkeypatch.setattr(training, "train_batches", ready)
     changes = {"evaluation.every_steps": 0, "log.every_steps": 2}
-    waits = [r["data_wait"] for r in train_records(run("a", **{**SHORT, **changes}))][1:]  # the first also starts up
+    waits = [r["data_wait"] for r in train_records(run("a", **{**SHORT, **changes}))][
+        1:
+    ]  # the first also starts up
     assert len(waits) == 3
     assert low <= np.median(waits) <= high
 
@@ -238,7 +246,8 @@ def test_bad_samples__above_the_budget_stop_the_run(run: Run, tiny_data: Path, t
     with pytest.raises(DataError, match=said) as e:
         run("a", **{**SHORT, "data.path": str(data), "data.max_bad_fraction": 0.0})
     assert re.search(
-        f"{tmp_path / 'a' / 'bad_samples.jsonl'} lists them: [12] not an image; fix the data, or resume with: vitctl resume",
+        f"{tmp_path / 'a' / 'bad_samples.jsonl'} lists them: [12] not an image; fix the data, or resume "
+        f"with: vitctl resume",
         str(e.value),
     )
     assert (tmp_path / "a" / "bad_samples.jsonl").exists()

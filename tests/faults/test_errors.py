@@ -21,7 +21,9 @@ Broken = Callable[..., None]
 
 @pytest.fixture
 def broken(monkeypatch: pytest.MonkeyPatch) -> Broken:
-    """broken(owner, "function", 5, error): the fifth call from now on raises, before or after it has done its work."""
+    """broken(owner, "function", 5, error): the fifth call from now on raises, before or after it has done its
+    work.
+    """
 
     def arm(owner: ModuleType | type, name: str, call: int, error: Exception, *, after: bool = False) -> None:
         real, calls = getattr(owner, name), count(1)
@@ -62,7 +64,8 @@ def test_error__between_two_updates_is_saved_and_goes_on_bit_for_bit(
     assert (saved.step, problems) == (step, [])
     kind = type(error).__name__
     assert warnings(folder)[-1] == (
-        f"ended by an error ({kind}) after step {step}, which is saved: the run can resume from its newest checkpoint"
+        f"ended by an error ({kind}) after step {step}, which is saved: the run can resume from its newest "
+        f"checkpoint"
     )
     assert work(folder)["status"] == "done"
     assert_same(folder, straight)
@@ -89,7 +92,8 @@ def test_error__in_the_middle_is_not_saved_and_the_one_before_goes_on_bit_for_bi
     assert (saved.step, problems) == (3, [])
     done = 4 if case == "half a swap" else 5
     assert warnings(folder)[-1] == (
-        f"ended by an error (RuntimeError) after step {done}, not saved: {why}; the run can resume from its newest checkpoint"
+        f"ended by an error (RuntimeError) after step {done}, not saved: {why}; the run can resume from its "
+        f"newest checkpoint"
     )
     assert work(folder)["status"] == "done"
     assert_same(folder, straight)

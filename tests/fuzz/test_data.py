@@ -35,7 +35,11 @@ def check_message(error: DataError, place: Path = Path()) -> None:
 def pictures() -> tuple[bytes, ...]:
     """The same picture in every format that we read, and a JPEG of each kind."""
     image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (24, 31, 3), dtype=np.uint8))
-    jpeg = [("JPEG", {"subsampling": 2}), ("JPEG", {"progressive": True}), ("JPEG", {"restart_marker_rows": 1})]
+    jpeg = [
+        ("JPEG", {"subsampling": 2}),
+        ("JPEG", {"progressive": True}),
+        ("JPEG", {"restart_marker_rows": 1}),
+    ]
     files = []
     for kind, options in [*jpeg, *((kind, {}) for kind in ("PNG", "WEBP", "GIF", "BMP", "TIFF"))]:
         file = io.BytesIO()
@@ -66,7 +70,9 @@ def test_images__a_bad_sample_or_pixels(num_examples: int) -> None:
 
 
 @pytest.mark.parametrize("num_examples", EXAMPLES)
-def test_shards__an_error_or_what_the_tar_says(make_split: MakeSplit, tmp_path: Path, num_examples: int) -> None:
+def test_shards__an_error_or_what_the_tar_says(
+    make_split: MakeSplit, tmp_path: Path, num_examples: int
+) -> None:
     index = make_split(4)
     original = (index.folder / index.shards[0].name).read_bytes()
     shard = tmp_path / "mutated.tar"
@@ -127,7 +133,10 @@ def test_index__an_error_or_one_that_holds_together(make_split: MakeSplit, num_e
 
 
 def corrupt(data: bytes, how: int, rng: np.random.Generator) -> bytes:
-    """Damage that every decoder must notice. A flipped bit within a JPEG's code shows only in the shard's digest."""
+    """Damage that every decoder must notice.
+
+    A flipped bit within a JPEG's code shows only in the shard's digest.
+    """
     if how == 0:  # the signature
         return bytes(8) + data[8:]
     if how == 1:  # all of it

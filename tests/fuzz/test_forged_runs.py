@@ -1,4 +1,6 @@
-"""Whatever stands in log.jsonl and result.json, a list of runs, a run, its records and its page are shown, or there is one line."""
+"""Whatever stands in log.jsonl and result.json, a list of runs, a run, its records and its page are shown, or
+there is one line.
+"""
 
 import io
 import json
@@ -11,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.jobs.conftest import pretrained
+from tests.trained import pretrained
 from vitctl.cli.show.console import PlainConsole
 from vitctl.cli.show.render import Screen
 from vitctl.cli.show.runs import show_list, show_run, tail

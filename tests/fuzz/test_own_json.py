@@ -1,4 +1,6 @@
-"""Whatever stands in the JSON files that a run or a split keeps: one clean line, or values that hold together."""
+"""Whatever stands in the JSON files that a run or a split keeps: one clean line, or values that hold
+together.
+"""
 
 import json
 from collections.abc import Callable

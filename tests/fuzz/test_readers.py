@@ -1,4 +1,6 @@
-"""Whatever stands where the original files of a data set are expected: one clean line, or images with labels in range."""
+"""Whatever stands where the original files of a data set are expected: one clean line, or images with labels
+in range.
+"""
 
 import bz2
 import gzip
@@ -119,11 +121,23 @@ FILES: dict[str, tuple[str, Callable[[Path], bytes], Callable[[Path], object]]] 
     "table": ("a.csv", lambda _: TABLE, _opened),
     "mat": ("a.mat", lambda _: _mat(), lambda path: load_mat(path, "X", "y")),
     "npz": ("a.npz", lambda _: _zipped(_array(np.zeros((3, 64, 64), np.uint8))), dsprites._read_bits),
-    "npz, lzma": ("a.npz", lambda _: _zipped(_array(np.zeros((3, 64, 64), np.uint8)), 14), dsprites._read_bits),
-    "npz, bzip2": ("a.npz", lambda _: _zipped(_array(np.zeros((3, 64, 64), np.uint8)), 12), dsprites._read_bits),
+    "npz, lzma": (
+        "a.npz",
+        lambda _: _zipped(_array(np.zeros((3, 64, 64), np.uint8)), 14),
+        dsprites._read_bits,
+    ),
+    "npz, bzip2": (
+        "a.npz",
+        lambda _: _zipped(_array(np.zeros((3, 64, 64), np.uint8)), 12),
+        dsprites._read_bits,
+    ),
     "norb": ("a.mat", lambda _: _norb(), smallnorb.read_norb),
     "norb.gz": ("a.mat.gz", lambda _: gzip.compress(_norb()), smallnorb.read_norb),
-    "pickle": ("data_batch", lambda _: b"\x80\x02}q\x00(U\x04dataq\x01K\x01U\x06labelsq\x02]q\x03K\x01au.", unpickle),
+    "pickle": (
+        "data_batch",
+        lambda _: b"\x80\x02}q\x00(U\x04dataq\x01K\x01U\x06labelsq\x02]q\x03K\x01au.",
+        unpickle,
+    ),
     "clevr": ("scenes/scenes/CLEVR_train_scenes.json", lambda _: SCENES, _scenes),
     "real": ("real.json", lambda _: b"[[1], [2, 3]]", read_real),
     "hdf5": ("x.h5", lambda folder: _h5(folder / "made.h5"), lambda path: _hdf5(path)),

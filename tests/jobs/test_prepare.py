@@ -1,4 +1,6 @@
-"""Original files, fetched or given, become shards that `--dataset NAME` finds; copies and parts say what they are."""
+"""Original files, fetched or given, become shards that `--dataset NAME` finds; copies and parts say what they
+are.
+"""
 
 import hashlib
 import io
@@ -62,7 +64,9 @@ def tiny_eurosat(tmp_path: Path) -> Path:
 
 
 def test_prepare__a_part_is_refused_or_labelled(tmp_path: Path, tiny_eurosat: Path) -> None:
-    with pytest.raises(DataError, match=r"not the whole of eurosat: train has 10 images, should have 27,000$"):
+    with pytest.raises(
+        DataError, match=r"not the whole of eurosat: train has 10 images, should have 27,000$"
+    ):
         prepare_data_set("eurosat", tmp_path, source=tiny_eurosat)
     prepare_data_set("eurosat", tmp_path, source=tiny_eurosat, allow_partial=True)
     index = read_index(find_splits(tmp_path / "eurosat")["train"])
@@ -116,7 +120,9 @@ def test_prepare__the_web_is_away_or_not_wanted(tmp_path: Path) -> None:
     def away(url: str, **_: object) -> Path:
         raise CheckpointError(f"{url}: no such file on the server")
 
-    with pytest.raises(DataError, match=r"no such file on the server; or unpack EuroSAT.zip by hand .* --from FOLDER$"):
+    with pytest.raises(
+        DataError, match=r"no such file on the server; or unpack EuroSAT.zip by hand .* --from FOLDER$"
+    ):
         prepare_data_set("eurosat", tmp_path, get=away)
     with pytest.raises(
         DataError, match=r"originals/eurosat: EuroSAT_RGB or 2750 is missing; unpack here: EuroSAT_RGB.zip"

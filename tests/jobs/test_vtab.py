@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.jobs.conftest import CPU, TASKS, do, table
+from tests.trained import CPU, TASKS, do, table
 from vitctl.data.datasets.vtab import MINI, VTAB
 from vitctl.data.datasets.vtab_images import open_task
 from vitctl.data.images.decode import decode
@@ -51,23 +51,40 @@ def test_vtab__rates_come_with_the_weights(regularised: Path, tmp_path: Path) ->
     kept = table(tmp_path / "kept", regularised, **one)
     without = table(tmp_path / "without", regularised, **one, dropout=0.0, drop_path=0)
     for name, result, rates in (("kept", kept, (0.1, 0.2)), ("without", without, (0.0, 0.0))):
-        own = json.loads((tmp_path / name / "tasks" / "digits" / SETTING / "seed_0" / "result.json").read_text())
+        own = json.loads(
+            (tmp_path / name / "tasks" / "digits" / SETTING / "seed_0" / "result.json").read_text()
+        )
         for used in (result["provenance"], own["provenance"]):
             assert (used["dropout"], used["drop_path"]) == rates
-    assert "1 seeds each; dropout 0.1 as stored, drop_path 0.2 as stored" in (tmp_path / "kept/log.jsonl").read_text()
-    assert dict(compare_runs([tmp_path / "kept", tmp_path / "without"]).differences)["dropout"] == ["0.1", "0"]
+    assert (
+        "1 seeds each; dropout 0.1 as stored, drop_path 0.2 as stored"
+        in (tmp_path / "kept/log.jsonl").read_text()
+    )
+    assert dict(compare_runs([tmp_path / "kept", tmp_path / "without"]).differences)["dropout"] == [
+        "0.1",
+        "0",
+    ]
 
 
 def test_vtab__unknown_task(pretrained: Path, tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match=r"vtab.tasks: digit not in suite 'mini'; it has digits, shapes-shape"):
+    with pytest.raises(
+        RecipeError, match=r"vtab.tasks: digit not in suite 'mini'; it has digits, shapes-shape"
+    ):
         table(tmp_path / "table", pretrained, **{"vtab.tasks": ("digit",)})
 
 
 def test_vtab__names_every_task_without_data_at_once(pretrained: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
-        do("vtab", tmp_path / "table", **CPU, **{"weights.source": str(pretrained), "data.path": str(tmp_path)})
+        do(
+            "vtab",
+            tmp_path / "table",
+            **CPU,
+            **{"weights.source": str(pretrained), "data.path": str(tmp_path)},
+        )
     said = str(caught.value)
-    assert said.startswith(f"19 of 19 tasks have no usable shards under {tmp_path}: caltech101, cifar100, dtd")
+    assert said.startswith(
+        f"19 of 19 tasks have no usable shards under {tmp_path}: caltech101, cifar100, dtd"
+    )
     assert "smallnorb-elev; each needs a folder" in said
     assert "\n" not in said
     assert not (tmp_path / "table").exists()
@@ -84,7 +101,12 @@ def test_vtab__light_equals_a_direct_computation(pretrained: Path, tmp_path: Pat
     model.eval()
     data = open_task(next(task for task in MINI if task.name == "digits"), folder / "data", scratch=None)
     x, y = {}, {}
-    for name, source in {"fit": data.train800, "choose": data.val200, "all": data.train, "test": data.test}.items():
+    for name, source in {
+        "fit": data.train800,
+        "choose": data.val200,
+        "all": data.train,
+        "test": data.test,
+    }.items():
         transform = EvalTransform(16, resample="bilinear_antialias")
         images = torch.stack([transform(decode(source.read(i))) for i in range(len(source))])
         with torch.inference_mode():
@@ -96,7 +118,10 @@ def test_vtab__light_equals_a_direct_computation(pretrained: Path, tmp_path: Pat
     assert own["metrics"]["correct"] == correct(x, y, "all", "test", chosen)
     assert metrics["tasks"]["digits"]["mean"] == own["metrics"]["correct"] / own["metrics"]["total"]
     assert not (folder / "tasks").exists()
-    assert (result["provenance"]["tasks"]["digits"]["crop"], result["provenance"]["tasks"]["digits"]["flip"]) == (
+    assert (
+        result["provenance"]["tasks"]["digits"]["crop"],
+        result["provenance"]["tasks"]["digits"]["flip"],
+    ) == (
         False,
         False,
     )

@@ -1,6 +1,8 @@
-"""`python -m tests.launch.hasty_worker RUN`: a paced worker that soon gives up on processes that do not answer.
+"""`python -m tests.launch.hasty_worker RUN`: a paced worker that soon gives up on processes that do not
+answer.
 
-With `SUSPENDED=RANK` in the environment, that process suspends itself at the start of the update after step 7.
+With `SUSPENDED=RANK` in the environment, that process suspends itself at the start of the update after step
+7.
 """
 
 import os

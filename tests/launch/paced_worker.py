@@ -1,4 +1,6 @@
-"""`python -m tests.launch.paced_worker RUN`: a worker whose steps take long enough that something comes between them."""
+"""`python -m tests.launch.paced_worker RUN`: a worker whose steps take long enough that something comes
+between them.
+"""
 
 import time
 from typing import Any

@@ -16,9 +16,16 @@ SIZES = {
 
 
 def finished(
-    runs: Path, name: str, recipe: str, metrics: dict[str, Any], values: dict[str, Any] | None = None, **used: Any
+    runs: Path,
+    name: str,
+    recipe: str,
+    metrics: dict[str, Any],
+    values: dict[str, Any] | None = None,
+    **used: Any,
 ) -> Path:
-    """A folder as a finished run of a shipped recipe leaves it, on all images of its data set where `used` does not say else."""
+    """A folder as a finished run of a shipped recipe leaves it, on all images of its data set where `used`
+    does not say else.
+    """
     folder = runs / name
     folder.mkdir(parents=True)
     loaded = load_recipe(recipe, [Override(key, value) for key, value in (values or {}).items()])

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import TINY
-from tests.jobs.conftest import CPU, do
+from tests.trained import CPU, do
 from vitctl.engine.journal import LOG, read_records
 from vitctl.recipe import load
 from vitctl.recipe.load import recipe_folder
@@ -41,13 +41,19 @@ name = "softmax"
 
 @pytest.fixture
 def shrunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The shipped recipes, of which jft_b32 and finetune_pets are tiny and on digit scans; gives the folder of runs."""
+    """The shipped recipes, of which jft_b32 and finetune_pets are tiny and on digit scans; gives the folder
+    of runs.
+    """
     folder = tmp_path / "recipes"
     shutil.copytree(recipe_folder(), folder)
     monkeypatch.setattr(load, "recipe_folder", lambda: folder)
     tiny = TINY.read_text().replace("decay = 0.9\n", "decay = 0.0\n")
     values = {**PRE, "data.dataset": "digits"}
-    text = [line for line in tiny.splitlines() if not any(line.startswith(f"{k.rpartition('.')[2]} =") for k in values)]
+    text = [
+        line
+        for line in tiny.splitlines()
+        if not any(line.startswith(f"{k.rpartition('.')[2]} =") for k in values)
+    ]
     for key, value in values.items():
         section, _, name = key.partition(".")
         at = text.index(f"[{section}]") if f"[{section}]" in text else len(text)
@@ -59,11 +65,15 @@ def shrunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_real_runs__fill_the_cell_of_their_experiment_and_no_other(shrunk: Path) -> None:
     do("jft_b32", shrunk / "pre", **CPU)
-    scores = [(r["accuracy"], r["step"]) for r in read_records(shrunk / "pre" / LOG) if r["kind"] == "evaluate"]
+    scores = [
+        (r["accuracy"], r["step"]) for r in read_records(shrunk / "pre" / LOG) if r["kind"] == "evaluate"
+    ]
     best = max(scores)[1]
     kept = shrunk / "pre" / "checkpoints" / f"step_{best:08d}"
     found = [
-        do("finetune_pets", shrunk / f"pets{seed}", **CPU, **{"weights.source": str(kept), "seed": seed})["metrics"]
+        do("finetune_pets", shrunk / f"pets{seed}", **CPU, **{"weights.source": str(kept), "seed": seed})[
+            "metrics"
+        ]
         for seed in (0, 1)
     ]
     accuracies = [100 * metrics["accuracy"] for metrics in found]

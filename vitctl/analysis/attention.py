@@ -1,7 +1,7 @@
 """Where the attentions of a network are, and their weights during a forward pass, which stays as it is.
 
-The weights are computed a second time, beside the forward pass, from what each attention receives: the model, its
-kernel and its output are the same with and without.
+The weights are computed a second time, beside the forward pass, from what each attention receives: the model,
+its kernel and its output are the same with and without.
 """
 
 from collections.abc import Callable, Iterator
@@ -60,11 +60,13 @@ def attention_layers(model: Model) -> list[tuple[AttentionLayer, nn.Module]]:
 
 @contextmanager
 def watch_attention(model: Model, seen: Watch) -> Iterator[None]:
-    """Inside the block, every forward pass of `model` calls `seen(number of the layer, the layer, its weights)`.
+    """Inside the block, every forward pass of `model` calls `seen(number of the layer, the layer, its
+    weights)`.
 
-    The weights are those of each query over the keys, `[B, H, N, N]` for `grid`, `[B, rows, H, columns, columns]` for
-    `row`, `[B, columns, H, rows, rows]` for `column`, in float32 or wider, whatever autocast says. They are not kept: with
-    a `seen` that does not keep them either, one layer's weights are in memory at a time.
+    The weights are those of each query over the keys, `[B, H, N, N]` for `grid`, `[B, rows, H, columns,
+    columns]` for `row`, `[B, columns, H, rows, rows]` for `column`, in float32 or wider, whatever autocast
+    says. They are not kept: with a `seen` that does not keep them either, one layer's weights are in memory
+    at a time.
 
     Args:
         model: of any family; its output and its gradients stay the same, bit by bit.
@@ -84,7 +86,9 @@ def watch_attention(model: Model, seen: Watch) -> Iterator[None]:
 
 
 def pixels_per_patch(config: ViTConfig) -> int:
-    """Pixels of the image between neighbouring patches; of a hybrid, the stride of its backbone times its patch size."""
+    """Pixels of the image between neighbouring patches; of a hybrid, the stride of its backbone times its
+    patch size.
+    """
     if not isinstance(config, HybridConfig):
         return config.patch_size
     halvings = max(0, len(config.stage_depths) - 1)
@@ -92,7 +96,9 @@ def pixels_per_patch(config: ViTConfig) -> int:
 
 
 @torch.no_grad()
-def _tell(seen: Watch, number: int, layer: AttentionLayer, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+def _tell(
+    seen: Watch, number: int, layer: AttentionLayer, module: nn.Module, inputs: tuple[Any, ...]
+) -> None:
     tokens: Tensor = inputs[0]
     with torch.autocast(tokens.device.type, enabled=False):
         seen(number, layer, _weights(module, tokens.to(next(module.parameters()).dtype), layer))
@@ -116,7 +122,9 @@ def _of_transformer(model: VisionTransformer) -> list[tuple[AttentionLayer, nn.M
             found.append((AttentionLayer(depth, "column", config.grid, 0, stride), block.column.attention))
         else:
             assert isinstance(block, EncoderBlock)
-            found.append((AttentionLayer(depth, "grid", config.grid, config.prefix_tokens, stride), block.attention))
+            found.append(
+                (AttentionLayer(depth, "grid", config.grid, config.prefix_tokens, stride), block.attention)
+            )
     return found
 
 

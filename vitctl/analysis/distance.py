@@ -1,10 +1,10 @@
 """Mean attention distance: how far away, in pixels of the image, the patches are that a head attends to.
 
-The receptive field of attention, as the size of a kernel is that of a convolution. Per head: for each patch that asks,
-the distance to every patch in the image, weighted by attention; then the mean over the patches that ask, and over images.
-A patch is 0 pixels away from itself. The class token has no place in the image: it neither asks nor is asked, and the
-weights over the patches are scaled to sum 1.
-Paper: Section 4.5, Figure 7 right; Appendix D.7, Figure 11
+The receptive field of attention, as the size of a kernel is that of a convolution. Per head: for each patch
+that asks, the distance to every patch in the image, weighted by attention; then the mean over the patches
+that ask, and over images. A patch is 0 pixels away from itself. The class token has no place in the image: it
+neither asks nor is asked, and the weights over the patches are scaled to sum 1. Paper: Section 4.5, Figure 7
+right; Appendix D.7, Figure 11
 """
 
 import torch

@@ -21,8 +21,8 @@ class Components(NamedTuple):
     """Principal components of filters.
 
     Args:
-        images: float64 `[k, 3, h, w]` of length 1 each, the one with the largest variance first; the number of largest
-            magnitude in each is positive, because a component has no sign of its own.
+        images: float64 `[k, 3, h, w]` of length 1 each, the one with the largest variance first; the number
+            of largest magnitude in each is positive, because a component has no sign of its own.
         shares: float64 `[k]`, of the variance of the filters that each explains, 0..1.
     """
 
@@ -33,8 +33,8 @@ class Components(NamedTuple):
 def color_filters(model: Model) -> tuple[Tensor, str]:
     """The filters of a network that see red, green and blue, as they are applied.
 
-    Those of the patch embedding; of a hybrid, whose patch embedding sees a feature map, and of a ResNet those of the
-    convolution in the root, standardised.
+    Those of the patch embedding; of a hybrid, whose patch embedding sees a feature map, and of a ResNet those
+    of the convolution in the root, standardised.
 
     Args:
         model: of any family.

@@ -22,8 +22,10 @@ def missing_parts(config: Config) -> dict[str, str]:
     """Which of PARTS a network does not have, each with the reason in one line."""
     if isinstance(config, AxialResNetConfig):
         return {
-            "position_similarity": "its positions are offsets within rows and columns, inside each attention; none belongs to a patch",
-            "rollout": "its attentions lie between convolutions that change the map, so that no token keeps its place",
+            "position_similarity": "its positions are offsets within rows and columns, inside each "
+            "attention; none belongs to a patch",
+            "rollout": "its attentions lie between convolutions that change the map, so that no token keeps "
+            "its place",
             "pooling": "it has no class token: the map is averaged",
         }
     if isinstance(config, ResNetConfig):
@@ -62,7 +64,9 @@ class Observed:
     @staticmethod
     def joined(parts: "list[Observed]") -> "Observed":
         """Several batches as one."""
-        return Observed(*(torch.cat([getattr(part, field.name) for part in parts]) for field in fields(Observed)))
+        return Observed(
+            *(torch.cat([getattr(part, field.name) for part in parts]) for field in fields(Observed))
+        )
 
 
 @torch.no_grad()
@@ -89,7 +93,9 @@ def observe(model: Model, images: Tensor) -> Observed:
     with watch_attention(model, seen), _every_token(model), _outputs_kept(model, encoded):
         outputs = model(images)
     none = torch.zeros(len(images), 0)
-    masks = [patch_mask(rolled[identity], layers[0][0]).cpu() if rolled else none for identity in (True, False)]
+    masks = [
+        patch_mask(rolled[identity], layers[0][0]).cpu() if rolled else none for identity in (True, False)
+    ]
     has_token = isinstance(model.config, ViTConfig) and model.config.prefix_tokens > 0
     return Observed(
         logits=outputs.float().cpu() if model.config.num_classes else none,
@@ -103,7 +109,9 @@ def observe(model: Model, images: Tensor) -> Observed:
 
 @contextmanager
 def _every_token(model: Model) -> Iterator[None]:
-    """Inside the block the last block of a Transformer computes the tokens that its classifier does not read, too."""
+    """Inside the block the last block of a Transformer computes the tokens that its classifier does not read,
+    too.
+    """
     if isinstance(model, VisionTransformer):
         model.every_token = True
     try:

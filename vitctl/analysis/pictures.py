@@ -1,4 +1,7 @@
-"""The pictures of an analysis, drawn from its numbers. Needs matplotlib; computes nothing but places and colours."""
+"""The pictures of an analysis, drawn from its numbers.
+
+Needs matplotlib; computes nothing but places and colours.
+"""
 
 import math
 import textwrap
@@ -35,7 +38,8 @@ class Panel:
 
     Args:
         title: above the panel.
-        similarities: `[N, N]` of the patches of `grid`; without a grid, of relative offsets; None where there are none.
+        similarities: `[N, N]` of the patches of `grid`; without a grid, of relative offsets; None where there
+            are none.
         grid: rows and columns.
         remark: in place of similarities.
     """
@@ -78,14 +82,17 @@ def draw_filters(components: Components, heading: Heading) -> Any:
             image = components.images[number]
             shown = (0.5 + 0.5 * image / image.abs().max()).permute(1, 2, 0).numpy()
             panel.imshow(shown, interpolation="none")
-            panel.set_xlabel(f"{number + 1}: {components.shares[number]:.1%}", fontsize=7, color=PALE, labelpad=2)
+            panel.set_xlabel(
+                f"{number + 1}: {components.shares[number]:.1%}", fontsize=7, color=PALE, labelpad=2
+            )
         else:
             panel.set_visible(False)
     return figure
 
 
 def draw_position_similarity(panels: Sequence[Panel], heading: Heading) -> Any:
-    """For each patch a small map of the grid: how similar its position is to every other. One scale for all panels.
+    """For each patch a small map of the grid: how similar its position is to every other. One scale for all
+    panels.
 
     Paper: Figure 7 centre, Figure 10
     """
@@ -107,7 +114,9 @@ def draw_position_similarity(panels: Sequence[Panel], heading: Heading) -> Any:
             _bare(panel)
             panel.set_box_aspect(1)
             remark = textwrap.fill(one.remark, 30)
-            panel.text(0.5, 0.5, remark, ha="center", va="center", fontsize=8, color=PALE, transform=panel.transAxes)
+            panel.text(
+                0.5, 0.5, remark, ha="center", va="center", fontsize=8, color=PALE, transform=panel.transAxes
+            )
         elif one.grid is None:
             shown = _offsets(panel, one.similarities)
         else:
@@ -138,12 +147,16 @@ def draw_attention_distance(
     kinds = list(dict.fromkeys(layer.along for layer in layers))
     for number, kind in enumerate(kinds):
         own = [place for place, layer in enumerate(layers) if layer.along == kind]
-        depth = np.array([layers[place].depth for place in own], float) + (number - (len(kinds) - 1) / 2) * 0.24
+        depth = (
+            np.array([layers[place].depth for place in own], float) + (number - (len(kinds) - 1) / 2) * 0.24
+        )
         values, colour = distances[own].numpy(), SERIES[number]
         name, mean = ("a head", "mean of the heads") if kind == "grid" else (f"a head, within {kind}s", None)
         axes.plot(depth, values.mean(axis=1), color=colour, linewidth=1.2, alpha=0.5, label=mean)
         dots = np.repeat(depth, values.shape[1])
-        axes.scatter(dots, values.ravel(), 24, colour, linewidths=0.5, edgecolors="white", zorder=3, label=name)
+        axes.scatter(
+            dots, values.ravel(), 24, colour, linewidths=0.5, edgecolors="white", zorder=3, label=name
+        )
         uniform = [uniform_distance(layers[place]) for place in own]
         style = {"color": PALE, "linestyle": (0, (4, 3)), "linewidth": 1.0}
         axes.plot(depth, uniform, **style, label="uniform attention" if kind == kinds[-1] else None)
@@ -154,7 +167,9 @@ def draw_attention_distance(
     plain_axes(axes)
     axes.grid(axis="y", color=GREY, linewidth=0.6)
     axes.set_axisbelow(True)
-    right = axes.secondary_yaxis("right", functions=(lambda y: 100 * y / image_size, lambda y: y * image_size / 100))
+    right = axes.secondary_yaxis(
+        "right", functions=(lambda y: 100 * y / image_size, lambda y: y * image_size / 100)
+    )
     right.set_ylabel("of the image's width, %", fontsize=8, color=PALE)
     right.tick_params(labelsize=8, colors=PALE)
     right.spines["right"].set_visible(False)
@@ -191,7 +206,9 @@ def draw_rollout(images: Sequence[RolledImage], heading: Heading) -> Any:
         panels[0].set_xlabel(caption, fontsize=7, color=PALE, labelpad=2)
         for column in (2, 4):
             mask = one.masks[column // 2 - 1]
-            panels[column].set_xlabel(f"peak {float(mask.max() / mask.mean()):.1f}", fontsize=7, color=PALE, labelpad=2)
+            panels[column].set_xlabel(
+                f"peak {float(mask.max() / mask.mean()):.1f}", fontsize=7, color=PALE, labelpad=2
+            )
     bar = figure.colorbar(shown, ax=axes, shrink=min(1.0, 3 / len(images)), aspect=25, pad=0.015)
     bar.set_label("attention, 1 = uniform", fontsize=8, color=INK)
     bar.ax.tick_params(labelsize=8, colors=INK)
@@ -214,7 +231,9 @@ def draw_rollout_sheet(images: Sequence[RolledImage], heading: Heading) -> Any:
     for number, one in enumerate(images):
         row, column = divmod(number, pairs)
         left, top = column * (2 * side + 0.03 + gap), row * (side + line) + line
-        axes.text(left, top - 0.03, _short(one.caption.splitlines()[0], 24), fontsize=6, color=PALE, va="baseline")
+        axes.text(
+            left, top - 0.03, _short(one.caption.splitlines()[0], 24), fontsize=6, color=PALE, va="baseline"
+        )
         for x, pixels in ((left, one.pixels), (left + side + 0.03, one.overlays[0])):
             extent = (x, x + side, top + side, top)
             axes.imshow(pixels.permute(1, 2, 0).numpy(), extent=extent, interpolation="antialiased")
@@ -225,7 +244,11 @@ def draw_rollout_sheet(images: Sequence[RolledImage], heading: Heading) -> Any:
 
 
 def draw_pooling(
-    planes: Sequence[tuple[str, Tensor]], labels: Tensor, class_names: Sequence[str], cosines: Tensor, heading: Heading
+    planes: Sequence[tuple[str, Tensor]],
+    labels: Tensor,
+    class_names: Sequence[str],
+    cosines: Tensor,
+    heading: Heading,
 ) -> Any:
     """The images in the plane of most variance of each representation, and the cosines between the two.
 
@@ -267,7 +290,9 @@ def draw_pooling(
     plain_axes(last)
     if is_named:
         handles, names = axes[0].get_legend_handles_labels()
-        figure.legend(handles, names, loc="outside lower center", ncols=min(5, len(names)), fontsize=8, frameon=False)
+        figure.legend(
+            handles, names, loc="outside lower center", ncols=min(5, len(names)), fontsize=8, frameon=False
+        )
     return figure
 
 
@@ -288,12 +313,16 @@ def _tiles(axes: Any, similarities: Tensor, grid: tuple[int, int]) -> Any:
     """Every patch's map in its place, with a gap of one cell between them."""
     rows, columns = grid
     maps = np.full((rows, rows + 1, columns, columns + 1), np.nan)
-    maps[:, :rows, :, :columns] = similarities.numpy().reshape(rows, columns, rows, columns).transpose(0, 2, 1, 3)
+    maps[:, :rows, :, :columns] = (
+        similarities.numpy().reshape(rows, columns, rows, columns).transpose(0, 2, 1, 3)
+    )
     whole = maps.reshape(rows * (rows + 1), columns * (columns + 1))[:-1, :-1]
     shown = axes.imshow(whole, cmap=SIMILARITY_COLORS, vmin=-1, vmax=1, interpolation="none")
     for axis, count, name in ((axes.xaxis, columns, "column"), (axes.yaxis, rows, "row")):
         numbers = _whole_ticks(count)
-        axis.set_ticks([(number - 1) * (count + 1) + (count - 1) / 2 for number in numbers], [str(n) for n in numbers])
+        axis.set_ticks(
+            [(number - 1) * (count + 1) + (count - 1) / 2 for number in numbers], [str(n) for n in numbers]
+        )
         axis.set_label_text(f"{name} of the patch", fontsize=8, color=INK)
     _plain_image(axes)
     return shown
@@ -335,7 +364,9 @@ def _whole_ticks(count: int) -> list[int]:
 def _colours(count: int) -> list[Any]:
     from matplotlib import colormaps
 
-    return [*SERIES][:count] if count <= len(SERIES) else [colormaps["tab10"](number) for number in range(count)]
+    return (
+        [*SERIES][:count] if count <= len(SERIES) else [colormaps["tab10"](number) for number in range(count)]
+    )
 
 
 def _short(text: str, letters: int) -> str:

@@ -12,7 +12,9 @@ _TINY = torch.finfo(torch.float64).tiny
 
 
 class Separation(NamedTuple):
-    """Images that the nearest class mean gets right, and those that were counted: of classes with two images or more."""
+    """Images that the nearest class mean gets right, and those that were counted: of classes with two images
+    or more.
+    """
 
     correct: int
     total: int
@@ -33,8 +35,8 @@ def cosines(one: Tensor, other: Tensor) -> Tensor:
 def separation(features: Tensor, labels: Tensor) -> Separation:
     """How well a linear classifier without any setting tells the classes apart: the nearest class mean.
 
-    Each image is left out of the mean of its own class. An image is right if that mean is nearer (Euclidean) than the mean of
-    any other class; of equal distances the lower class wins.
+    Each image is left out of the mean of its own class. An image is right if that mean is nearer (Euclidean)
+    than the mean of any other class; of equal distances the lower class wins.
 
     Args:
         features: `[N, D]`.

@@ -11,7 +11,8 @@ from vitctl.models.vit import Attention, VisionTransformer
 
 @torch.no_grad()
 def patch_positions(model: VisionTransformer) -> Tensor | None:
-    """The embeddings of the patches' positions, `[tables, patches, D]`; None without any that is added to tokens.
+    """The embeddings of the patches' positions, `[tables, patches, D]`; None without any that is added to
+    tokens.
 
     Args:
         model: with learned (1-D) or 2-D embeddings; one table, or one for each layer.
@@ -22,7 +23,9 @@ def patch_positions(model: VisionTransformer) -> Tensor | None:
 
 @torch.no_grad()
 def relative_offsets(model: VisionTransformer) -> Tensor | None:
-    """The embeddings of relative positions, `[layers, 2 N - 1, D]` from offset 1 - N to N - 1; None without any."""
+    """The embeddings of relative positions, `[layers, 2 N - 1, D]` from offset 1 - N to N - 1; None without
+    any.
+    """
     found: list[Tensor] = [
         module.relative_position
         for module in model.modules()

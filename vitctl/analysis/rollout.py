@@ -1,9 +1,9 @@
 """Attention rollout: how much each patch contributes to what a network puts out, over all of its layers.
 
-With A_l the weights of layer l `[N, N]`, averaged over its heads, the rollout is A_L ... A_2 A_1. The paper describes
-this product. Abnar and Zuidema, whom it cites, and the authors' code add the residual connection: each A_l becomes
-(A_l + I) / 2, which is A_l + I with its rows scaled to sum 1. Both are offered.
-Paper: Section 4.5, Figure 6; Appendix D.8, Figure 14; Abnar and Zuidema 2020
+With A_l the weights of layer l `[N, N]`, averaged over its heads, the rollout is A_L ... A_2 A_1. The paper
+describes this product. Abnar and Zuidema, whom it cites, and the authors' code add the residual connection:
+each A_l becomes (A_l + I) / 2, which is A_l + I with its rows scaled to sum 1. Both are offered. Paper:
+Section 4.5, Figure 6; Appendix D.8, Figure 14; Abnar and Zuidema 2020
 """
 
 import torch
@@ -43,14 +43,16 @@ def patch_mask(rolled: Tensor, layer: AttentionLayer) -> Tensor:
         layer: any of the network's.
 
     Returns:
-        `[B, rows, columns]`; with a class token less than 1 in sum: the rest is what the class token had at the start.
+        `[B, rows, columns]`; with a class token less than 1 in sum: the rest is what the class token had at
+        the start.
     """
     of_output = rolled[:, 0] if layer.prefix_tokens else rolled.mean(dim=1)  # [B, N]
     return torch.unflatten(of_output[:, layer.prefix_tokens :], 1, layer.grid)
 
 
 def overlay(images: Tensor, masks: Tensor, stride: int) -> Tensor:
-    """Images that are as bright as the network attends to them: multiplied by their mask, interpolated, over its maximum.
+    """Images that are as bright as the network attends to them: multiplied by their mask, interpolated, over
+    its maximum.
 
     Args:
         images: uint8 `[B, 3, S, S]`.
@@ -71,7 +73,9 @@ def overlay(images: Tensor, masks: Tensor, stride: int) -> Tensor:
 
 
 def _over_all_tokens(weights: Tensor, layer: AttentionLayer) -> Tensor:
-    """Weights without heads as `[B, N, N]`, from `[B, rows, columns, columns]` or `[B, columns, rows, rows]` too."""
+    """Weights without heads as `[B, N, N]`, from `[B, rows, columns, columns]` or `[B, columns, rows, rows]`
+    too.
+    """
     if layer.along == "grid":
         return weights
     rows, columns = layer.grid

@@ -1,4 +1,7 @@
-"""The command line: Typer commands and their error boundary. Nothing here imports torch before it is needed."""
+"""The command line: Typer commands and their error boundary.
+
+Nothing here imports torch before it is needed.
+"""
 
 import io
 import os
@@ -20,7 +23,9 @@ from vitctl.system.text import PlainStream, printable
 
 EXIT_BUG, EXIT_USER, EXIT_STOPPED = 1, 2, 3
 INTERRUPTED = 130  # the exit code of newer versions of typer for Ctrl-C
-USAGE_ERROR: Any = typer.BadParameter.__mro__[1]  # of click, or of the copy of click in newer versions of typer
+USAGE_ERROR: Any = typer.BadParameter.__mro__[
+    1
+]  # of click, or of the copy of click in newer versions of typer
 
 app = typer.Typer(
     name="vitctl",
@@ -109,16 +114,21 @@ def main() -> None:
 
 
 def _report_error(error: Exception) -> int:
-    """Print what ended the command: one line for what the user can fix, a traceback for a bug; returns the exit code."""
+    """Print what ended the command: one line for what the user can fix, a traceback for a bug; returns the
+    exit code.
+    """
     unnamed = isinstance(error, OSError) and error.filename is None
-    fixable = explained(error, "standard output" if unnamed and not (output_errors_ignored() or _can_print()) else "")
+    fixable = explained(
+        error, "standard output" if unnamed and not (output_errors_ignored() or _can_print()) else ""
+    )
     if fixable is not None:
         _say(str(fixable))
         return EXIT_USER
     with suppress(OSError):
         traceback.print_exception(error)
     _say(
-        f"this is a bug of vitctl ({type(error).__name__}); please report the lines above, with the command and the versions "
+        f"this is a bug of vitctl ({type(error).__name__}); please report the lines above, with the command "
+        f"and the versions "
         "that `vitctl doctor` shows"
     )
     return EXIT_BUG
@@ -130,7 +140,9 @@ def _say(text: str) -> None:
 
 
 def _make_streams_safe() -> None:
-    """Escape control characters, and characters that the terminal's encoding lacks; write to a closed stream without an error."""
+    """Escape control characters, and characters that the terminal's encoding lacks; write to a closed stream
+    without an error.
+    """
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
@@ -139,7 +151,9 @@ def _make_streams_safe() -> None:
             # With PYTHONUNBUFFERED a disk that takes a part of a text would lose the rest without an error.
             if isinstance(stream.buffer, io.FileIO) and os.environ.get("PYTHONUNBUFFERED"):
                 raw = io.FileIO(stream.fileno(), "w", closefd=False)
-                stream = io.TextIOWrapper(io.BufferedWriter(raw), encoding=stream.encoding, line_buffering=True)
+                stream = io.TextIOWrapper(
+                    io.BufferedWriter(raw), encoding=stream.encoding, line_buffering=True
+                )
             stream.reconfigure(errors="backslashreplace")
             setattr(sys, name, PlainStream(stream))
 
@@ -157,7 +171,9 @@ def _can_print() -> bool:
 
 
 def _discard_unwritten() -> None:
-    """Discard output that a full disk or a closed pipe did not accept: it must not fail again when Python exits."""
+    """Discard output that a full disk or a closed pipe did not accept: it must not fail again when Python
+    exits.
+    """
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

@@ -20,7 +20,8 @@ Recipe = Annotated[
     typer.Option(
         "--recipe",
         "-r",
-        help="Recipe of pretrain or finetune: name, or path of a .toml file. Default: in1k_b16, Table 3's ImageNet.",
+        help="Recipe of pretrain or finetune: name, or path of a .toml file. Default: in1k_b16, Table 3's "
+        "ImageNet.",
         autocompletion=completion.recipes,
     ),
 ]
@@ -28,17 +29,20 @@ Seconds = Annotated[
     float | None,
     typer.Option(
         "--seconds",
-        help="Time to measure, about; building the network comes on top. Ctrl-C ends earlier and keeps what was measured. "
+        help="Time to measure, about; building the network comes on top. Ctrl-C ends earlier and keeps what "
+        "was measured. "
         "Default: 60; with --resolutions 8 for each network and size.",
         min=1,
         max=10**7,
     ),
 ]
 Threads = Annotated[
-    int | None, typer.Option("--threads", help="Threads of the CPU; default: as in a run, OMP_NUM_THREADS.", min=1)
+    int | None,
+    typer.Option("--threads", help="Threads of the CPU; default: as in a run, OMP_NUM_THREADS.", min=1),
 ]
 Json = Annotated[
-    Path | None, typer.Option("--json", help="Also write all numbers, and all that decides them, to this .json file.")
+    Path | None,
+    typer.Option("--json", help="Also write all numbers, and all that decides them, to this .json file."),
 ]
 
 
@@ -74,21 +78,27 @@ def model(
     ] = False,
     resolutions: Annotated[
         str | None,
-        typer.Option("--resolutions", help="Fig. 12 instead: forward passes at 64..512, or a list of sizes as 64,224."),
+        typer.Option(
+            "--resolutions", help="Fig. 12 instead: forward passes at 64..512, or a list of sizes as 64,224."
+        ),
     ] = None,
     plot: Annotated[
         Path | None,
-        typer.Option("--plot", help="With --resolutions: the .png. Default: speed.png, and speed.json beside."),
+        typer.Option(
+            "--plot", help="With --resolutions: the .png. Default: speed.png, and speed.json beside."
+        ),
     ] = None,
     json: Json = None,
     set_: Set = None,
     processes: Processes = None,
     precision: Precision = None,
 ) -> None:
-    """Measure a recipe's own training step: images/s, MFU, memory, and the bottleneck. For example: vitctl bench model S/16
+    """Measure a recipe's own training step: images/s, MFU, memory, and the bottleneck. For example: vitctl
+    bench model S/16
 
-    The step is the one that pretrain or finetune makes: forward, backward, optimizer, records. Noise stands in for images that
-    are not here. Other knobs and larger micro-batches are tried too. vitctl bench model --resolutions 64..512 draws Fig. 12.
+    The step is the one that pretrain or finetune makes: forward, backward, optimizer, records. Noise stands
+    in for images that are not here. Other knobs and larger micro-batches are tried too. vitctl bench model
+    --resolutions 64..512 draws Fig. 12.
     """
     from vitctl.cli.show.bench import Asked, run_model, run_resolutions
 
@@ -127,7 +137,9 @@ def data(
     step_rate: Annotated[
         float | None,
         typer.Option(
-            "--step-rate", help="Images/s that the step takes; default: measured here, 0: leave it out.", min=0
+            "--step-rate",
+            help="Images/s that the step takes; default: measured here, 0: leave it out.",
+            min=0,
         ),
     ] = None,
     seconds: Seconds = None,
@@ -136,7 +148,8 @@ def data(
     set_: Set = None,
     precision: Precision = None,
 ) -> None:
-    """Measure a recipe's loader: images/s, CPU time of decoding and augmenting, and what the training step needs.
+    """Measure a recipe's loader: images/s, CPU time of decoding and augmenting, and what the training step
+    needs.
 
     For example: vitctl bench data --recipe smoke, or: vitctl bench data --recipe in1k_b16 --data SHARDS
     """
@@ -150,7 +163,10 @@ def data(
         "--precision": ("machine.precision", precision),
     }
     run_data(
-        [Asked((), name, seconds or _SECONDS, threads, json, tuple(set_ or ())) for name in recipes or ("in1k_b16",)],
+        [
+            Asked((), name, seconds or _SECONDS, threads, json, tuple(set_ or ()))
+            for name in recipes or ("in1k_b16",)
+        ],
         flags,
         step_rate,
     )

@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 RecipeName = Annotated[
     str,
     typer.Option(
-        "--recipe", "-r", help="Name of a shipped recipe or path of a .toml file.", autocompletion=completion.recipes
+        "--recipe",
+        "-r",
+        help="Name of a shipped recipe or path of a .toml file.",
+        autocompletion=completion.recipes,
     ),
 ]
 WEIGHTS = "Weights"  # help panel: which weights a job starts from
@@ -30,7 +33,8 @@ From = Annotated[
     str | None,
     typer.Option(
         "--from",
-        help="Run folder, checkpoint, weights file or address (https, hf, gs); default: the newest finished run.",
+        help="Run folder, checkpoint, weights file or address (https, hf, gs); default: the newest "
+        "finished run.",
         autocompletion=completion.runs,
         rich_help_panel=WEIGHTS,
     ),
@@ -53,10 +57,14 @@ Model = Annotated[
         rich_help_panel=WEIGHTS,
     ),
 ]
-Data = Annotated[str | None, typer.Option("--data", help="Folder or address of shards, see `vitctl data shards`.")]
+Data = Annotated[
+    str | None, typer.Option("--data", help="Folder or address of shards, see `vitctl data shards`.")
+]
 Images = Annotated[
     str | None,
-    typer.Option("--data", help="Folder of photographs (a folder per class), or folder or address of shards."),
+    typer.Option(
+        "--data", help="Folder of photographs (a folder per class), or folder or address of shards."
+    ),
 ]
 Dataset = Annotated[
     str | None,
@@ -83,7 +91,9 @@ Set = Annotated[
 Lr = Annotated[float | None, typer.Option("--lr", help="Base learning rate; no other one is tried.")]
 Steps = Annotated[
     int | None,
-    typer.Option("--steps", help="Length in updates, instead of the recipe's; a shorter run gets a shorter warm-up."),
+    typer.Option(
+        "--steps", help="Length in updates, instead of the recipe's; a shorter run gets a shorter warm-up."
+    ),
 ]
 Epochs = Annotated[
     float | None,
@@ -98,7 +108,10 @@ MACHINE = "Machine"  # help panel: where a job runs; the same options for all co
 Processes = Annotated[
     int | None,
     typer.Option(
-        "--processes", "-n", help="Number of processes over all machines, one per GPU.", rich_help_panel=MACHINE
+        "--processes",
+        "-n",
+        help="Number of processes over all machines, one per GPU.",
+        rich_help_panel=MACHINE,
     ),
 ]
 Precision = Annotated[
@@ -122,7 +135,8 @@ Nodes = Annotated[
     str | None,
     typer.Option(
         "--nodes",
-        help="Number of machines and the rendezvous address on one of them: 2@gpu01:29400. Run the same command on each, with "
+        help="Number of machines and the rendezvous address on one of them: 2@gpu01:29400. Run the same "
+        "command on each, with "
         "--out on a shared disk.",
         rich_help_panel=MACHINE,
     ),
@@ -135,14 +149,21 @@ Restarts = Annotated[
         rich_help_panel=MACHINE,
     ),
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan and its cost; needs no GPU and no data.")]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Print the plan and its cost; needs no GPU and no data.")
+]
 All = Annotated[bool, typer.Option("--all", help="With --dry-run: also print default values.")]
 
 
 def schedule_flags(
-    sets: Sequence[str] | None, *, steps: int | None = None, epochs: float | None = None, batch_size: int | None = None
+    sets: Sequence[str] | None,
+    *,
+    steps: int | None = None,
+    epochs: float | None = None,
+    batch_size: int | None = None,
 ) -> dict[str, tuple[str, Any]]:
-    """The flags of length and batch size: --steps or --epochs replaces the recipe's length, whichever it has, and its warm-up.
+    """The flags of length and batch size: --steps or --epochs replaces the recipe's length, whichever it has,
+    and its warm-up.
 
     Raises:
         RecipeError: both lengths are given.
@@ -177,7 +198,8 @@ def run_job(
     nodes: str | None = None,
     restarts: int = 0,
 ) -> None:
-    """Resolve the recipe, then run it, print its plan, or write a Slurm job of it; ends with the command's exit code.
+    """Resolve the recipe, then run it, print its plan, or write a Slurm job of it; ends with the command's
+    exit code.
 
     Args:
         job: the command.
@@ -205,7 +227,9 @@ def run_job(
     overrides += [Override(key, value, flag) for flag, (key, value) in flags.items() if value is not None]
     overrides += processes_from_launcher(member) + processes_from_slurm(slurm, overrides)
     alone = config.nodes == 1 and (member is None or member.num_processes == 1)
-    loaded = with_shards(load_recipe(recipe, overrides, job=job), out.parent if out else Path("runs"), dry_run, alone)
+    loaded = with_shards(
+        load_recipe(recipe, overrides, job=job), out.parent if out else Path("runs"), dry_run, alone
+    )
     loaded = fitted(loaded, in_time=dry_run)
     source = getattr(getattr(loaded.recipe, "weights", None), "source", "")
     if "://" in source and not dry_run:
@@ -236,7 +260,8 @@ def run_job(
 
 
 def with_shards(loaded: "Loaded", runs: Path, dry_run: bool, alone: bool) -> "Loaded":
-    """The recipe with shards for its data where that is a folder of photographs, and a line that says where they are.
+    """The recipe with shards for its data where that is a folder of photographs, and a line that says where
+    they are.
 
     Args:
         loaded: of any job.
@@ -256,7 +281,8 @@ def with_shards(loaded: "Loaded", runs: Path, dry_run: bool, alone: bool) -> "Lo
         return loaded
     if dry_run:
         print(
-            f"{data.path}: photographs, their shards would be made in {shards_folder(data.path, runs, fingerprint(data.path))}"
+            f"{data.path}: photographs, their shards would be made in "
+            f"{shards_folder(data.path, runs, fingerprint(data.path))}"
         )
         return loaded
     if not alone:
@@ -268,7 +294,9 @@ def with_shards(loaded: "Loaded", runs: Path, dry_run: bool, alone: bool) -> "Lo
         )
     from vitctl.cli.data.shards import shards_of
 
-    return with_overrides(loaded, [Override("data.path", str(shards_of(data.path, runs)), "shards of photographs")])
+    return with_overrides(
+        loaded, [Override("data.path", str(shards_of(data.path, runs)), "shards of photographs")]
+    )
 
 
 def fitted(loaded: "Loaded", *, in_time: bool) -> "Loaded":
@@ -309,7 +337,8 @@ def weights_flags(source: str | None, which: str | None, model: str | None) -> d
 
 
 def check_flags(flags: Mapping[str, Any]) -> None:
-    """Refuse empty flags, e.g. from an unset shell variable, and two flags that both name the source of the images.
+    """Refuse empty flags, e.g. from an unset shell variable, and two flags that both name the source of the
+    images.
 
     Args:
         flags: flag -> value; None: not given.
@@ -324,7 +353,9 @@ def check_flags(flags: Mapping[str, Any]) -> None:
             raise RecipeError(f"{flag} '': is empty; give a value, or leave {flag} out")
     given = [flag for flag in ("--data", "--dataset", "--synthetic") if flags.get(flag) is not None]
     if len(given) > 1 and given != ["--dataset", "--synthetic"]:
-        raise RecipeError(f"{given[0]} and {given[1]}: both name the source of the images; leave one of them out")
+        raise RecipeError(
+            f"{given[0]} and {given[1]}: both name the source of the images; leave one of them out"
+        )
 
 
 def write_slurm_job(slurm: str, run_dir: Path, name: str) -> None:
@@ -374,7 +405,8 @@ def processes_from_slurm(slurm: str | None, given: "Sequence[Override]") -> "lis
     for other in given:
         if other.key == "machine.processes" and other.value != processes:
             raise LaunchError(
-                f"{other.flag} says {other.value} processes, --slurm {slurm} starts {processes}: leave {other.flag} out"
+                f"{other.flag} says {other.value} processes, --slurm {slurm} starts {processes}: leave "
+                f"{other.flag} out"
             )
     return [Override("machine.processes", processes, "--slurm")]
 
@@ -393,7 +425,9 @@ def launch_config(
     config = parse_nodes(nodes or "1", restarts)
     if (nodes or restarts) and (member is not None or slurm):
         other = member.launcher if member is not None else "--slurm"
-        raise LaunchError(f"--nodes and --restarts start processes, and so does {other}: leave one of them out")
+        raise LaunchError(
+            f"--nodes and --restarts start processes, and so does {other}: leave one of them out"
+        )
     if config.nodes > 1 and out is None:
         raise LaunchError(f"--nodes {nodes}: give all machines the same run folder with --out")
     return config
@@ -415,7 +449,10 @@ def run_prepared(run_dir: Path, recipe: "Recipe", member: "Member | None", confi
     from vitctl.launch.launcher import launch
 
     if config.nodes > 1:
-        print(f"{config.nodes} machines: waiting for all to join at {config.host}:{config.port}", file=sys.stderr)
+        print(
+            f"{config.nodes} machines: waiting for all to join at {config.host}:{config.port}",
+            file=sys.stderr,
+        )
     if member is not None and member.rank > 0:
         from vitctl.launch.worker import redirect_output
 

@@ -12,11 +12,15 @@ def compare(
     runs: Annotated[
         list[Path],
         typer.Argument(
-            help="Folders of finished runs; the others are compared with the first.", autocompletion=completion.runs
+            help="Folders of finished runs; the others are compared with the first.",
+            autocompletion=completion.runs,
         ),
     ],
 ) -> None:
-    """Show two or more results side by side, and whether they may be compared. For example: vitctl compare runs/a runs/b"""
+    """Show two or more results side by side, and whether they may be compared.
+
+    For example: vitctl compare runs/a runs/b
+    """
     from vitctl.cli.show.render import CONSOLE, show_table
     from vitctl.errors import CheckpointError
     from vitctl.report.compare import compare_runs
@@ -29,17 +33,21 @@ def compare(
     header = ("", *(run.name for run in runs))
     show_table(("number", *header[1:]), [(name, *map(_number, values)) for name, values in found.numbers])
     if found.differences:
-        show_table(("differs", *header[1:]), [(name, *values) for name, values in found.differences], left=None)
+        show_table(
+            ("differs", *header[1:]), [(name, *values) for name, values in found.differences], left=None
+        )
     for reason in found.reasons:
         CONSOLE.print(f"must not be compared: {reason}", markup=False, soft_wrap=True)
     if found.unrecorded:
         CONSOLE.print(
-            f"not recorded by any of them: {', '.join(found.unrecorded)}; score them again to record it", soft_wrap=True
+            f"not recorded by any of them: {', '.join(found.unrecorded)}; score them again to record it",
+            soft_wrap=True,
         )
     if not found.reasons:
         known = "as far as recorded, " * bool(found.unrecorded)
         CONSOLE.print(
-            f"{known}same images, split, labels and evaluation protocol: these numbers may be compared", soft_wrap=True
+            f"{known}same images, split, labels and evaluation protocol: these numbers may be compared",
+            soft_wrap=True,
         )
     if found.reasons:
         raise typer.Exit(2)  # so that a script can detect it

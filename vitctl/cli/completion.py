@@ -1,4 +1,5 @@
-"""Shell completion: recipes, data sets, models, formats, keys, runs. It imports no torch, because it must be fast.
+"""Shell completion: recipes, data sets, models, formats, keys, runs. It imports no torch, because it must be
+fast.
 
 Where nothing matches, the shell completes file names.
 """
@@ -13,7 +14,10 @@ import typer
 
 from vitctl.engine.run_files import RECIPE
 
-RECIPE_OF = {"predict": "evaluate", "inspect": "evaluate"}  # commands that take the values of another command's recipe
+RECIPE_OF = {
+    "predict": "evaluate",
+    "inspect": "evaluate",
+}  # commands that take the values of another command's recipe
 FORMATS = ("onnx", "safetensors", "google", "timm", "hf", "torchvision", "pt2")
 SPLITS = ("train", "validation", "test")
 LABELS = ("original", "real", "objectnet", "objectnet_restricted")
@@ -107,7 +111,9 @@ def models(incomplete: str) -> list[str]:
 
 
 def runs(incomplete: str) -> list[str]:
-    """Run folders that start with the typed text, the newest first; those under ./runs where nothing is typed yet."""
+    """Run folders that start with the typed text, the newest first; those under ./runs where nothing is typed
+    yet.
+    """
     begun = Path(incomplete or "runs/")
     folder = begun if not incomplete or incomplete.endswith("/") else begun.parent
     found = [path.parent for path in folder.glob(f"*/{RECIPE}")]

@@ -42,13 +42,17 @@ def _numbers(flag: str, text: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
-        raise RecipeError(f"{flag} {text}: write numbers with commas between them, e.g. {flag} 1,5,10,25") from None
+        raise RecipeError(
+            f"{flag} {text}: write numbers with commas between them, e.g. {flag} 1,5,10,25"
+        ) from None
 
 
 def fewshot(
     from_: From = None,
     weights: WhichWeights = None,
-    shots: Annotated[str | None, typer.Option("--shots", help="Training images per class: 5 or 1,5,10,25.")] = None,
+    shots: Annotated[
+        str | None, typer.Option("--shots", help="Training images per class: 5 or 1,5,10,25.")
+    ] = None,
     data: Images = None,
     dataset: Annotated[
         str | None,
@@ -67,7 +71,10 @@ def fewshot(
     precision: Precision = None,
     slurm: Slurm = None,
 ) -> None:
-    """Few-shot accuracy: a linear classifier on frozen features, in closed form. For example: vitctl fewshot --shots 5"""
+    """Few-shot accuracy: a linear classifier on frozen features, in closed form.
+
+    For example: vitctl fewshot --shots 5
+    """
     several = tuple(dataset.split(",")) if dataset and "," in dataset else None
     flags = {
         **weights_flags(from_, weights, model),
@@ -93,20 +100,26 @@ def vtab(
         ),
     ] = None,
     task: Annotated[
-        list[str] | None, typer.Option("--task", help="Only this task. Repeatable.", autocompletion=completion.tasks)
+        list[str] | None,
+        typer.Option("--task", help="Only this task. Repeatable.", autocompletion=completion.tasks),
     ] = None,
     data: Images = None,
     res: Res = None,
     steps: Annotated[
-        int | None, typer.Option("--steps", help="Length of each run in updates, with no sweep over schedules.")
+        int | None,
+        typer.Option("--steps", help="Length of each run in updates, with no sweep over schedules."),
     ] = None,
     sweep: Annotated[
         bool,
-        typer.Option("--sweep/--no-sweep", help="Choose learning rate and schedule on the validation images first."),
+        typer.Option(
+            "--sweep/--no-sweep", help="Choose learning rate and schedule on the validation images first."
+        ),
     ] = True,
     light: Annotated[
         bool,
-        typer.Option("--light", help="A linear classifier on frozen features: a quick estimate, not the protocol."),
+        typer.Option(
+            "--light", help="A linear classifier on frozen features: a quick estimate, not the protocol."
+        ),
     ] = False,
     recipe: RecipeName = "vtab",
     out: Out = None,
@@ -115,7 +128,10 @@ def vtab(
     precision: Precision = None,
     slurm: Slurm = None,
 ) -> None:
-    """VTAB-1k: fine-tune on each of 19 tasks with one setting; compare with Table 9. For example: vitctl vtab --suite mini"""
+    """VTAB-1k: fine-tune on each of 19 tasks with one setting; compare with Table 9.
+
+    For example: vitctl vtab --suite mini
+    """
     from vitctl.recipe.load import recipe_names
 
     own = f"vtab_{suite}"
@@ -166,12 +182,17 @@ def evaluate(
     processes: Processes = None,
     precision: Precision = None,
 ) -> None:
-    """Compute the accuracy on a split, every image counted once. For example: vitctl evaluate --from RUN --dataset pets"""
+    """Compute the accuracy on a split, every image counted once.
+
+    For example: vitctl evaluate --from RUN --dataset pets
+    """
     from vitctl.data.datasets.catalog import find_data_set
 
     if dataset and not data:
         row = find_data_set(dataset)
-        split = split or ("test" if "test" in row.sizes else "validation" if "validation" in row.sizes else None)
+        split = split or (
+            "test" if "test" in row.sizes else "validation" if "validation" in row.sizes else None
+        )
         labels = labels or ("objectnet" if row.name == "objectnet" else None)
     flags = {
         **weights_flags(from_, weights, model),
@@ -199,7 +220,8 @@ def export(
     include_preprocess: Annotated[
         bool,
         typer.Option(
-            "--include-preprocess", help="onnx, pt2: resize and crop inside the graph; input: uint8 [B, H, W, 3]."
+            "--include-preprocess",
+            help="onnx, pt2: resize and crop inside the graph; input: uint8 [B, H, W, 3].",
         ),
     ] = False,
     features: Annotated[
@@ -209,7 +231,9 @@ def export(
     int8: Annotated[bool, typer.Option("--int8", help="onnx: in int8; needs --check-data.")] = False,
     check_data: Annotated[
         str | None,
-        typer.Option("--check-data", help="Shards of images; a file must keep the accuracy of the model on them."),
+        typer.Option(
+            "--check-data", help="Shards of images; a file must keep the accuracy of the model on them."
+        ),
     ] = None,
     split: Annotated[
         str | None,
@@ -222,17 +246,23 @@ def export(
     weights: WhichWeights = None,
     recipe: RecipeName = "export",
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Run folder, or with one --to the weights file to write.")
+        Path | None,
+        typer.Option("--out", "-o", help="Run folder, or with one --to the weights file to write."),
     ] = None,
     model: Model = None,
     set_: Set = None,
 ) -> None:
-    """Export weights for other programs, each file verified against the model. For example: vitctl export --from RUN --to onnx"""
+    """Export weights for other programs, each file verified against the model.
+
+    For example: vitctl export --from RUN --to onnx
+    """
     from vitctl.errors import RecipeError
 
     if out and out.suffix in WEIGHTS_FILES and to and not set(to) & set(WEIGHTS_FILES[out.suffix]):
         formats = ", ".join(WEIGHTS_FILES[out.suffix])
-        raise RecipeError(f"--out {out}: a {out.suffix} file is for --to {formats}, not for --to {', '.join(to)}")
+        raise RecipeError(
+            f"--out {out}: a {out.suffix} file is for --to {formats}, not for --to {', '.join(to)}"
+        )
     if fp16 and int8:
         raise RecipeError("--fp16 and --int8: a file has one precision; leave one of them out")
     flags = {

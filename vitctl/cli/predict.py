@@ -38,18 +38,23 @@ ToPredict = Annotated[
     list[str],
     typer.Argument(
         metavar="IMAGES",
-        help="Images, folders, patterns, https addresses of images, shards (FOLDER:SPLIT); - for a list on standard input.",
+        help="Images, folders, patterns, https addresses of images, shards (FOLDER:SPLIT); - for a list on "
+        "standard input.",
     ),
 ]
 Format = Annotated[
     str,
     typer.Option(
-        "--format", help="table, csv or jsonl.", autocompletion=completion.one_of(completion.PREDICTION_FORMATS)
+        "--format",
+        help="table, csv or jsonl.",
+        autocompletion=completion.one_of(completion.PREDICTION_FORMATS),
     ),
 ]
 SplitOfShards = Annotated[
     str | None,
-    typer.Option("--split", help="Of shards: which split.", autocompletion=completion.one_of(completion.SPLITS)),
+    typer.Option(
+        "--split", help="Of shards: which split.", autocompletion=completion.one_of(completion.SPLITS)
+    ),
 ]
 Device = Annotated[
     str | None,
@@ -63,16 +68,22 @@ def predict(
     weights: WhichWeights = None,
     top: Annotated[int, typer.Option("--top", help="How many classes of each image.", min=1)] = 5,
     threshold: Annotated[
-        float, typer.Option("--threshold", help="Leave out classes that are less probable, 0 to 1.", min=0, max=1)
+        float,
+        typer.Option("--threshold", help="Leave out classes that are less probable, 0 to 1.", min=0, max=1),
     ] = 0.0,
     format_: Format = "table",
     features: Annotated[
         Path | None,
-        typer.Option("--features", help="Also write features, names and SHA-256 of all images to this .safetensors."),
+        typer.Option(
+            "--features", help="Also write features, names and SHA-256 of all images to this .safetensors."
+        ),
     ] = None,
     split: SplitOfShards = None,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Exit with code 2 when an image cannot be used; else it is only reported.")
+        bool,
+        typer.Option(
+            "--strict", help="Exit with code 2 when an image cannot be used; else it is only reported."
+        ),
     ] = False,
     batch: Annotated[int | None, typer.Option("--batch", help="Images in one forward pass.")] = None,
     device: Device = None,
@@ -111,7 +122,10 @@ def _predict(
     features: Path | None,
     missing: list[str],
 ) -> bool:
-    """Predict and print; everything but the predictions goes to standard error. Returns whether an image cannot be used."""
+    """Predict and print; everything but the predictions goes to standard error.
+
+    Returns whether an image cannot be used.
+    """
     from vitctl.cli.show.predictions import show_errors, show_predictions
     from vitctl.jobs.inputs.images import find_images, some_names
     from vitctl.jobs.predict import predict as predictions
@@ -119,7 +133,9 @@ def _predict(
     def note(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
-    sources = find_images(images, recipe.data, split=split, stdin=sys.stdin.buffer, note=note, missing=missing)
+    sources = find_images(
+        images, recipe.data, split=split, stdin=sys.stdin.buffer, note=note, missing=missing
+    )
     total = sum(map(len, sources))
     if "://" in recipe.weights.source:
         from vitctl.cli.show.download import fetch_weights
@@ -155,7 +171,8 @@ def inspect(
         list[str] | None,
         typer.Option(
             "--from",
-            help="Run folder, checkpoint, weights file or address; default: the newest finished run. Repeatable: side by side.",
+            help="Run folder, checkpoint, weights file or address; default: the newest finished run. "
+            "Repeatable: side by side.",
             autocompletion=completion.runs,
             rich_help_panel=WEIGHTS,
         ),
@@ -166,20 +183,26 @@ def inspect(
     dataset: Dataset = None,
     split: Annotated[
         str | None,
-        typer.Option("--split", help="Split to take images of.", autocompletion=completion.one_of(completion.SPLITS)),
+        typer.Option(
+            "--split", help="Split to take images of.", autocompletion=completion.one_of(completion.SPLITS)
+        ),
     ] = None,
     num_images: Annotated[
         int, typer.Option("--num-images", help="How many images, chosen at random.", min=1, max=10_000)
     ] = 128,
     seed: Annotated[int, typer.Option("--seed", help="Random seed of the choice.", min=0)] = 0,
     res: Res = None,
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for pictures and numbers.")] = Path("inspect"),
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for pictures and numbers.")] = Path(
+        "inspect"
+    ),
     set_: Set = None,
     precision: Precision = None,
 ) -> None:
-    """Draw what is inside a network, as in Section 4.5: filters, positions, attention distance, rollout, class token.
+    """Draw what is inside a network, as in Section 4.5: filters, positions, attention distance, rollout,
+    class token.
 
-    Writes PNG and SVG of each picture, and inspect.json. For example: vitctl inspect --from RUN photo.jpg --out pictures
+    Writes PNG and SVG of each picture, and inspect.json. For example: vitctl inspect --from RUN photo.jpg
+    --out pictures
     """
     from vitctl.cli.show.inspect import run_inspect
 
@@ -191,4 +214,6 @@ def inspect(
         "--res": ("data.image_size", res),
         "--precision": ("machine.precision", precision),
     }
-    run_inspect(tuple(from_ or ()), tuple(images or ()), flags, set_ or (), out, num_images=num_images, seed=seed)
+    run_inspect(
+        tuple(from_ or ()), tuple(images or ()), flags, set_ or (), out, num_images=num_images, seed=seed
+    )

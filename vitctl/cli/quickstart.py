@@ -22,8 +22,19 @@ from vitctl.system.text import typed
 
 SETS = ("glyphs", "digits", "shapes-location", "shapes-count")
 TASKS = [name for name in SETS if name != "glyphs"]
-PRECISION = "float32"  # fixed, so that the numbers in docs/results.md hold on every machine, with or without bf16
-FOLDERS = ("pretrain", "fewshot", "fewshot_scratch", "finetune", "finetune_scratch", "vtab", "vtab_scratch", "export")
+PRECISION = (
+    "float32"  # fixed, so that the numbers in docs/results.md hold on every machine, with or without bf16
+)
+FOLDERS = (
+    "pretrain",
+    "fewshot",
+    "fewshot_scratch",
+    "finetune",
+    "finetune_scratch",
+    "vtab",
+    "vtab_scratch",
+    "export",
+)
 PAGE = "report.html"
 NEXT = """\
 next, with your own images (one folder per class):
@@ -90,7 +101,14 @@ def run_quickstart(out: Path, seed: int) -> list[Row]:
     for name in TASKS:
         got, start = (r["metrics"]["tasks"][name]["mean"] for r in (table, base))
         rows.append(
-            Row("vtab", f"{name}, 1,000 images", got, start, step.majority(name), (seconds + more) / len(TASKS))
+            Row(
+                "vtab",
+                f"{name}, 1,000 images",
+                got,
+                start,
+                step.majority(name),
+                (seconds + more) / len(TASKS),
+            )
         )
     exported, seconds = step("export", "export", **{"weights.source": str(out / "finetune")})
     worst = max(exported["metrics"]["max_difference"].values())
@@ -118,7 +136,9 @@ class _Steps:
             with writing(folder):
                 write_data_set(row, folder)
             images += sum(row.sizes.values())
-        return Row("shards", f"{images:,} images in {len(SETS)} sets", None, None, None, time.perf_counter() - began)
+        return Row(
+            "shards", f"{images:,} images in {len(SETS)} sets", None, None, None, time.perf_counter() - began
+        )
 
     def __call__(self, folder: str, recipe: str, **values: Any) -> tuple[Mapping[str, Any], float]:
         """Run `recipe` with `values` in `folder`; its result and its seconds."""
@@ -161,16 +181,23 @@ def _close(rows: list[Row], out: Path) -> None:
     def share(value: float | None) -> str:
         return "" if value is None else f"{value:.1%}"
 
-    cells = [(r.step, r.what, share(r.accuracy), share(r.scratch), share(r.majority), f"{r.seconds:.0f}") for r in rows]
+    cells = [
+        (r.step, r.what, share(r.accuracy), share(r.scratch), share(r.majority), f"{r.seconds:.0f}")
+        for r in rows
+    ]
     CONSOLE.print()
-    show_table(("step", "what it did", "accuracy", "scratch", "majority", "seconds"), cells, left=("what it did",))
+    show_table(
+        ("step", "what it did", "accuracy", "scratch", "majority", "seconds"), cells, left=("what it did",)
+    )
     CONSOLE.print(
-        escape(f"\n{sum(r.seconds for r in rows):.0f} seconds in all; files are under {out}/\n"), soft_wrap=True
+        escape(f"\n{sum(r.seconds for r in rows):.0f} seconds in all; files are under {out}/\n"),
+        soft_wrap=True,
     )
     page = (out / PAGE).resolve()
     CONSOLE.print(
         escape(
-            f"report: {out / PAGE}; to look at it, open it in a browser: xdg-open {typed(page)}, or type {page.as_uri()}\n"
+            f"report: {out / PAGE}; to look at it, open it in a browser: xdg-open {typed(page)}, or type "
+            f"{page.as_uri()}\n"
         ),
         soft_wrap=True,
     )

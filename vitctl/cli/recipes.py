@@ -10,10 +10,14 @@ from vitctl.cli import completion
 from vitctl.cli.common import Set
 
 app = typer.Typer(
-    help="Show and explain recipes: what they set, why, and where each value comes from.", no_args_is_help=True
+    help="Show and explain recipes: what they set, why, and where each value comes from.",
+    no_args_is_help=True,
 )
 Name = Annotated[
-    str, typer.Argument(help="Name of a shipped recipe or path of a .toml file.", autocompletion=completion.recipes)
+    str,
+    typer.Argument(
+        help="Name of a shipped recipe or path of a .toml file.", autocompletion=completion.recipes
+    ),
 ]
 
 
@@ -34,10 +38,15 @@ OTHERS = "others"
 
 @app.command("list")
 def list_(
-    word: Annotated[str | None, typer.Argument(help="Only recipes with this in their name, job or note.")] = None,
+    word: Annotated[
+        str | None, typer.Argument(help="Only recipes with this in their name, job or note.")
+    ] = None,
     all_: Annotated[bool, typer.Option("--all", help="Every recipe with its job and a description.")] = False,
 ) -> None:
-    """List the shipped recipes and sweeps by kind; with a word, or --all, describe each of them. For example: vitctl recipes list pets"""
+    """List the shipped recipes and sweeps by kind; with a word, or --all, describe each of them.
+
+    For example: vitctl recipes list pets
+    """
     from vitctl.cli.show.render import CONSOLE, show_table
     from vitctl.errors import RecipeError
     from vitctl.recipe.load import load_recipe, recipe_names
@@ -51,7 +60,9 @@ def list_(
     rows += [(name, "sweep", find_sweep(name).note) for name in sweep_names()]
     found = [row for row in rows if word is None or any(word.lower() in cell.lower() for cell in row)]
     if not found:
-        raise RecipeError(f"no recipe has '{word}' in its name, job or note; `vitctl recipes list` shows their names")
+        raise RecipeError(
+            f"no recipe has '{word}' in its name, job or note; `vitctl recipes list` shows their names"
+        )
     show_table(("recipe", "job", "what it is"), found, left=None)
     if word is not None:
         CONSOLE.print(f"{len(found)} of {len(rows)}")
@@ -66,11 +77,15 @@ def _show_groups(recipes: Sequence[str], sweeps: Sequence[str]) -> None:
     rows = [(title, "  ".join(found)) for title, found in names.items() if found]
     rows.append(("sweeps", "  ".join(sweeps)))
     show_table((f"{len(recipes)} recipes", "names"), rows, left=None)
-    CONSOLE.print("\nvitctl recipes list WORD, or --all: what they are; vitctl recipes show NAME: all values of one")
+    CONSOLE.print(
+        "\nvitctl recipes list WORD, or --all: what they are; vitctl recipes show NAME: all values of one"
+    )
 
 
 def _group(name: str) -> str:
-    """The title of a recipe's group; `finetune` alone is for one's own images, `finetune_pets` is the paper's."""
+    """The title of a recipe's group; `finetune` alone is for one's own images, `finetune_pets` is the
+    paper's.
+    """
     start = "finetune_" if name.startswith("finetune_") else name.partition("_")[0]
     return next((title for title, starts in GROUPS.items() if start in starts), OTHERS)
 
@@ -85,7 +100,9 @@ def show(
     from vitctl.recipe.load import load_recipe, parse_override
     from vitctl.recipe.write import to_toml
 
-    typer.echo(to_toml(load_recipe(name, [parse_override(text) for text in set_ or ()]), origins=origins), nl=False)
+    typer.echo(
+        to_toml(load_recipe(name, [parse_override(text) for text in set_ or ()]), origins=origins), nl=False
+    )
 
 
 @app.command()
@@ -93,7 +110,8 @@ def explain(
     key: Annotated[
         str,
         typer.Argument(
-            help="A dotted key, e.g. optimizer.weight_decay, or a section.", autocompletion=completion.keys_and_sections
+            help="A dotted key, e.g. optimizer.weight_decay, or a section.",
+            autocompletion=completion.keys_and_sections,
         ),
     ],
 ) -> None:
@@ -124,7 +142,9 @@ def diff(first: Name, second: Name) -> None:
 
 @app.command()
 def check(
-    paths: Annotated[list[Path] | None, typer.Argument(help="Recipe files; default: all shipped ones.")] = None,
+    paths: Annotated[
+        list[Path] | None, typer.Argument(help="Recipe files; default: all shipped ones.")
+    ] = None,
 ) -> None:
     """Check recipe files, and print all problems."""
     from vitctl.errors import RecipeError
@@ -145,16 +165,25 @@ def check(
 @app.command()
 def table(
     number: Annotated[
-        str | None, typer.Argument(help="1 to 9, fig2, fig3, fig4, fig5, fig13, 4.6 or figures; default: all.")
+        str | None,
+        typer.Argument(help="1 to 9, fig2, fig3, fig4, fig5, fig13, 4.6 or figures; default: all."),
     ] = None,
-    target: Annotated[list[str] | None, typer.Option("--target", "-t", help="Column, e.g. Pets. Repeatable.")] = None,
+    target: Annotated[
+        list[str] | None, typer.Option("--target", "-t", help="Column, e.g. Pets. Repeatable.")
+    ] = None,
     mfu: Annotated[
         float,
-        typer.Option("--mfu", help="Model FLOPs utilisation: share of the GPU's bf16 peak that training reaches."),
+        typer.Option(
+            "--mfu", help="Model FLOPs utilisation: share of the GPU's bf16 peak that training reaches."
+        ),
     ] = 0.4,
-    device: Annotated[str, typer.Option("--device", help="GPU for the cost in GPU-days: H100, A100, L4, ...")] = "H100",
+    device: Annotated[
+        str, typer.Option("--device", help="GPU for the cost in GPU-days: H100, A100, L4, ...")
+    ] = "H100",
     runs: Annotated[Path, typer.Option("--runs", help="Folder of your runs.")] = Path("runs"),
-    plot: Annotated[Path | None, typer.Option("--plot", help="fig2, fig3, fig5 and fig13: the .png to draw.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", help="fig2, fig3, fig5 and fig13: the .png to draw.")
+    ] = None,
 ) -> None:
     """Show the paper's tables: settings, the paper's results beside yours, and the cost of each run."""
     from vitctl.cli.show.paper_tables import show_paper_tables

@@ -34,7 +34,8 @@ def report(
     ] = None,
     title: Annotated[str, typer.Option("--title", help="Title of the page.")] = "",
 ) -> None:
-    """Write one page about runs that needs nothing else: curves, tables, examples, and what every number belongs to.
+    """Write one page about runs that needs nothing else: curves, tables, examples, and what every number
+    belongs to.
 
     For example: vitctl report runs/NAME -o report.html
     """
@@ -50,7 +51,9 @@ def report(
             title=title,
             say=lambda text: CONSOLE.print(text, markup=False, soft_wrap=True),
         )
-    CONSOLE.print(f"report: {out} ({bytes_text(size)}), to be opened in a browser", markup=False, soft_wrap=True)
+    CONSOLE.print(
+        f"report: {out} ({bytes_text(size)}), to be opened in a browser", markup=False, soft_wrap=True
+    )
 
 
 @app.callback()
@@ -85,7 +88,8 @@ def _list(in_: Path) -> None:
 
 @app.command("list")
 def list_command(
-    context: typer.Context, in_: Annotated[Path | None, typer.Option("--in", help="Folder of the runs.")] = None
+    context: typer.Context,
+    in_: Annotated[Path | None, typer.Option("--in", help="Folder of the runs.")] = None,
 ) -> None:
     """List runs, as `vitctl runs` does. For example: vitctl runs list"""
     _list(in_ or _folder(context))
@@ -112,14 +116,17 @@ def clean(
     context: typer.Context,
     runs: Annotated[
         list[Path] | None,
-        typer.Argument(help="Run folders; default: all that `vitctl runs` lists.", autocompletion=completion.runs),
+        typer.Argument(
+            help="Run folders; default: all that `vitctl runs` lists.", autocompletion=completion.runs
+        ),
     ] = None,
     in_: Annotated[Path | None, typer.Option("--in", help="Folder of the runs.")] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Delete without asking.")] = False,
 ) -> None:
     """Delete checkpoints that are neither the last nor the best of their run. For example: vitctl runs clean
 
-    Logs and results stay, and a run can still be resumed, scored and exported. A run that is running is not touched.
+    Logs and results stay, and a run can still be resumed, scored and exported. A run that is running is not
+    touched.
     """
     from vitctl.cli.show.runs import clean_runs
     from vitctl.launch.listing import list_runs

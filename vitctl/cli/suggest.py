@@ -15,7 +15,16 @@ OTHER_FLAGS = {
     "--epochs": ("epoch", "num_epochs", "max_epochs", "num_train_epochs", "total_epochs"),
     "--steps": ("num_steps", "max_steps", "train_steps", "total_steps", "iterations", "max_iter"),
     "--out": ("output", "output_dir", "out_dir", "save_dir", "log_dir", "logdir", "workdir", "run_dir"),
-    "--from": ("pretrained", "checkpoint", "ckpt", "init", "init_from", "model_path", "resume", "weights_path"),
+    "--from": (
+        "pretrained",
+        "checkpoint",
+        "ckpt",
+        "init",
+        "init_from",
+        "model_path",
+        "resume",
+        "weights_path",
+    ),
     "--data": ("data_dir", "data_path", "dataset_path", "train_dir", "data_root"),
     "--dataset": ("dataset_name", "data_set"),
     "--res": ("resolution", "image_size", "img_size", "input_size", "imgsz", "size"),
@@ -48,7 +57,8 @@ _TRAINED = ["pretrain", "finetune"]  # what `bench` measures
 
 
 def instead(error: Any, arguments: Sequence[str]) -> str:
-    """The command's flag, or else the `--set section.key=value`, for an option that is unknown; "" where there is neither.
+    """The command's flag, or else the `--set section.key=value`, for an option that is unknown; "" where
+    there is neither.
 
     Args:
         error: of the command line; only the error of an unknown option has `option_name`.
@@ -68,7 +78,13 @@ def instead(error: Any, arguments: Sequence[str]) -> str:
     from vitctl.recipe.schema import JOBS
 
     job = RECIPE_OF.get(context.command.name, context.command.name)
-    jobs = [job] if job in JOBS else _TRAINED if context.parent and context.parent.info_name == "bench" else list(JOBS)
+    jobs = (
+        [job]
+        if job in JOBS
+        else _TRAINED
+        if context.parent and context.parent.info_name == "bench"
+        else list(JOBS)
+    )
     schemas = [JOBS[job] for job in jobs]
     known = list(dict.fromkeys(key for schema in schemas for key in every_key(schema)))
     if word in SWITCHES and SWITCHES[word].partition("=")[0] in known:
@@ -78,7 +94,9 @@ def instead(error: Any, arguments: Sequence[str]) -> str:
 
 
 def _keys(word: str, known: Sequence[str]) -> list[str]:
-    """The name of a section `word`; keys that end in it; the key of this name in other programs; the nearest last part."""
+    """The name of a section `word`; keys that end in it; the key of this name in other programs; the nearest
+    last part.
+    """
     if f"{word}.name" in known:
         return [f"{word}.name"]
     if same := [key for key in known if key.rpartition(".")[2] == word or key.replace(".", "_") == word]:

@@ -51,16 +51,20 @@ def sweep(
     ] = "accuracy",
     out: Out = None,
     print_: Annotated[
-        bool, typer.Option("--print", help="Make the run folders and print a command for each run, to start elsewhere.")
+        bool,
+        typer.Option(
+            "--print", help="Make the run folders and print a command for each run, to start elsewhere."
+        ),
     ] = False,
     dry_run: DryRun = False,
     slurm: Slurm = None,
 ) -> None:
-    """Run a grid over any keys of a recipe. For example: vitctl sweep smoke --grid optimizer.lr=0.001,0.003 --grid seed=0,1
+    """Run a grid over any keys of a recipe. For example: vitctl sweep smoke --grid optimizer.lr=0.001,0.003
+    --grid seed=0,1
 
-    One run after the other, or with --slurm a job for each; finished runs are kept and unfinished ones resume when the same
-    command is run again with the same --out. Ends with one table (sweep.csv, sweep.json) and one plot (sweep.png, where
-    matplotlib is installed).
+    One run after the other, or with --slurm a job for each; finished runs are kept and unfinished ones resume
+    when the same command is run again with the same --out. Ends with one table (sweep.csv, sweep.json) and
+    one plot (sweep.png, where matplotlib is installed).
     """
     from vitctl.launch.run_folder import new_run_dir
     from vitctl.launch.sweep import is_done, prepare_cells
@@ -93,7 +97,8 @@ def sweep(
             elif not is_done(folder / cell.name):
                 write_slurm_job(slurm, folder / cell.name, cell.name)
         print(
-            f"when they are done: the same command with --out {folder}, without {'--slurm' if slurm else '--print'}, makes "
+            f"when they are done: the same command with --out {folder}, without "
+            f"{'--slurm' if slurm else '--print'}, makes "
             "the table",
             file=sys.stderr,
         )

@@ -30,10 +30,17 @@ def quickstart(
     ] = Path("quickstart"),
     seed: Annotated[int, typer.Option("--seed", help="Random seed.")] = 0,
 ) -> None:
-    """Run all steps on data that comes with vitctl: shards, pretrain, fewshot, finetune, vtab, export. Under 4 minutes on 2 cores."""
+    """Run all steps on data that comes with vitctl: shards, pretrain, fewshot, finetune, vtab, export.
+
+    Under 4 minutes on 2 cores.
+    """
     ignore_output_errors()
     load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
-    busy = f"; this machine is busy (load {load:.1f} on {cores} cores), so that it takes longer" if load > cores else ""
+    busy = (
+        f"; this machine is busy (load {load:.1f} on {cores} cores), so that it takes longer"
+        if load > cores
+        else ""
+    )
     print(f"quickstart: about 4 minutes on 2 cores{busy}", flush=True)
     try:
         from vitctl.cli.quickstart import run_quickstart  # seconds

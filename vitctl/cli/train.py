@@ -48,7 +48,9 @@ Synthetic = Annotated[
 Seeds = Annotated[
     int | None,
     typer.Option(
-        "--seeds", min=1, help="Number of runs with different seeds; gives mean and population standard deviation."
+        "--seeds",
+        min=1,
+        help="Number of runs with different seeds; gives mean and population standard deviation.",
     ),
 ]
 SYNTHETIC_IMAGES = 1_281_167
@@ -170,13 +172,16 @@ def finetune(
 
 
 def resume(
-    run: Annotated[Path, typer.Argument(help="Folder of a run that was stopped.", autocompletion=completion.runs)],
+    run: Annotated[
+        Path, typer.Argument(help="Folder of a run that was stopped.", autocompletion=completion.runs)
+    ],
     set_: Set = None,
     allow: Annotated[
         list[str] | None,
         typer.Option(
             "--allow",
-            help="What may differ from the start of the run: a key of the recipe; data; weights; computation. Repeatable.",
+            help="What may differ from the start of the run: a key of the recipe; data; weights; "
+            "computation. Repeatable.",
             autocompletion=completion.bare_keys,
         ),
     ] = None,
@@ -185,7 +190,10 @@ def resume(
     nodes: Nodes = None,
     restarts: Restarts = 0,
 ) -> None:
-    """Resume a stopped run from its newest complete checkpoint. For example: vitctl resume runs/smoke_20260101-120000"""
+    """Resume a stopped run from its newest complete checkpoint.
+
+    For example: vitctl resume runs/smoke_20260101-120000
+    """
     from vitctl.cli.show.render import waiting
     from vitctl.errors import CheckpointError
     from vitctl.launch.command import check_processes
@@ -198,7 +206,8 @@ def resume(
     config = launch_config(member, nodes, restarts, run, slurm)
     if not (run / RECIPE).is_file():
         raise CheckpointError(
-            f"{run}: not a run folder, it has no recipe.toml; `vitctl pretrain --out {typed(run)}` would start one"
+            f"{run}: not a run folder, it has no recipe.toml; `vitctl pretrain --out {typed(run)}` would "
+            f"start one"
         )
     overrides = [parse_override(text) for text in set_ or ()]
     overrides += [Override("machine.processes", processes, "--processes")] if processes else []

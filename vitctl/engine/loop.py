@@ -29,8 +29,9 @@ from vitctl.system.waiting import HERE
 class Result:
     """The outcome of one update, the same on every process.
 
-    `skipped`: loss or gradient was not finite, and nothing was changed. `gradient`: norms `[P]` before clipping, of each parameter
-    that has a gradient, named by `parameters`, in the order of the model; of whole parameters also where they are sharded.
+    `skipped`: loss or gradient was not finite, and nothing was changed. `gradient`: norms `[P]` before
+    clipping, of each parameter that has a gradient, named by `parameters`, in the order of the model; of
+    whole parameters also where they are sharded.
     """
 
     loss: float
@@ -48,8 +49,8 @@ class Update:
     """An update that the device was told to compute; `result` waits until it is.
 
     Args:
-        numbers: float64, loss summed over the images, images that count, unusable ones, processes with a signal, the norm of the
-            gradient, and then of each parameter's.
+        numbers: float64, loss summed over the images, images that count, unusable ones, processes with a
+            signal, the norm of the gradient, and then of each parameter's.
         lr: learning rate.
         parameters: names of those that have a gradient.
     """
@@ -71,12 +72,12 @@ class Update:
 class Trainer:
     """A model, its optimizer and its loss.
 
-    `model` is wrapped by the runtime, `unwrapped` is the same model unwrapped. `objective(model, batch, step)` sums over its batch,
-    `gradients` adds up those of all micro-batches, `lr(step)` is the rate after `step` finished updates, `batch_size` is global.
-    `before_step` is called before weights, optimizer and average change: a checkpoint may still be copying them. `after_step` is
-    called once the step is counted in `finished_step`, which is -1 before the loop.
-    `is_updating` is true while an update is applied: after an error then, weights, optimizer and average belong to no step, and
-    cannot be saved.
+    `model` is wrapped by the runtime, `unwrapped` is the same model unwrapped. `objective(model, batch,
+    step)` sums over its batch, `gradients` adds up those of all micro-batches, `lr(step)` is the rate after
+    `step` finished updates, `batch_size` is global. `before_step` is called before weights, optimizer and
+    average change: a checkpoint may still be copying them. `after_step` is called once the step is counted in
+    `finished_step`, which is -1 before the loop. `is_updating` is true while an update is applied: after an
+    error then, weights, optimizer and average belong to no step, and cannot be saved.
     """
 
     runtime: Runtime
@@ -98,9 +99,10 @@ class Trainer:
     def update(self, step: int, micro_batches: list[Batch]) -> Update:
         """One optimizer step after `step` finished ones, from this process's share of the global batch.
 
-        The gradient is that of the mean loss over the readable images of the global batch, whatever the micro-batches
-        and processes: each share adds loss / batch_size, and a few unreadable images are corrected for at the end.
-        An update whose loss or gradient is not finite is skipped by all processes together.
+        The gradient is that of the mean loss over the readable images of the global batch, whatever the
+        micro-batches and processes: each share adds loss / batch_size, and a few unreadable images are
+        corrected for at the end. An update whose loss or gradient is not finite is skipped by all processes
+        together.
 
         Nothing here waits for a GPU, which computes on while the next batch is prepared.
         """
@@ -109,7 +111,9 @@ class Trainer:
         sums = self.gradients(self._backward, step, micro_batches, self.stop.raised)
         readable = torch.where(sums.num_images > 0, self.batch_size / sums.num_images, 1.0)
         parameters, lr = list(self.unwrapped.parameters()), self.lr(step)
-        norm, each = clip_gradients(parameters, self.clip_norm, scale=readable, dtype=self.gradients.norm_dtype)
+        norm, each = clip_gradients(
+            parameters, self.clip_norm, scale=readable, dtype=self.gradients.norm_dtype
+        )
         self.before_step()
         self.is_updating = True  # until the step is counted
         self._step(lr, sums.loss.isfinite() & norm.isfinite())
@@ -156,7 +160,9 @@ class Hooks(Protocol):
         """After an error: save the state if it is consistent, without the other processes, and do not raise."""
 
 
-def run_steps(trainer: Trainer, task: TrainingTask, batches: Iterator[Batch], first_step: int, hooks: Hooks) -> None:
+def run_steps(
+    trainer: Trainer, task: TrainingTask, batches: Iterator[Batch], first_step: int, hooks: Hooks
+) -> None:
     """Train from `first_step` finished steps to `task.total_steps`.
 
     Args:
@@ -205,7 +211,9 @@ def run_steps(trainer: Trainer, task: TrainingTask, batches: Iterator[Batch], fi
 
 
 class Unread:
-    """Updates whose numbers were not read yet, oldest first: a GPU computes them while the next one is prepared."""
+    """Updates whose numbers were not read yet, oldest first: a GPU computes them while the next one is
+    prepared.
+    """
 
     def __init__(self, hooks: Hooks) -> None:
         self._hooks = hooks
@@ -216,7 +224,9 @@ class Unread:
         self._updates.append((step, update, waited, micro_batches))
 
     def read(self, behind: int) -> bool:
-        """Read and log all but the newest `behind`; returns whether one of them says that a process got a signal."""
+        """Read and log all but the newest `behind`; returns whether one of them says that a process got a
+        signal.
+        """
         stop = False
         while len(self._updates) > behind:
             step, update, waited, micro_batches = self._updates.popleft()

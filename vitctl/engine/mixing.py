@@ -1,8 +1,8 @@
 """MixUp and CutMix: images and targets blended with their neighbours', on the device, after normalisation.
 
-The partner of an image is the one before it in the global batch; that of the first is the last. The blend of a batch is a
-function of (seed, step). So the result depends neither on micro-batches nor on processes or workers, and a micro-batch needs
-only one image more than its own.
+The partner of an image is the one before it in the global batch; that of the first is the last. The blend of
+a batch is a function of (seed, step). So the result depends neither on micro-batches nor on processes or
+workers, and a micro-batch needs only one image more than its own.
 """
 
 import math
@@ -23,7 +23,8 @@ _STREAM = 0x6D6978  # separates these random draws from those of the augmentatio
 
 @dataclass(frozen=True)
 class Mixing:
-    """Settings of MixUp and CutMix; with both on, each global batch gets one of them, with probability one half.
+    """Settings of MixUp and CutMix; with both on, each global batch gets one of them, with probability one
+    half.
 
     Args:
         mixup_alpha: MixUp's share of an image is drawn from Beta(alpha, alpha); 0 switches it off.
@@ -83,9 +84,9 @@ def classify_mixed(
 ) -> Tensor:
     """The summed classification loss of a batch whose images and targets are blended with their neighbours'.
 
-    An image whose partner cannot be used stays as it is; one that cannot be used itself has weight 0.
-    Both losses are affine in the target, and so are both forms of smoothing: the loss of a blended target is the blend of the
-    two losses.
+    An image whose partner cannot be used stays as it is; one that cannot be used itself has weight 0. Both
+    losses are affine in the target, and so are both forms of smoothing: the loss of a blended target is the
+    blend of the two losses.
     """
     own = given(batch)
     before = own.neighbour

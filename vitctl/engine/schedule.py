@@ -27,7 +27,8 @@ def lr_at(
         step: finished updates, 0 .. total - 1; with a warm-up the first update has rate 0.
         base_lr: rate at the end of the warm-up.
         total, warmup: in steps; the decay starts after the warm-up.
-        decay: "linear" from base_lr to end_lr, "cosine" from base_lr to 0, "steps" to a tenth at each of drops, or "constant".
+        decay: "linear" from base_lr to end_lr, "cosine" from base_lr to 0, "steps" to a tenth at each of
+            drops, or "constant".
         end_lr: last rate of the linear decay.
         drops: shares of the whole run, 0..1.
 

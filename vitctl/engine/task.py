@@ -16,13 +16,14 @@ from vitctl.models.build import Model
 class TrainingTask:
     """Training data, length, metrics, and how often each action is done.
 
-    `batches(first_step)` gives this process's micro-batches, `own` are its slots of a global batch, `flops_per_image` are those of
-    training, `key(sample)` names an image, `score(model)` evaluates it (None: nothing to evaluate on), `probe(model)` gives few-shot
-    accuracies of each number of shots, by seed, `identity` is compared with that of the checkpoint that it resumes from.
-    `evaluate_every` and `save_every` are in steps, 0 for never before the end; so is `probe_every`, 0 for never. `warm_up`: run
-    torch.compile before the first step. `steps_behind`: steps after which the numbers of a step are read, 1 on a GPU, which computes
-    on meanwhile; those of steps that are logged, scored or saved are read at once. `facts` are recorded at each start, beside a
-    record of every step (None: no records).
+    `batches(first_step)` gives this process's micro-batches, `own` are its slots of a global batch,
+    `flops_per_image` are those of training, `key(sample)` names an image, `score(model)` evaluates it (None:
+    nothing to evaluate on), `probe(model)` gives few-shot accuracies of each number of shots, by seed,
+    `identity` is compared with that of the checkpoint that it resumes from. `evaluate_every` and `save_every`
+    are in steps, 0 for never before the end; so is `probe_every`, 0 for never. `warm_up`: run torch.compile
+    before the first step. `steps_behind`: steps after which the numbers of a step are read, 1 on a GPU, which
+    computes on meanwhile; those of steps that are logged, scored or saved are read at once. `facts` are
+    recorded at each start, beside a record of every step (None: no records).
     """
 
     batches: Callable[[int], Iterator[Batch]]

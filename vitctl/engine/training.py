@@ -1,4 +1,7 @@
-"""A training run in a folder: resume, loop, log, evaluate, save. Plain arguments; jobs fill them from a recipe."""
+"""A training run in a folder: resume, loop, log, evaluate, save.
+
+Plain arguments; jobs fill them from a recipe.
+"""
 
 import threading
 import time
@@ -68,7 +71,9 @@ class Run:
     scores: dict[int, Score] = field(default_factory=dict)
     probed: set[int] = field(default_factory=set)
     recorder: Recorder | None = None
-    changing: threading.Lock = field(default_factory=threading.Lock)  # held while weights, optimizer or average change
+    changing: threading.Lock = field(
+        default_factory=threading.Lock
+    )  # held while weights, optimizer or average change
     _window: tuple[float, int, float] = (0.0, 0, 0.0)
 
     @property
@@ -82,24 +87,32 @@ class Run:
         return self.saver.journal
 
     def resume(self) -> int:
-        """Resume from the newest complete checkpoint that rank 0 sees; returns its step, 0 when there is none.
+        """Resume from the newest complete checkpoint that rank 0 sees; returns its step, 0 when there is
+        none.
 
         Raises:
-            CheckpointError: a process could not read it, it belongs to another training, or the records beside it are not its own.
+            CheckpointError: a process could not read it, it belongs to another training, or the records
+                beside it are not its own.
             LaunchError: the state is not the same on all processes.
         """
         saved, problems = agreed_checkpoint(self.runtime, self.folder / CHECKPOINTS)
         for problem in problems:
             self.journal.write("warning", step=0, text=problem)
         step = saved.step if saved else 0
-        if saved and (said := check_resumable(self.runtime, saved, self.task.total_steps, self.task.identity)):
+        if saved and (
+            said := check_resumable(self.runtime, saved, self.task.total_steps, self.task.identity)
+        ):
             self.journal.write("warning", step=step, text=said)
         read = self.load(saved) if saved is not None else {}
         if saved is not None:
             self._check_records(saved)
         trainer = self.trainer
         check_same_state(
-            self.runtime, step, trainer.unwrapped, parts(trainer.unwrapped, trainer.average, trainer.optimizer), read
+            self.runtime,
+            step,
+            trainer.unwrapped,
+            parts(trainer.unwrapped, trainer.average, trainer.optimizer),
+            read,
         )
         if self.runtime.is_main:
             set_aside_after(self.folder / CHECKPOINTS, step)
@@ -114,7 +127,8 @@ class Run:
         return step
 
     def _check_records(self, saved: SavedCheckpoint) -> None:
-        """Check that log.jsonl and steps.jsonl are those that a checkpoint was saved with, and its weights those recorded.
+        """Check that log.jsonl and steps.jsonl are those that a checkpoint was saved with, and its weights
+        those recorded.
 
         Raises:
             CheckpointError: they are not; the same line on every process.
@@ -131,7 +145,8 @@ class Run:
                 problem = str(error)
         if problem:
             problem = (
-                f"{saved.folder}: {problem}; copy the files of the run back, or delete this folder to resume from the checkpoint "
+                f"{saved.folder}: {problem}; copy the files of the run back, or delete this folder to resume "
+                f"from the checkpoint "
                 "before it"
             )
         raise_on_all(problem)
@@ -174,9 +189,12 @@ class Run:
         read = step * self.trainer.batch_size
         if self.counts.num_bad > self.task.max_bad_fraction * max(read, BUDGET_FLOOR):
             raise DataError(
-                f"{self.counts.num_bad} of {read} images read so far cannot be used, more than data.max_bad_fraction = "
-                f"{self.task.max_bad_fraction:g} allows; {self.folder / BAD_SAMPLES} lists them: {self.bad_reasons()}; fix the "
-                f"data, or resume with: vitctl resume {typed(self.folder)} --set data.max_bad_fraction=SHARE --allow data.max_bad_fraction"
+                f"{self.counts.num_bad} of {read} images read so far cannot be used, more than "
+                f"data.max_bad_fraction = "
+                f"{self.task.max_bad_fraction:g} allows; {self.folder / BAD_SAMPLES} lists them: "
+                f"{self.bad_reasons()}; fix the "
+                f"data, or resume with: vitctl resume {typed(self.folder)} --set data.max_bad_fraction=SHARE "
+                f"--allow data.max_bad_fraction"
             )
         nonfinite.check_bound(step, self.counts, result, self.folder / SKIPPED)
 
@@ -219,7 +237,9 @@ class Run:
             num_bad=self.counts.num_bad,
             num_skipped=self.counts.num_skipped,
         )
-        self.runtime.accelerator.log({"loss": result.loss, "lr": result.lr, "grad_norm": result.grad_norm}, step=step)
+        self.runtime.accelerator.log(
+            {"loss": result.loss, "lr": result.lr, "grad_norm": result.grad_norm}, step=step
+        )
         self.start_clock(step)
 
     def _note_skipped(self, step: int, result: Result, micro_batches: list[Batch]) -> None:
@@ -271,7 +291,9 @@ class Run:
         seconds = round(time.perf_counter() - began, 3)
         means = {shots: sum(values) / len(values) for shots, values in scores.items()}
         for shots, values in scores.items():
-            self.journal.write("fewshot", step=step, shots=shots, accuracy=means[shots], seeds=values, seconds=seconds)
+            self.journal.write(
+                "fewshot", step=step, shots=shots, accuracy=means[shots], seeds=values, seconds=seconds
+            )
         self.runtime.accelerator.log({f"fewshot_{shots}": mean for shots, mean in means.items()}, step=step)
         self._exclude_time(seconds)
 
@@ -294,10 +316,12 @@ class Run:
         return self.runtime.sum([float(self.runtime.is_main and has)])[0] > 0
 
     def save(self, step: int, last: bool = False) -> None:
-        """A checkpoint of this step, unless there is one; the `last` of a process is on disk when this returns.
+        """A checkpoint of this step, unless there is one; the `last` of a process is on disk when this
+        returns.
 
         Raises:
-            CheckpointError: the last one could not be written; an earlier failure is retried by the next save.
+            CheckpointError: the last one could not be written; an earlier failure is retried by the next
+                save.
         """
         self._finish_save()
         if self.saved_step != step:
@@ -308,7 +332,8 @@ class Run:
         problem = self._finish_save()
         if problem and last:
             raise CheckpointError(
-                f"{problem}; earlier checkpoints are complete: free space or fix permissions, then: vitctl resume {typed(self.folder)}"
+                f"{problem}; earlier checkpoints are complete: free space or fix permissions, then: vitctl "
+                f"resume {typed(self.folder)}"
             )
         if self.runtime.is_main:
             self.saver.keep(self._accuracies)

@@ -31,8 +31,11 @@ from vitctl.recipe.schema import Evaluate
 OBJECTNET_RESIZE, OBJECTNET_SIZE = 512, 480
 
 
-def evaluate(recipe: Evaluate, run_dir: Path, report: Report = silent, stop: StopFlag | None = None) -> RunResult:
-    """Top-1 and top-5 of weights.source on data.eval_split, with the pre-processing that is stored with the weights.
+def evaluate(
+    recipe: Evaluate, run_dir: Path, report: Report = silent, stop: StopFlag | None = None
+) -> RunResult:
+    """Top-1 and top-5 of weights.source on data.eval_split, with the pre-processing that is stored with the
+    weights.
 
     Args:
         recipe: checked.
@@ -41,11 +44,13 @@ def evaluate(recipe: Evaluate, run_dir: Path, report: Report = silent, stop: Sto
         stop: set by signals.
 
     Returns:
-        the accuracies with their integers, under the data's labels and under those that evaluation.labels names.
+        the accuracies with their integers, under the data's labels and under those that evaluation.labels
+        names.
 
     Raises:
         CheckpointError: the head has other classes than the data, or is all zeros.
-        DataError: an image was not counted exactly once, or the images are not those that evaluation.labels is for.
+        DataError: an image was not counted exactly once, or the images are not those that evaluation.labels
+            is for.
         Stopped: a signal came.
 
     Paper: Section 4.1; Appendix D.9 (ObjectNet)
@@ -72,7 +77,9 @@ def evaluate(recipe: Evaluate, run_dir: Path, report: Report = silent, stop: Sto
     for text in unseen_pixels(model.config):
         journal.write("warning", step=0, text=text)
     mean, std, workers = tuple(meta["mean"]), tuple(meta["std"]), num_workers(recipe.machine, runtime)
-    look = ImagePass(runtime, journal, transform, mean, std, recipe.evaluation.batch_size, workers, stop, bytes_read)
+    look = ImagePass(
+        runtime, journal, transform, mean, std, recipe.evaluation.batch_size, workers, stop, bytes_read
+    )
     model = on_device(model, runtime)
     use_kernels(choose_kernels(recipe.machine, model.config, runtime.computation))
     best = look.through(top_predictions, "scoring", model, source, to_scores=rule.to_scores).numpy()
@@ -105,20 +112,24 @@ def evaluate(recipe: Evaluate, run_dir: Path, report: Report = silent, stop: Sto
 
 
 def _check_held_out(split: str, found: FoundWeights, source: Source) -> None:
-    """Refuse a part of a data set that the run of the weights scored too, but with other images: some may be trained on."""
+    """Refuse a part of a data set that the run of the weights scored too, but with other images: some may be
+    trained on.
+    """
     run = run_of(Path(found.path))
     trained = read_result(run) if (run / RECIPE).is_file() else None
     used = trained.provenance if trained is not None else {}
     if "[" in split and used.get("split") == split and used.get("data_sha256") != source.digest:
         whole = split.partition("[")[0]
         raise DataError(
-            f"data.eval_split = '{split}': {run} held out other images under this name, and may have been trained on some of these; "
+            f"data.eval_split = '{split}': {run} held out other images under this name, and may have been "
+            f"trained on some of these; "
             f"give the data that it was trained on, or score all of another set with --split {whole}"
         )
 
 
 def stored_eval_transform(recipe: Evaluate, meta: Mapping[str, Any]) -> EvalTransform:
-    """The pre-processing of [data]; unset values are those stored with the weights, and for ObjectNet's labels those of BiT.
+    """The pre-processing of [data]; unset values are those stored with the weights, and for ObjectNet's
+    labels those of BiT.
 
     At another image size the centre crop keeps its share: 224 out of 256 becomes 336 out of 384.
 
@@ -139,11 +150,14 @@ def stored_eval_transform(recipe: Evaluate, meta: Mapping[str, Any]) -> EvalTran
     resize = data.eval_resize or round(resize * image_size / size)
     if 0 < resize < image_size:
         raise RecipeError(
-            f"data.eval_resize = {resize} is smaller than the images of {image_size} pixels that are cut out of it; set it to at "
+            f"data.eval_resize = {resize} is smaller than the images of {image_size} pixels that are cut out "
+            f"of it; set it to at "
             f"least {image_size}, or to 0"
         )
     upright = (
-        meta.get("exif_orientation", data.turns_upright) if data.exif_orientation == "auto" else data.turns_upright
+        meta.get("exif_orientation", data.turns_upright)
+        if data.exif_orientation == "auto"
+        else data.turns_upright
     )
     return EvalTransform(
         image_size,

@@ -31,8 +31,8 @@ T = TypeVar("T")
 class ImagePass:
     """How images are shown to a network. `mean` and `std` are of the weights; `batch_size` is of one process.
 
-    `whole_batches`: no batch depends on the number of processes, as `eval_batches` says. `shards`: every shard that is decoded is
-    verified by it.
+    `whole_batches`: no batch depends on the number of processes, as `eval_batches` says. `shards`: every
+    shard that is decoded is verified by it.
     """
 
     runtime: Runtime
@@ -47,7 +47,9 @@ class ImagePass:
     whole_batches: bool = False
 
     def __call__(self, model: Model, source: Source) -> Tensor:
-        """The input of the classification layer, [N, R] float32 on the CPU, in the split's order, the same on every process."""
+        """The input of the classification layer, [N, R] float32 on the CPU, in the split's order, the same on
+        every process.
+        """
         return self.through(representations, "features", model, source)
 
     def through(self, function: Callable[..., T], what: str, model: Model, source: Source, **more: Any) -> T:
@@ -70,7 +72,9 @@ class ImagePass:
         )
         batches = self.journal.watch(batches, what, len(source), runtime.num_processes)
         normalise = runtime.normaliser(self.mean, self.std)
-        found = function(runtime, model, batches, num_images=len(source), normalise=normalise, stop=self.stop, **more)
+        found = function(
+            runtime, model, batches, num_images=len(source), normalise=normalise, stop=self.stop, **more
+        )
         check_whole(self.shards, runtime, source)
         return found
 

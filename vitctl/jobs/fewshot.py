@@ -1,4 +1,6 @@
-"""Few-shot linear evaluation (Section 4.1): regularised least squares on frozen representations, in closed form."""
+"""Few-shot linear evaluation (Section 4.1): regularised least squares on frozen representations, in closed
+form.
+"""
 
 from functools import partial
 from pathlib import Path
@@ -48,10 +50,14 @@ class Line(NamedTuple):
     mean_per_class: float
 
 
-def fewshot(recipe: Fewshot, run_dir: Path, report: Report = silent, stop: StopFlag | None = None) -> RunResult:
-    """Score frozen representations with a few images per class, for every data set, fewshot.shots and fewshot.seeds.
+def fewshot(
+    recipe: Fewshot, run_dir: Path, report: Report = silent, stop: StopFlag | None = None
+) -> RunResult:
+    """Score frozen representations with a few images per class, for every data set, fewshot.shots and
+    fewshot.seeds.
 
-    One pass over each split gives the representations for all shots, seeds and regularisers, and for later runs.
+    One pass over each split gives the representations for all shots, seeds and regularisers, and for later
+    runs.
 
     Args:
         recipe: checked.
@@ -60,7 +66,8 @@ def fewshot(recipe: Fewshot, run_dir: Path, report: Report = silent, stop: StopF
         stop: set by signals.
 
     Returns:
-        accuracy per number of shots, the mean over data sets and seeds; and of each data set, with its regulariser.
+        accuracy per number of shots, the mean over data sets and seeds; and of each data set, with its
+        regulariser.
 
     Raises:
         DataError: the splits have other classes, or a class has fewer images than shots.
@@ -90,7 +97,9 @@ def fewshot(recipe: Fewshot, run_dir: Path, report: Report = silent, stop: StopF
     folder = Path(recipe.fewshot.cache) if recipe.fewshot.cache else run_dir.parent / FEATURES
     limit = int(recipe.fewshot.cache_gib * 2**30)
     warn = partial(journal.write, "warning", step=0)
-    features = cached_pass(one_pass, model, model.config, folder, limit_bytes=limit, note=lambda text: warn(text=text))
+    features = cached_pass(
+        one_pass, model, model.config, folder, limit_bytes=limit, note=lambda text: warn(text=text)
+    )
 
     lines: list[Line] = []
     for one in sets:
@@ -106,7 +115,9 @@ def fewshot(recipe: Fewshot, run_dir: Path, report: Report = silent, stop: StopF
         _write_files(recipe, sets, lines, run_dir)
         for shots in metrics["accuracy"]:
             seeds = metrics["by_seed"][shots]
-            journal.write("fewshot", step=0, shots=int(shots), accuracy=metrics["accuracy"][shots], seeds=seeds)
+            journal.write(
+                "fewshot", step=0, shots=int(shots), accuracy=metrics["accuracy"][shots], seeds=seeds
+            )
     files = {"scores": str(run_dir / SCORES), "chosen": str(run_dir / CHOSEN)}
     used = _provenance(recipe, runtime, found, sets, transform) | WHOLE
     return RunResult("fewshot", "done", metrics, used, files)
@@ -135,11 +146,14 @@ def _score(recipe: Fewshot, one: FewshotSet, features: tuple[Tensor, Tensor], st
     """The lines of a data set; after a signal only some of them."""
     if not all(bool(part.isfinite().all()) for part in features):
         raise DataError(
-            "the model's representations are NaN or infinite, so that their accuracy means nothing; use other weights"
+            "the model's representations are NaN or infinite, so that their accuracy means nothing; use "
+            "other weights"
         )
     dtype = torch.float64 if recipe.fewshot.float64 else torch.float32
     return [
-        Line(one.name, shots, seed, l2, score.accuracy, score.correct, score.total, score.mean_per_class or 0.0)
+        Line(
+            one.name, shots, seed, l2, score.accuracy, score.correct, score.total, score.mean_per_class or 0.0
+        )
         for shots in recipe.fewshot.shots
         for seed in recipe.fewshot.seeds
         if not stop.raised
@@ -152,7 +166,9 @@ def _score(recipe: Fewshot, one: FewshotSet, features: tuple[Tensor, Tensor], st
 
 
 def _table(recipe: Fewshot, sets: list[FewshotSet], lines: list[Line]) -> dict[str, Any]:
-    """Accuracies at the chosen regularisers, which are chosen for each number of shots by the mean over seeds."""
+    """Accuracies at the chosen regularisers, which are chosen for each number of shots by the mean over
+    seeds.
+    """
     f, grid = recipe.fewshot, _grid(recipe)
     shape = (len(sets), len(f.shots), len(f.seeds), len(grid))
     every: NDArray[np.float64] = np.array([line.accuracy for line in lines]).reshape(shape)

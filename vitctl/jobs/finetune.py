@@ -46,12 +46,13 @@ def finetune(
 ) -> RunResult:
     """Fine-tune weights.source on data.train_split, resuming from run_dir's newest checkpoint.
 
-    With sweep.lrs, each learning rate is first trained on sweep.train_split and scored on sweep.eval_split, in sweep/lr_VALUE/;
-    the best one then trains on all of data.train_split. With finetune.seeds, the first seed trains in run_dir, whose weights
-    represent the run, and each other one in seeds/seed_VALUE/, of which the result and the log are kept.
+    With sweep.lrs, each learning rate is first trained on sweep.train_split and scored on sweep.eval_split,
+    in sweep/lr_VALUE/; the best one then trains on all of data.train_split. With finetune.seeds, the first
+    seed trains in run_dir, whose weights represent the run, and each other one in seeds/seed_VALUE/, of which
+    the result and the log are kept.
 
-    Both pre-training head layers are dropped; the new head is one zero-initialised linear layer. The position embedding is
-    resized when the image size changes.
+    Both pre-training head layers are dropped; the new head is one zero-initialised linear layer. The position
+    embedding is resized when the image size changes.
 
     Args:
         recipe: checked.
@@ -61,7 +62,8 @@ def finetune(
         act: done with each prepared training instead of it, see `RunContext`.
 
     Returns:
-        accuracy on data.eval_split (with several seeds mean and deviation), its provenance, and the table of the sweep.
+        accuracy on data.eval_split (with several seeds mean and deviation), its provenance, and the table of
+        the sweep.
 
     Raises:
         Stopped: a signal came; the state is saved, and finished rates and seeds are not trained again.
@@ -98,7 +100,11 @@ def finetune(
     if not tried:
         return result
     table = {f"{one.value:g}": one.score.accuracy for one in tried}
-    splits = {"train_split": recipe.sweep.train_split, "split": recipe.sweep.eval_split, "total": tried[0].score.total}
+    splits = {
+        "train_split": recipe.sweep.train_split,
+        "split": recipe.sweep.eval_split,
+        "total": tried[0].score.total,
+    }
     return replace(
         result,
         metrics={**result.metrics, "sweep": table},
@@ -138,7 +144,9 @@ def _sweep(recipe: Finetune, context: _JobContext, run_dir: Path) -> list[Trial]
     must_match = _score_identity(recipe, context, train_on, score_on)
     tried = run_trials(recipe.sweep.lrs, attempt, run_dir, context.runtime, knob="lr", must_match=must_match)
     table = {f"{one.value:g}": one.score.accuracy for one in tried}
-    context.journal.write("sweep", step=0, split=recipe.sweep.eval_split, accuracies=table, lr=best(tried).value)
+    context.journal.write(
+        "sweep", step=0, split=recipe.sweep.eval_split, accuracies=table, lr=best(tried).value
+    )
     return tried
 
 
@@ -159,7 +167,9 @@ def _repeat(
         return _one_of_many(_with_seed(recipe, int(seed)), context, folder, f"seed {seed}", images)
 
     must_match = _score_identity(recipe, context, train_on, score_on) | {"lr": recipe.optimizer.lr}
-    others = run_trials(seeds[1:], attempt, run_dir, context.runtime, knob="seed", must_match=must_match, where=SEEDS)
+    others = run_trials(
+        seeds[1:], attempt, run_dir, context.runtime, knob="seed", must_match=must_match, where=SEEDS
+    )
     return [Trial(seeds[0], broadcast_score(first, context.runtime)), *others]
 
 
@@ -177,7 +187,9 @@ def _one_of_many(
 def over_seeds(repeated: Sequence[Trial]) -> dict[str, Any]:
     """Mean and deviation (of the population) of the accuracies of several seeds, and each of them."""
     accuracies = [one.score.accuracy for one in repeated]
-    by_seed = {str(one.value): {"accuracy": one.score.accuracy, "correct": one.score.correct} for one in repeated}
+    by_seed = {
+        str(one.value): {"accuracy": one.score.accuracy, "correct": one.score.correct} for one in repeated
+    }
     return {
         "accuracy": statistics.fmean(accuracies),
         "std": statistics.pstdev(accuracies),
@@ -186,7 +198,9 @@ def over_seeds(repeated: Sequence[Trial]) -> dict[str, Any]:
     }
 
 
-def _score_identity(recipe: Finetune, context: _JobContext, train_on: Source, score_on: Source) -> dict[str, Any]:
+def _score_identity(
+    recipe: Finetune, context: _JobContext, train_on: Source, score_on: Source
+) -> dict[str, Any]:
     """What all scores of one job have in common."""
     return {
         "from_sha256": context.found.weights.digest,
@@ -206,7 +220,12 @@ def _with_lr(recipe: Finetune, lr: float) -> Finetune:
 
 
 def _train(
-    recipe: Finetune, context: _JobContext, folder: Path, journal: Journal, train_on: Source, score_on: Source | None
+    recipe: Finetune,
+    context: _JobContext,
+    folder: Path,
+    journal: Journal,
+    train_on: Source,
+    score_on: Source | None,
 ) -> tuple[Score | None, dict[str, Any]]:
     """One training in a folder: its score after the last step, and its provenance."""
     data, found = context.data, context.found
@@ -227,7 +246,9 @@ def _train(
     meta = images.meta(found.weights.meta["mean"], found.weights.meta["std"], recipe.loss.name)
     score = train(
         recipe,
-        RunContext(context.runtime, folder, journal, context.stop, context.shards, context.act, context.recipe_digest),
+        RunContext(
+            context.runtime, folder, journal, context.stop, context.shards, context.act, context.recipe_digest
+        ),
         on_device(model, context.runtime),
         images,
         meta,

@@ -1,4 +1,6 @@
-"""What is inside a network, as pictures and as numbers: Section 4.5 and Appendices D.3, D.4, D.7 and D.8 of the paper."""
+"""What is inside a network, as pictures and as numbers: Section 4.5 and Appendices D.3, D.4, D.7 and D.8 of
+the paper.
+"""
 
 import re
 import sys
@@ -51,12 +53,14 @@ def inspect(
 ) -> list[Row]:
     """Write FOLDER/inspect.json and a PNG and an SVG of each picture that the networks have.
 
-    With several weights each has a folder of its own, and their position embeddings are also drawn side by side.
+    With several weights each has a folder of its own, and their position embeddings are also drawn side by
+    side.
 
     Args:
         recipe: [data] names the images where `images` does not, and their pre-processing, as for `evaluate`.
         sources: weights, as weights.source takes them.
-        images: files, folders, patterns, shards, as for `predict`; with none and no data, only what needs no images is shown.
+        images: files, folders, patterns, shards, as for `predict`; with none and no data, only what needs no
+            images is shown.
         folder: is made if it is missing.
         num_images: at most so many, chosen at random.
         seed: of the choice.
@@ -106,12 +110,16 @@ def _chosen_images(
 ) -> ChosenImages | None:
     data = recipe.data
     if images:
-        sources = find_images(images, data, stdin=sys.stdin.buffer, note=lambda text: print(text, file=sys.stderr))
+        sources = find_images(
+            images, data, stdin=sys.stdin.buffer, note=lambda text: print(text, file=sys.stderr)
+        )
         return choose_images(sources, num_images, seed, images[0] + " and others" * (len(images) > 1))
     if not (data.path or data.dataset):
         return None
     name = Path(data.path.rstrip("/")).name if data.path else data.dataset
-    return choose_images([open_images(data, data.eval_split, folder)], num_images, seed, f"{name} {data.eval_split}")
+    return choose_images(
+        [open_images(data, data.eval_split, folder)], num_images, seed, f"{name} {data.eval_split}"
+    )
 
 
 def _draw_all(subject: Subject, folder: Path) -> tuple[list[Row], dict[str, Any]]:

@@ -1,4 +1,6 @@
-"""Prepare a known data set: download it where that is allowed, process its images where the set requires it, write shards."""
+"""Prepare a known data set: download it where that is allowed, process its images where the set requires it,
+write shards.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -47,8 +49,8 @@ def prepare_data_set(
     Args:
         name: a name or an alias.
         root: folder of known data sets; downloaded originals go to ROOT/originals/NAME.
-        source: folder of the original files; or one in the community's VTAB-1k layout, or with Hugging Face's parquet
-            files, which the index then records.
+        source: folder of the original files; or one in the community's VTAB-1k layout, or with Hugging Face's
+            parquet files, which the index then records.
         download: download missing originals, where that needs no account.
         allow_partial: write splits that lack some of their images; the index then records it.
         workers: processes that write and process images; 0: this one.
@@ -100,7 +102,10 @@ def _sizes(out: Path) -> dict[str, int]:
 
 
 def _download(row: DataSet, root: Path, folder: Path, progress: Progress, get: Fetch) -> None:
-    """Download and unpack what is missing. For a set that cannot be downloaded the reader raises an error with instructions."""
+    """Download and unpack what is missing.
+
+    For a set that cannot be downloaded the reader raises an error with instructions.
+    """
     for archive in DOWNLOADS.get(row.name, ()):
         if is_unpacked(archive, folder):
             continue
@@ -143,16 +148,21 @@ def _open(row: DataSet, folder: Path, *, allow_partial: bool) -> dict[str, Origi
         raise DataError(f"{error}{by_hand}") from None
 
 
-def _checked(row: DataSet, splits: dict[str, Originals], folder: Path, *, allow_partial: bool) -> dict[str, Originals]:
+def _checked(
+    row: DataSet, splits: dict[str, Originals], folder: Path, *, allow_partial: bool
+) -> dict[str, Originals]:
     """Check classes and number of images of parquet files; their sample keys may differ from the originals'."""
     kept = {split: originals for split, originals in splits.items() if split in row.sizes}
     wrong = [
-        f"{split} has {len(o.items):,} images of {len(o.class_names):,} classes, should have {row.sizes[split]:,} of {row.num_classes:,}"
+        f"{split} has {len(o.items):,} images of {len(o.class_names):,} classes, should have "
+        f"{row.sizes[split]:,} of {row.num_classes:,}"
         for split, o in kept.items()
         if len(o.class_names) != row.num_classes or (len(o.items) != row.sizes[split] and not allow_partial)
     ]
     if wrong or not kept:
-        raise DataError(f"{folder}: not {row.name} in parquet: {'; '.join(wrong) or 'has none of its splits'}")
+        raise DataError(
+            f"{folder}: not {row.name} in parquet: {'; '.join(wrong) or 'has none of its splits'}"
+        )
     source = f"{row.name}, Hugging Face parquet copy"
     return _labelled(row, {split: replace(o, source=source) for split, o in kept.items()})
 
@@ -167,7 +177,9 @@ def _labelled(row: DataSet, splits: dict[str, Originals]) -> dict[str, Originals
     }
 
 
-def _write(row: DataSet, split: str, originals: Originals, out: Path, workers: int, progress: Progress) -> None:
+def _write(
+    row: DataSet, split: str, originals: Originals, out: Path, workers: int, progress: Progress
+) -> None:
     if (out / split / INDEX_FILE).exists():
         return
     shown = partial(progress, f"writing {row.name}/{split}")

@@ -65,7 +65,9 @@ def pretrain(
     journal = open_journal(runtime, run_dir, report)
     for text in sampling_notes(recipe.data, train_on):
         journal.write("data", step=0, text=text)
-    bytes_read = verify(runtime, run_dir, score_on, *((probed.train, probed.test) if probed else ()), train_on)
+    bytes_read = verify(
+        runtime, run_dir, score_on, *((probed.train, probed.test) if probed else ()), train_on
+    )
 
     config = model_config(recipe, len(train_on.class_names))
     for text in unseen_pixels(config):
@@ -82,11 +84,15 @@ def pretrain(
     meta = images.meta(recipe.data.mean, recipe.data.std, recipe.loss.name)
     probe = make_probe(recipe, probed, runtime, journal, stop, bytes_read) if probed else None
     score = train(recipe, context, model, images, meta, objective=objective, probe=probe)
-    used = trained(recipe, recipe.data, runtime, train_on, score_on, meta) | dropout_draws(recipe, config, run_dir)
+    used = trained(recipe, recipe.data, runtime, train_on, score_on, meta) | dropout_draws(
+        recipe, config, run_dir
+    )
     used |= verified(bytes_read, runtime, journal, train_on)
     return training_result(recipe, runtime, run_dir, score, used, score_on)
 
 
 def masked_patch_objective(recipe: Pretrain, config: MaskedPatchConfig) -> Callable[..., Tensor]:
     """The objective of [masked_patch]. Paper: Appendix B.1.2"""
-    return partial(predict_masked_patches, config=config, rate=recipe.masked_patch.corrupted, seed=recipe.seed)
+    return partial(
+        predict_masked_patches, config=config, rate=recipe.masked_patch.corrupted, seed=recipe.seed
+    )

@@ -37,9 +37,15 @@ def open_probe(recipe: Pretrain, run_dir: Path) -> FewshotSet | None:
 
 
 def make_probe(
-    recipe: Pretrain, one: FewshotSet, runtime: Runtime, journal: Journal, stop: StopFlag, shards: Verification
+    recipe: Pretrain,
+    one: FewshotSet,
+    runtime: Runtime,
+    journal: Journal,
+    stop: StopFlag,
+    shards: Verification,
 ) -> Callable[[Model], Scores]:
-    """A function from the network to shots -> accuracy of each seed, on the main process; empty on the others.
+    """A function from the network to shots -> accuracy of each seed, on the main process; empty on the
+    others.
 
     It uses none of the random generators of training, and does not change the network.
 

@@ -1,6 +1,8 @@
-"""What a number depends on beside the recipe and the data: how it was computed, which weights, which pre-processing.
+"""What a number depends on beside the recipe and the data: how it was computed, which weights, which
+pre-processing.
 
-Every job writes these into the provenance of its result; `vitctl compare` compares them (see report/compare.py).
+Every job writes these into the provenance of its result; `vitctl compare` compares them (see
+report/compare.py).
 """
 
 import hashlib
@@ -77,7 +79,9 @@ def shown(transform: EvalTransform) -> dict[str, Any]:
 
 
 def _network_digest(found: FoundWeights) -> str:
-    """Digest of what makes two networks with the same tensors different: the configuration, and the normalisation of images."""
+    """Digest of what makes two networks with the same tensors different: the configuration, and the
+    normalisation of images.
+    """
     meta = found.weights.meta
     described = [repr(found.weights.config), list(meta["mean"]), list(meta["std"])]
     return hashlib.sha256(json.dumps(described).encode()).hexdigest()

@@ -37,7 +37,8 @@ _WORDS = {
 
 @dataclass(frozen=True)
 class Resizing:
-    """How another program pre-processes images, where that differs from the pre-processing that the weights are scored with.
+    """How another program pre-processes images, where that differs from the pre-processing that the weights
+    are scored with.
 
     Args:
         note: one line for the user.
@@ -87,7 +88,9 @@ def their_transform(to: str, own: EvalTransform) -> EvalTransform:
 
 
 class ResizingCheck:
-    """Counts the predictions that another pre-processing changes, on images of the run that trained the model."""
+    """Counts the predictions that another pre-processing changes, on images of the run that trained the
+    model.
+    """
 
     def __init__(
         self, found: FoundWeights, model: nn.Module, num_images: int, given: tuple[Source, str] | None = None
@@ -131,13 +134,14 @@ class ResizingCheck:
             if changed is None
             else f"that changes {changed:,} of {total:,} predictions ({changed / total:.1%}) on {where}"
         )
-        note = (
-            f"{_READERS[to]} resizes by {_in_words(theirs)}, these weights are scored by {_in_words(own)}; {measured}"
-        )
+        note = f"{_READERS[to]} resizes by {_in_words(theirs)}, these weights are scored by {_in_words(own)}; {measured}"
         return Resizing(note, changed, total)
 
     def _images(self) -> tuple[Source, str]:
-        """Some of the images that the run scores, and their name. Raises VitctlError where they are not available."""
+        """Some of the images that the run scores, and their name.
+
+        Raises VitctlError where they are not available.
+        """
         if not self.num_images:
             raise DataError("export.check_images = 0")
         if not self.found.weights.has_head:
@@ -161,10 +165,14 @@ class ResizingCheck:
 
     @torch.inference_mode()
     def _best(self, source: Source, transform: EvalTransform, total: int = 0) -> Tensor:
-        """The predictions for the first `total` images; when it is 0 for all, or for as many as the time limit allows."""
+        """The predictions for the first `total` images; when it is 0 for all, or for as many as the time
+        limit allows.
+        """
         if transform not in self._answers:
             end, answers = time.monotonic() + _SECONDS, []
-            for batch in eval_batches(source, transform, batch_size=_BATCH, rank=0, num_processes=1, num_workers=0):
+            for batch in eval_batches(
+                source, transform, batch_size=_BATCH, rank=0, num_processes=1, num_workers=0
+            ):
                 answers.append(self.model(batch.images).argmax(1)[batch.weights > 0])
                 if sum(map(len, answers)) >= total if total else time.monotonic() > end:
                     break

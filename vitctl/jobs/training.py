@@ -1,4 +1,6 @@
-"""From a recipe's training sections to the engine's plain arguments; shared by the jobs that take gradient steps."""
+"""From a recipe's training sections to the engine's plain arguments; shared by the jobs that take gradient
+steps.
+"""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -61,7 +63,9 @@ from vitctl.recipe.schema import Finetune, Pretrain, TrainRecipe, Vtab
 from vitctl.recipe.sections import Loss, Schedule
 
 M = TypeVar("M", bound=nn.Module)
-Act = Callable[[Path, TrainingTask, Trainer, Saver], Score | None]  # with the arguments and the result of `fit`
+Act = Callable[
+    [Path, TrainingTask, Trainer, Saver], Score | None
+]  # with the arguments and the result of `fit`
 Probe = Callable[[Model], dict[int, list[float]]]
 
 
@@ -80,7 +84,9 @@ def start_runtime(machine: Machine, run_dir: Path, log: Log | None = None) -> Ru
 
 
 def num_workers(machine: Machine, runtime: Runtime) -> int:
-    """Data loader workers of each process: machine.workers, or up to 8 with a GPU, and half of the cores without one."""
+    """Data loader workers of each process: machine.workers, or up to 8 with a GPU, and half of the cores
+    without one.
+    """
     return loader_workers(machine, runtime.device, runtime.num_processes)
 
 
@@ -101,10 +107,12 @@ def open_journal(runtime: Runtime, run_dir: Path, report: Report) -> Journal:
 
 @dataclass(frozen=True)
 class RunContext:
-    """Where a training runs: this process among its peers, the folder and its log, and the flag that signals set.
+    """Where a training runs: this process among its peers, the folder and its log, and the flag that signals
+    set.
 
-    `shards` verifies the images that it scores. `act` is done with the training once it is prepared; None: it is done, see `fit`.
-    `recipe_digest` is of RUN/recipe.toml, from which the recipe of a training may differ in a learning rate or a seed.
+    `shards` verifies the images that it scores. `act` is done with the training once it is prepared; None: it
+    is done, see `fit`. `recipe_digest` is of RUN/recipe.toml, from which the recipe of a training may differ
+    in a learning rate or a seed.
     """
 
     runtime: Runtime
@@ -122,7 +130,8 @@ class Images:
 
     Args:
         train, augmentation: training images, and their augmentation.
-        scored, pre_processing: images that are scored (None: there are none), and the evaluation pre-processing.
+        scored, pre_processing: images that are scored (None: there are none), and the evaluation
+            pre-processing.
         order: of the training images; None: the exact shuffle by the recipe's seed.
         mixing: MixUp and CutMix of training batches.
     """
@@ -150,8 +159,12 @@ class Images:
         }
 
 
-def images_of(data: TrainImages, train_on: Source, score_on: Source | None, seed: int, schedule: Schedule) -> Images:
-    """The images of a recipe's [data], with augmentation and pre-processing, in the order of its seed and [schedule]."""
+def images_of(
+    data: TrainImages, train_on: Source, score_on: Source | None, seed: int, schedule: Schedule
+) -> Images:
+    """The images of a recipe's [data], with augmentation and pre-processing, in the order of its seed and
+    [schedule].
+    """
     order = None if data.synthetic else training_order(data, train_on, seed, schedule)
     return Images(train_on, train_transform(data), score_on, eval_transform(data), order, mixing(data))
 
@@ -167,7 +180,8 @@ def train(
     probe: Probe | None = None,
     start_weights_sha256: str = "",
 ) -> Score | None:
-    """Train `model` as [optimizer], [schedule], [loss], [averaging], [evaluation], [checkpoint] and [log] say.
+    """Train `model` as [optimizer], [schedule], [loss], [averaging], [evaluation], [checkpoint] and [log]
+    say.
 
     Args:
         recipe: with those sections.
@@ -180,8 +194,8 @@ def train(
         start_weights_sha256: digest of the pre-trained weights; empty without any.
 
     Returns:
-        the score after the last step, or with select_best that of the best checkpoint; None without images to score, and
-        possibly on processes other than the main one.
+        the score after the last step, or with select_best that of the best checkpoint; None without images to
+        score, and possibly on processes other than the main one.
     """
     s, alike = recipe.schedule, exact(context.runtime, recipe.schedule.threads)
     with alike if s.lanes else nullcontext():
@@ -207,12 +221,22 @@ def _train(
     workers = num_workers(machine, runtime)
     share = -(-s.batch_size // runtime.num_processes)
     loss = partial(
-        objective or _classification(recipe.loss, images.mixing, recipe.seed), normalise=runtime.normaliser(mean, std)
+        objective or _classification(recipe.loss, images.mixing, recipe.seed),
+        normalise=runtime.normaliser(mean, std),
     )
     batches = _batches(recipe, runtime, images, lanes, needs_labels=objective is None)
     shown, size = images.pre_processing, recipe.evaluation.batch_size
     look = ImagePass(
-        runtime, context.journal, shown, mean, std, size, workers, context.stop, context.shards, lanes is not None
+        runtime,
+        context.journal,
+        shown,
+        mean,
+        std,
+        size,
+        workers,
+        context.stop,
+        context.shards,
+        lanes is not None,
     )
 
     settled = kept_kernels(machine, runtime, folder)
@@ -223,7 +247,9 @@ def _train(
     if machine.compile:
         compile_blocks(model)
     _shard(machine, runtime, model, probe)
-    micro_batch = choose_micro_batch(recipe, runtime, folder, model, loss, lambda n: next(batches(0, n, 0)), share)
+    micro_batch = choose_micro_batch(
+        recipe, runtime, folder, model, loss, lambda n: next(batches(0, n, 0)), share
+    )
     made_by = {**kernels.model_dump(), "compile": machine.compile, "versions": versions()}
     made_by = computation(runtime, **made_by) if lanes else {}
     made_of = identity(recipe, folder, source, scored, start_weights_sha256, made_by)
@@ -246,7 +272,9 @@ def _train(
         max_bad_fraction=recipe.data.max_bad_fraction,
         warm_up=machine.compile,
         steps_behind=int(runtime.device.type == "cuda"),
-        facts=_facts(recipe, context, made_of, model.config, micro_batch, kernels) if recipe.log.trace else None,
+        facts=_facts(recipe, context, made_of, model.config, micro_batch, kernels)
+        if recipe.log.trace
+        else None,
     )
     trainer = _trainer(
         recipe, context, model, loss, learning_rate(recipe, steps), lanes, always_synced=micro_batch >= share
@@ -264,13 +292,15 @@ def _shard(machine: TrainMachine, runtime: Runtime, model: Model, probe: Probe |
         return
     if probe:
         raise LaunchError(
-            "fewshot_probe.every_steps calls the model for its features only, which machine.sharding = 'fsdp' does not support; "
+            "fewshot_probe.every_steps calls the model for its features only, which machine.sharding = "
+            "'fsdp' does not support; "
             "set fewshot_probe.every_steps = 0 or machine.sharding = 'none'"
         )
     gathers_bf16 = machine.sharding_dtype == "bf16"
     if gathers_bf16 and runtime.precision != "bf16":
         raise LaunchError(
-            f"machine.sharding_dtype = 'bf16': this run computes in {runtime.precision}, and would lose precision; set "
+            f"machine.sharding_dtype = 'bf16': this run computes in {runtime.precision}, and would lose "
+            f"precision; set "
             "machine.precision to 'bf16' or machine.sharding_dtype to 'float32'"
         )
     machine.shards(runtime.num_processes)  # raises where they cannot be divided so
@@ -278,7 +308,12 @@ def _shard(machine: TrainMachine, runtime: Runtime, model: Model, probe: Probe |
 
 
 def _facts(
-    recipe: TrainRecipe, context: RunContext, made_of: Identity, config: Config, micro_batch: int, kernels: Kernels
+    recipe: TrainRecipe,
+    context: RunContext,
+    made_of: Identity,
+    config: Config,
+    micro_batch: int,
+    kernels: Kernels,
 ) -> dict[str, Any]:
     """What the record of a training begins with: what it is made of, and what its bits depend on beside that."""
     return {

@@ -1,4 +1,6 @@
-"""VTAB (Section 4.1, B.1.1): every task fine-tuned on its 1,000 images with one setting, scored on its whole test split."""
+"""VTAB (Section 4.1, B.1.1): every task fine-tuned on its 1,000 images with one setting, scored on its whole
+test split.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -40,9 +42,10 @@ def vtab(
 ) -> RunResult:
     """Fine-tune weights.source on every task of vtab.suite, resuming where an earlier process ended.
 
-    First a small sweep: every setting is trained on the 800 images of every task and scored on its 200, and the setting with
-    the best mean is used for all tasks. Then every task is trained on its 1,000 images, once for each seed, and scored on its
-    whole test split. All processes work on one run at a time, so that a run is the same for any number of them.
+    First a small sweep: every setting is trained on the 800 images of every task and scored on its 200, and
+    the setting with the best mean is used for all tasks. Then every task is trained on its 1,000 images, once
+    for each seed, and scored on its whole test split. All processes work on one run at a time, so that a run
+    is the same for any number of them.
 
     Args:
         recipe: checked.
@@ -67,7 +70,9 @@ def vtab(
     data = list(open_tasks(recipe, tasks, run_dir).values())
     runtime = start_runtime(recipe.machine, run_dir, recipe.log)
     journal = open_journal(runtime, run_dir, report)
-    check_found(runtime, found, [source for one in data for source in (one.train800, one.val200, one.train, one.test)])
+    check_found(
+        runtime, found, [source for one in data for source in (one.train800, one.val200, one.train, one.test)]
+    )
     bytes_read = verify(runtime, run_dir, *(source for task in data for source in (task.test, task.train)))
     context = SuiteContext(recipe, runtime, run_dir, report, stop, found, bytes_read, act)
     text = f"{len(tasks)} tasks, {len(recipe.vtab.seeds)} seeds each"
@@ -86,7 +91,9 @@ def vtab(
             else [score_features(context, task)]
         )
         values = [score.accuracy for score in scores[name]]
-        journal.write("task", step=0, task=name, group=task.task.group, accuracy=float(np.mean(values)), seeds=values)
+        journal.write(
+            "task", step=0, task=name, group=task.task.group, accuracy=float(np.mean(values)), seeds=values
+        )
     check_whole(bytes_read, runtime)  # also the images that were trained on
     table = make_vtab_table(data, scores, num_tasks=len(SUITES[recipe.vtab.suite]), light=recipe.vtab.light)
     if runtime.is_main:
@@ -103,7 +110,9 @@ def vtab(
 def _best_setting(
     context: SuiteContext, data: Sequence[TaskData], journal: Journal
 ) -> tuple[Setting, list[dict[str, Any]]]:
-    """The setting of the best mean accuracy over the validation images of all tasks, the first of equals; and all of them."""
+    """The setting of the best mean accuracy over the validation images of all tasks, the first of equals; and
+    all of them.
+    """
     tried = settings(context.recipe)
     if len(tried) == 1:
         return tried[0], []
@@ -111,7 +120,9 @@ def _best_setting(
     for setting in tried:
         accuracies = {task.task.name: tune(context, task, setting).accuracy for task in data}
         mean = float(np.mean(list(accuracies.values())))
-        rows.append({"lr": setting.lr, "total_steps": setting.total_steps, "val200": mean, "tasks": accuracies})
+        rows.append(
+            {"lr": setting.lr, "total_steps": setting.total_steps, "val200": mean, "tasks": accuracies}
+        )
         journal.write("setting", step=0, lr=setting.lr, total_steps=setting.total_steps, accuracy=mean)
     means = [row["val200"] for row in rows]
     best = means.index(max(means))
@@ -124,7 +135,9 @@ def _provenance(context: SuiteContext, data: Sequence[TaskData], setting: Settin
     chosen: dict[str, Any] = {}
     if setting:
         chosen = {"lr": setting.lr, "total_steps": setting.total_steps, "warmup_steps": setting.warmup_steps}
-        body = downstream(context.found.weights.config, num_classes=0, image_size=context.image_size, **context.rates)
+        body = downstream(
+            context.found.weights.config, num_classes=0, image_size=context.image_size, **context.rates
+        )
         chosen |= context.rates | dropout_draws(recipe, body, context.run_dir)
     return weights_used(context.found, recipe.weights) | {
         "suite": recipe.vtab.suite,

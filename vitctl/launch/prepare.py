@@ -1,4 +1,6 @@
-"""From a checked recipe to a folder that can be run: recipe.toml, launch.txt, env.json, and what may change on resume."""
+"""From a checked recipe to a folder that can be run: recipe.toml, launch.txt, env.json, and what may change
+on resume.
+"""
 
 import os
 import platform
@@ -53,10 +55,11 @@ class Prepared(NamedTuple):
 def prepare_run(
     loaded: Loaded, run_dir: Path, allow: Sequence[str] = (), config: LaunchConfig = LaunchConfig()
 ) -> Prepared:
-    """Check all that can be checked before the first process, then write recipe.toml, launch.txt and env.json.
+    """Check all that can be checked before the first process, then write recipe.toml, launch.txt and
+    env.json.
 
-    Among processes that a launcher started, rank 0 does it and the others wait. With several machines each does it in turn: the
-    second finds what the first has written.
+    Among processes that a launcher started, rank 0 does it and the others wait. With several machines each
+    does it in turn: the second finds what the first has written.
 
     Args:
         loaded: the recipe.
@@ -102,11 +105,15 @@ def _prepare(loaded: Loaded, run_dir: Path, allow: Sequence[str], config: Launch
     from vitctl.jobs.record.identity import allow as note_allowed
 
     if has_control(str(run_dir)):
-        raise RecipeError(f"--out {one_line(str(run_dir))}: has a control character in its name; choose another")
+        raise RecipeError(
+            f"--out {one_line(str(run_dir))}: has a control character in its name; choose another"
+        )
     file = run_dir / RECIPE
     with prepared_folder(run_dir, WAIT_SECONDS if config.nodes > 1 else 0.0):
         check_not_foreign(run_dir)  # not before: another machine may be writing the files of this run
-        before = load_recipe(str(file)).recipe if file.exists() and not failed_without_output(run_dir) else None
+        before = (
+            load_recipe(str(file)).recipe if file.exists() and not failed_without_output(run_dir) else None
+        )
         loaded, taken = _pinned(loaded, before)
         loaded = fit_to_data(loaded, run_dir)
         changed = _changes(before, loaded.recipe, run_dir, allow) if before is not None else ""
@@ -155,7 +162,10 @@ _ALLOWED = ("data", "weights", "computation")
 
 
 def _changes(before: Recipe, now: Recipe, run_dir: Path, allow: Sequence[str]) -> str:
-    """A text of the differences that are allowed; "" when there are none. Raises RecipeError for any other."""
+    """A text of the differences that are allowed; "" when there are none.
+
+    Raises RecipeError for any other.
+    """
     if before.job != now.job:
         raise RecipeError(
             f"{run_dir}: holds a run of {before.job}, this is {now.job}; choose another folder with --out"
@@ -163,17 +173,26 @@ def _changes(before: Recipe, now: Recipe, run_dir: Path, allow: Sequence[str]) -
     changed = [d for d in differences(before, now) if not d[0].startswith(FREE_TO_CHANGE)]
     known = every_key(type(now))
     if odd := next(
-        (one for one in allow if one not in _ALLOWED and not any(f"{key}.".startswith(f"{one}.") for key in known)), ""
+        (
+            one
+            for one in allow
+            if one not in _ALLOWED and not any(f"{key}.".startswith(f"{one}.") for key in known)
+        ),
+        "",
     ):
         raise RecipeError(
-            f"--allow {one_line(odd)}: not a key of the recipe; give a key as the error message names it, or data, weights, or computation"
+            f"--allow {one_line(odd)}: not a key of the recipe; give a key as the error message names it, or "
+            f"data, weights, or computation"
         )
     refused = [d for d in changed if not any(d[0] == key or d[0].startswith(f"{key}.") for key in allow)]
     if refused:
         more = f"; and {len(refused) - 4} more" if len(refused) > 4 else ""
-        sets = " ".join(f"--set {typed(f'{key}={toml_value(value)}')} --allow {key}" for key, _, value in refused)
+        sets = " ".join(
+            f"--set {typed(f'{key}={toml_value(value)}')} --allow {key}" for key, _, value in refused
+        )
         raise RecipeError(
-            f"{run_dir}: holds a run of another recipe: {_in_words(refused[:4])}{more}; choose another folder with --out, "
+            f"{run_dir}: holds a run of another recipe: {_in_words(refused[:4])}{more}; choose another "
+            f"folder with --out, "
             f"or resume anyway with: vitctl resume {typed(run_dir)} {sets}"
         )
     return _in_words(changed)
@@ -183,19 +202,26 @@ def _not_shorter(recipe: Recipe, run_dir: Path) -> None:
     """Refuse a training that would end before the checkpoint that it resumes from."""
     steps = recipe.schedule.total_steps if isinstance(recipe, TrainRecipe) else 0
     try:
-        saved = [step_of(folder) or 0 for folder in step_folders(run_dir / CHECKPOINTS) if (folder / STATE).exists()]
+        saved = [
+            step_of(folder) or 0
+            for folder in step_folders(run_dir / CHECKPOINTS)
+            if (folder / STATE).exists()
+        ]
     except PermissionError as error:
         raise no_permission(error) from None
     done = max(saved, default=0)
     if 0 < steps < done:
         raise RecipeError(
-            f"{run_dir}: has a checkpoint of step {done}, and schedule.total_steps = {steps} would end before it; set it to {done} "
+            f"{run_dir}: has a checkpoint of step {done}, and schedule.total_steps = {steps} would end "
+            f"before it; set it to {done} "
             "or more, or choose another folder with --out"
         )
 
 
 def _in_words(changes: Sequence[tuple[str, Any, Any]]) -> str:
-    return "; ".join(f"{key} was {toml_value(a) or 'unset'}, now {toml_value(b) or 'unset'}" for key, a, b in changes)
+    return "; ".join(
+        f"{key} was {toml_value(a) or 'unset'}, now {toml_value(b) or 'unset'}" for key, a, b in changes
+    )
 
 
 def environment() -> dict[str, Any]:

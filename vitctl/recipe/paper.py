@@ -1,4 +1,5 @@
-"""The paper's results, by recipe: the only transcription of Tables 2, 5, 6, 7 and 8, and the numbers of Figures 3 and 13.
+"""The paper's results, by recipe: the only transcription of Tables 2, 5, 6, 7 and 8, and the numbers of
+Figures 3 and 13.
 
 The settings of Tables 3 and 4 are not here: they are the recipes. Table 9 is in recipe/paper_vtab.py.
 """
@@ -8,18 +9,20 @@ from dataclasses import dataclass, field
 
 TARGETS = ("ImageNet", "ReaL", "CIFAR-10", "CIFAR-100", "Pets", "Flowers")
 AVERAGE = "Average-5"
-# Fig. 5 does not name its five sets. These are an inference: of the six columns of Table 6 they are the five that Table 7, the other
-# table with an average, is averaged over; ReaL is ImageNet's images under other labels.
+# Fig. 5 does not name its five sets. These are an inference: of the six columns of Table 6 they are the five
+# that Table 7, the other table with an average, is averaged over; ReaL is ImageNet's images under other
+# labels.
 FIVE = ("ImageNet", "CIFAR-10", "CIFAR-100", "Pets", "Flowers")
 
 
 @dataclass(frozen=True)
 class PaperTable:
-    """A table of results: recipe of the pre-training -> accuracy in percent for each column. None: not printed.
+    """A table of results: recipe of the pre-training -> accuracy in percent for each column. None: not
+    printed.
 
-    `deviations` are those over three fine-tuning runs; `exaflops` and `core_days` (of TPUv3) are the paper's cost of that
-    pre-training; `shown` are the columns to show by default, the first when it is empty; `others` are rows of networks that have no
-    recipe, by name.
+    `deviations` are those over three fine-tuning runs; `exaflops` and `core_days` (of TPUv3) are the paper's
+    cost of that pre-training; `shown` are the columns to show by default, the first when it is empty;
+    `others` are rows of networks that have no recipe, by name.
     """
 
     caption: str
@@ -41,10 +44,11 @@ class PaperTable:
         return found[self.columns.index(column)] if found else None
 
 
-# Tables 2, 5 and 9 print no epochs. Inferences, which the core-days of Table 2 fit: its ViT-L/16 on JFT-300M trains for 14, and all
-# of the three on ImageNet-21k for 90.
+# Tables 2, 5 and 9 print no epochs. Inferences, which the core-days of Table 2 fit: its ViT-L/16 on JFT-300M
+# trains for 14, and all of the three on ImageNet-21k for 90.
 _TABLE_2 = PaperTable(
-    "fine-tuned, ImageNet at 512 or 518 with Polyak averaging; Noisy Student: 88.5 on ImageNet by Touvron et al. (2020)",
+    "fine-tuned, ImageNet at 512 or 518 with Polyak averaging; Noisy Student: 88.5 on ImageNet by Touvron et "
+    "al. (2020)",
     (*TARGETS, "VTAB"),
     {
         "jft_h14": (88.55, 90.72, 99.50, 94.55, 97.56, 99.68, 77.63),
@@ -52,7 +56,13 @@ _TABLE_2 = PaperTable(
         "in21k_l16": (85.30, 88.62, 99.15, 93.25, 94.67, 99.61, 72.72),
         "jft_r152x4": (87.54, 90.54, 99.37, 93.51, 96.62, 99.63, 76.29),
     },
-    core_days={"jft_h14": 2500, "jft_l16_14ep": 680, "in21k_l16": 230, "jft_r152x4": 9900, "Noisy Student": 12_300},
+    core_days={
+        "jft_h14": 2500,
+        "jft_l16_14ep": 680,
+        "in21k_l16": 230,
+        "jft_r152x4": 9900,
+        "Noisy Student": 12_300,
+    },
     deviations={
         "jft_h14": (0.04, 0.05, 0.06, 0.04, 0.03, 0.02, 0.23),
         "jft_l16_14ep": (0.03, 0.03, 0.03, 0.05, 0.11, 0.00, 0.46),
@@ -167,8 +177,9 @@ _SELF_SUPERVISED = PaperTable(
     },
 )
 
-# The ViTs of Figure 3 are Table 5's column. Its band is spanned by "BiT models of different sizes" (4.3), which it does not name: here by
-# the smallest and the largest of BiT's five. The band has no printed numbers; ResNet152x4's are Tables 1 and 2 of BiT, at 480.
+# The ViTs of Figure 3 are Table 5's column. Its band is spanned by "BiT models of different sizes" (4.3),
+# which it does not name: here by the smallest and the largest of BiT's five. The band has no printed numbers;
+# ResNet152x4's are Tables 1 and 2 of BiT, at 480.
 _FIGURE_3 = PaperTable(
     "transfer to ImageNet, fine-tuned at 384; numbers of *_r152x4: BiT, Tables 1 and 2, at 480",
     ("ImageNet",),
@@ -207,9 +218,12 @@ _FIGURE_5 = PaperTable(
 )
 
 _FIGURE_13 = PaperTable(
-    "axial attention, JFT-300M, linear 5-shot on ImageNet; the figure prints no numbers, ViT-B/16's is Table 8's",
+    "axial attention, JFT-300M, linear 5-shot on ImageNet; the figure prints no numbers, ViT-B/16's is "
+    "Table 8's",
     ("5-shot",),
-    dict.fromkeys(("d6_axial_b16", "jft_b16", "d6_axial_b32", "jft_b32", "d6_axial_r50", "jft_r50x1"), (None,))
+    dict.fromkeys(
+        ("d6_axial_b16", "jft_b16", "d6_axial_b32", "jft_b32", "d6_axial_r50", "jft_r50x1"), (None,)
+    )
     | {"jft_b16": _TABLE_8.rows["jft_b16"]},
     _TABLE_6.exaflops,
 )
@@ -237,8 +251,8 @@ RESULTS: Mapping[str, PaperTable] = {
 # Table 1: parameters in millions, and the models that Tables 2 to 6 make of each size.
 TABLE_1 = {"Base": (86, ("B/16", "B/32")), "Large": (307, ("L/16", "L/32")), "Huge": (632, ("H/14",))}
 
-# Table 3 in its order. Table 6 has two rows more (R152x2 and R200x3 at 14 epochs) and Table 5 one (H/14 on ImageNet-21k), for which no
-# settings are printed.
+# Table 3 in its order. Table 6 has two rows more (R152x2 and R200x3 at 14 epochs) and Table 5 one (H/14 on
+# ImageNet-21k), for which no settings are printed.
 TABLE_3 = (
     *("jft_b16", "jft_b32", "jft_l32", "jft_l16", "jft_l16_14ep", "jft_h14"),
     *("jft_r50x1", "jft_r50x2", "jft_r101x1", "jft_r152x1", "jft_r152x2"),
@@ -246,4 +260,11 @@ TABLE_3 = (
     *("in21k_b16", "in21k_b32", "in21k_l16_30ep", "in21k_l32_30ep", "in21k_l16", "in21k_l32"),
     *("in1k_b16", "in1k_b32", "in1k_l16", "in1k_l32"),
 )
-TABLE_4 = ("finetune_imagenet", "finetune_cifar100", "finetune_cifar10", "finetune_pets", "finetune_flowers102", "vtab")
+TABLE_4 = (
+    "finetune_imagenet",
+    "finetune_cifar100",
+    "finetune_cifar10",
+    "finetune_pets",
+    "finetune_flowers102",
+    "vtab",
+)

@@ -30,13 +30,15 @@ TABLE_9: Mapping[str, tuple[float, float, float]] = {
     "smallnorb-elev": (51.2, 51.1, 41.7),
 }
 
-# The other networks of Figure 2, which prints no numbers: the mean of the 19 tasks, then of the three groups. None: not published.
+# The other networks of Figure 2, which prints no numbers: the mean of the 19 tasks, then of the three groups.
+# None: not published.
 OTHERS: Mapping[str, tuple[float | None, ...]] = {
     "BiT-L": (76.29, None, None, None),
     "VIVI": (70.5, None, None, None),
     "S4L": (67.97, 73.57, 83.12, 55.48),
 }
 OTHERS_SOURCES = (
-    "BiT-L: Table 2. VIVI: BiT, Table 1. S4L: means of the tasks of Sup-Rotation-100% in VTAB's published results, ResNet50; that "
+    "BiT-L: Table 2. VIVI: BiT, Table 1. S4L: means of the tasks of Sup-Rotation-100% in VTAB's published "
+    "results, ResNet50; that "
     "these are the figure's networks is an inference for VIVI and S4L."
 )

@@ -22,8 +22,8 @@ class Fact:
 
     Args:
         key: in the provenance.
-        rule: "agree": numbers must not be compared where it differs; "show": they may, and the difference is shown, because
-            it is part of what is compared, or changes a number only by rounding.
+        rule: "agree": numbers must not be compared where it differs; "show": they may, and the difference is
+            shown, because it is part of what is compared, or changes a number only by rounding.
         reason: for "agree", what a difference means; for "show", why it is allowed.
         of: kinds of results that record it.
     """
@@ -43,13 +43,18 @@ FACTS = (
     Fact("data_sha256", "agree", "other images, or their shards were written again", (_CLASSIFIER, _FEWSHOT)),
     Fact("data_digest", "agree", "an earlier digest covered index.json only, not labels; score it again"),
     Fact(
-        "data_source", "agree", "its images are from another source, or are a part or a copy", (_CLASSIFIER, _FEWSHOT)
+        "data_source",
+        "agree",
+        "its images are from another source, or are a part or a copy",
+        (_CLASSIFIER, _FEWSHOT),
     ),
     Fact("labels", "agree", "other labels", (_CLASSIFIER,)),
     Fact("train_sha256", "agree", "the shots are drawn from other images", (_FEWSHOT,)),
     Fact("choose_l2", "agree", "the regulariser is chosen by another rule", (_FEWSHOT,)),
     Fact("l2", "agree", "another regulariser, or another grid of them", (_FEWSHOT,)),
-    Fact("float64", "agree", "solved in another precision: small regularisers give other answers", (_FEWSHOT,)),
+    Fact(
+        "float64", "agree", "solved in another precision: small regularisers give other answers", (_FEWSHOT,)
+    ),
     # How it is measured. Each changes the score of the same network by whole images.
     Fact(
         "precision",
@@ -57,11 +62,27 @@ FACTS = (
         "the same network scores differently in another precision; score both in one (--precision)",
     ),
     Fact("resample", "agree", "the same network scores differently when images are resized by another rule"),
-    Fact("eval_method", "agree", "the same network scores differently when it is shown another part of the image"),
-    Fact("eval_share", "agree", "the same network scores differently when it is shown another part of the image"),
-    Fact("exif_orientation", "agree", "the same network scores differently when photographs are not rotated upright"),
+    Fact(
+        "eval_method",
+        "agree",
+        "the same network scores differently when it is shown another part of the image",
+    ),
+    Fact(
+        "eval_share",
+        "agree",
+        "the same network scores differently when it is shown another part of the image",
+    ),
+    Fact(
+        "exif_orientation",
+        "agree",
+        "the same network scores differently when photographs are not rotated upright",
+    ),
     # What is compared: the network, its training, and its image size.
-    Fact("image_size", "show", "part of the network: results at 224 and 384 pixels stand side by side in the paper"),
+    Fact(
+        "image_size",
+        "show",
+        "part of the network: results at 224 and 384 pixels stand side by side in the paper",
+    ),
     Fact("weights_sha256", "show", "other weights are what is compared", (_CLASSIFIER,)),
     Fact(
         "weights_chosen",
@@ -70,7 +91,12 @@ FACTS = (
         (_CLASSIFIER,),
     ),
     Fact("weights_step", "show", "as weights_chosen", (_CLASSIFIER,)),
-    Fact("weights_averaged", "show", "the Polyak average: of the training, not of the measurement", (_CLASSIFIER,)),
+    Fact(
+        "weights_averaged",
+        "show",
+        "the Polyak average: of the training, not of the measurement",
+        (_CLASSIFIER,),
+    ),
     Fact("from_sha256", "show", "other pre-training is what is compared", (_FEWSHOT, _VTAB)),
     Fact("from_chosen", "show", "as weights_chosen", (_FEWSHOT, _VTAB)),
     Fact("from_step", "show", "as weights_chosen", (_FEWSHOT, _VTAB)),
@@ -84,7 +110,11 @@ FACTS = (
     Fact("hardware", "show", "as device: instructions of the processor; driver and libraries of a GPU"),
     Fact("processes", "show", "as device"),
     Fact("versions", "show", "another release may sum in another order; decoders agree to one step of 255"),
-    Fact("recipe_sha256", "show", "a digest of everything that was set; the values that differ are shown instead"),
+    Fact(
+        "recipe_sha256",
+        "show",
+        "a digest of everything that was set; the values that differ are shown instead",
+    ),
 )
 # Keys that affect rounding, and that are recorded for some devices only.
 _SOME_DEVICES = (
@@ -176,7 +206,9 @@ def _in_words(changed: Any) -> str:
 
 
 def _recorded(result: RunResult) -> dict[str, Any]:
-    """The provenance, with the share of the image side that the crop keeps, and for a table of tasks the keys of all tasks."""
+    """The provenance, with the share of the image side that the crop keeps, and for a table of tasks the keys
+    of all tasks.
+    """
     recorded = dict(result.provenance)
     size, resize = recorded.get("image_size"), recorded.get("eval_resize")
     if size and resize is not None:
@@ -236,10 +268,16 @@ def _kind(result: RunResult) -> str:
 def _differences(
     results: Sequence[RunResult], recorded: Sequence[Mapping[str, Any]], folders: Sequence[Path]
 ) -> list[tuple[str, list[Any]]]:
-    """Facts that differ or that some results lack; other keys that all results have and that differ; and recipe values."""
+    """Facts that differ or that some results lack; other keys that all results have and that differ; and
+    recipe values.
+    """
     expected = {fact.key: fact.rule for fact in (*_facts(results[0]), *_SOME_DEVICES)}
     shown = [key for key, rule in expected.items() if rule == "show" and any(key in one for one in recorded)]
-    others = [key for key in recorded[0] if all(key in one for one in recorded) and key not in expected.keys() | _QUIET]
+    others = [
+        key
+        for key in recorded[0]
+        if all(key in one for one in recorded) and key not in expected.keys() | _QUIET
+    ]
     rows: list[tuple[str, list[Any]]] = []
     for key in (*shown, *others):
         values = [one.get(key, NOT_RECORDED) for one in recorded]
@@ -252,7 +290,9 @@ def _differences(
 
 
 def _recipe_rows(folders: Sequence[Path], digests: list[str]) -> list[tuple[str, list[Any]]]:
-    """A row for each recipe value that affects results and differs; of other jobs only values that all recipes have."""
+    """A row for each recipe value that affects results and differs; of other jobs only values that all
+    recipes have.
+    """
     try:
         recipes = [load_recipe(str(folder / RECIPE)).recipe for folder in folders]
     except VitctlError:

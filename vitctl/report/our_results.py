@@ -20,7 +20,9 @@ from vitctl.report.paper_runs import FinishedRun, data_misfit, recipe_misfit, we
 from vitctl.report.sweep_table import TABLE as SWEEP
 
 _IMAGENET = "imagenet"
-_EXPERIMENTS = re.compile(r"(finetune|bit)_(imagenet|cifar10|cifar100|pets|flowers102)(_\d+)?|vtab|fewshot|evaluate")
+_EXPERIMENTS = re.compile(
+    r"(finetune|bit)_(imagenet|cifar10|cifar100|pets|flowers102)(_\d+)?|vtab|fewshot|evaluate"
+)
 
 
 class Pretraining(NamedTuple):
@@ -63,7 +65,9 @@ class ExcludedRun(NamedTuple):
 
 @dataclass(frozen=True)
 class OurResults:
-    """Accuracies in percent by pre-training and experiment (see `paper_cells.experiments_for`), the runs left out, their folder."""
+    """Accuracies in percent by pre-training and experiment (see `paper_cells.experiments_for`), the runs left
+    out, their folder.
+    """
 
     accuracies: dict[tuple[Pretraining, str], tuple[float, ...]]
     left_out: tuple[ExcludedRun, ...] = ()
@@ -81,7 +85,11 @@ class OurResults:
         name = max(found, key=lambda experiment: found[experiment].mean)
         missing = [experiment for experiment in experiments if experiment not in found]
         remark = (
-            f"{missing[0]} has not been run" if missing else f"{name} is the better" if len(experiments) > 1 else ""
+            f"{missing[0]} has not been run"
+            if missing
+            else f"{name} is the better"
+            if len(experiments) > 1
+            else ""
         )
         return Ours(found[name].values, remark)
 
@@ -89,8 +97,8 @@ class OurResults:
 def our_results(runs: Path) -> OurResults:
     """All results under a folder of runs that belong in the paper's tables.
 
-    The digest of the weights links a fine-tuning, VTAB or few-shot run to the pre-training run that it started from, and a
-    score under the ReaL labels to the fine-tuning run that it scored.
+    The digest of the weights links a fine-tuning, VTAB or few-shot run to the pre-training run that it
+    started from, and a score under the ReaL labels to the fine-tuning run that it scored.
 
     Args:
         runs: holds run folders, and folders of sweeps; those that cannot be read are skipped.
@@ -120,7 +128,10 @@ def our_results(runs: Path) -> OurResults:
                 break
             seen[key] = run.where
             row = Pretraining(pretraining.name, _subset(pretraining))
-            accuracies[row, experiment] = (*accuracies.get((row, experiment), ()), *(100 * value for value in values))
+            accuracies[row, experiment] = (
+                *accuracies.get((row, experiment), ()),
+                *(100 * value for value in values),
+            )
     return OurResults(accuracies, tuple(left), runs)
 
 
@@ -129,14 +140,18 @@ def _chain(
 ) -> tuple[tuple[FinishedRun, str, int], str] | tuple[None, str]:
     """The pre-training behind a score, the recipe of the scored network, and its seed; or why there is none."""
     candidates = [
-        other for other in found if other.result.job == ("finetune" if run.result.job == "evaluate" else "pretrain")
+        other
+        for other in found
+        if other.result.job == ("finetune" if run.result.job == "evaluate" else "pretrain")
     ]
     source, reason = weights_misfit(run, candidates)
     if source is None:
         return None, reason
     if run.result.job == "evaluate":
         inner, reason = _chain(source, found)
-        return (None, f"{source.where}: {reason}") if inner is None else ((inner[0], source.name, inner[2]), "")
+        return (
+            (None, f"{source.where}: {reason}") if inner is None else ((inner[0], source.name, inner[2]), "")
+        )
     assert isinstance(run.recipe, SeededRecipe)
     return (source, run.name, run.recipe.seed), ""
 

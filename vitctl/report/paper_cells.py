@@ -20,7 +20,11 @@ _TABLE_2_IMAGENET = {
     "jft_l16_14ep": "finetune_imagenet_512",
     "in21k_l16": "finetune_imagenet_512",
 }
-_R152X4_AT_480 = ("imagenet", "pets", "flowers102")  # BiT 3.3; CIFAR's small images go to 128 as for every network
+_R152X4_AT_480 = (
+    "imagenet",
+    "pets",
+    "flowers102",
+)  # BiT 3.3; CIFAR's small images go to 128 as for every network
 
 
 def experiments_for(number: str, recipe: str, column: str) -> tuple[str, ...]:
@@ -32,10 +36,11 @@ def experiments_for(number: str, recipe: str, column: str) -> tuple[str, ...]:
         column: of the table.
 
     Returns:
-        recipes of the fine-tuning; "vtab"; "5-shot" for linear 5-shot on ImageNet; "real of RECIPE" for that network under the
-        ReaL labels. Empty where we have no recipe of the experiment.
+        recipes of the fine-tuning; "vtab"; "5-shot" for linear 5-shot on ImageNet; "real of RECIPE" for that
+        network under the ReaL labels. Empty where we have no recipe of the experiment.
 
-    Paper: Section 4.1, Appendix B.1.1: ResNets are also fine-tuned by BiT's rule, and the best result is taken
+    Paper: Section 4.1, Appendix B.1.1: ResNets are also fine-tuned by BiT's rule, and the best result is
+    taken
     """
     if column == "ReaL":
         return tuple(REAL + experiment for experiment in experiments_for(number, recipe, "ImageNet"))

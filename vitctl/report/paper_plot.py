@@ -49,7 +49,9 @@ def draw_figure_2(ours: OurResults, path: Path) -> Path:
             panel.set_ylabel("top-1, %", fontsize=8)
         plain_axes(panel)
         panel.tick_params("x", labelsize=6)
-    figure.suptitle("Fig. 2: VTAB-1k; filled: published, hollow: ours", x=0.01, ha="left", fontsize=9, color=INK)
+    figure.suptitle(
+        "Fig. 2: VTAB-1k; filled: published, hollow: ours", x=0.01, ha="left", fontsize=9, color=INK
+    )
     return save_figure(figure, path)
 
 
@@ -61,12 +63,18 @@ def _bars(panel: Any, place: int, one: Accuracy, colour: str) -> None:
         if value is not None:
             panel.bar(place + shift, value, _BAR * 0.9, yerr=deviation, **style)
             panel.annotate(
-                f"{value:.1f}", (place + shift, value), (0, 2), textcoords="offset points", ha="center", fontsize=5
+                f"{value:.1f}",
+                (place + shift, value),
+                (0, 2),
+                textcoords="offset points",
+                ha="center",
+                fontsize=5,
             )
 
 
 def draw_figure_3(ours: OurResults, path: Path) -> Path:
-    """Transfer to ImageNet from three data sets: a line for each ViT, and a band between the smallest and the largest BiT.
+    """Transfer to ImageNet from three data sets: a line for each ViT, and a band between the smallest and the
+    largest BiT.
 
     Args:
         ours: results of our runs.
@@ -152,7 +160,8 @@ def draw_figure_5(ours: OurResults, path: Path) -> Path:
 
 
 def draw_figure_13(ours: OurResults, path: Path) -> Path:
-    """Axial networks: linear 5-shot on ImageNet against the FLOPs of the pre-training, and against images/s as measured here.
+    """Axial networks: linear 5-shot on ImageNet against the FLOPs of the pre-training, and against images/s
+    as measured here.
 
     Args:
         ours: results of our runs, and of `bench model --resolutions` in its folder.
@@ -168,7 +177,10 @@ def draw_figure_13(ours: OurResults, path: Path) -> Path:
     figure = new_figure(8.4, 3.9)
     flops, speed = figure.subplots(1, 2, sharey=True)
     for number, row in enumerate(rows):
-        name, (marker, _) = _pretrained_model(row.recipe), _FAMILIES["ResNet" if "R50" in row.recipe.upper() else "ViT"]
+        name, (marker, _) = (
+            _pretrained_model(row.recipe),
+            _FAMILIES["ResNet" if "R50" in row.recipe.upper() else "ViT"],
+        )
         for panel, x in ((flops, _exaflops(row)), (speed, speeds.get(name))):
             if x is not None:
                 _point(panel, x, row.accuracies[0], marker, SERIES[number])
@@ -181,9 +193,7 @@ def draw_figure_13(ours: OurResults, path: Path) -> Path:
         speed.set_xlim(*_around([*speeds.values()]))
     else:
         names = " ".join(_pretrained_model(row.recipe) for row in rows)
-        hint = (
-            f"no speeds:\nvitctl bench model {names}\n--resolutions 224 --json {label_text(str(ours.folder / SPEEDS))}"
-        )
+        hint = f"no speeds:\nvitctl bench model {names}\n--resolutions 224 --json {label_text(str(ours.folder / SPEEDS))}"
         speed.text(0.5, 0.5, hint, ha="center", fontsize=7, color=PALE, transform=speed.transAxes)
     figure.legend(loc="outside lower center", ncols=len(rows), fontsize=7, frameon=False)
     title = "Fig. 13: axial attention; filled: the paper (Table 8; it prints no other), hollow: ours"

@@ -19,8 +19,8 @@ from vitctl.recipe.paper import FIGURE_4_SIZES
 from vitctl.recipe.schema import Evaluate, Fewshot, Finetune, Pretrain, Recipe, TrainRecipe, Vtab
 from vitctl.recipe.write import differences
 
-# What may differ in a run that still counts as one of its recipe, beside keys that change no number. data.path may not: its
-# images cannot be checked against the data set that the recipe names.
+# What may differ in a run that still counts as one of its recipe, beside keys that change no number.
+# data.path may not: its images cannot be checked against the data set that the recipe names.
 _FREE = (
     *(*result_neutral(), "machine.precision", "evaluation.every_steps", "fewshot_probe."),
     *("seed", "finetune.seeds", "weights.source"),
@@ -108,13 +108,18 @@ def _wanted(recipe: Recipe) -> dict[str, tuple[str, str, int]]:
     if isinstance(recipe, Pretrain | Finetune):
         d = recipe.data
         train = {"num_train": (d.dataset, d.train_split, d.subset_images)}
-        masked = isinstance(recipe, Pretrain) and recipe.loss.name == "masked_patch"  # has no classes to score
+        masked = (
+            isinstance(recipe, Pretrain) and recipe.loss.name == "masked_patch"
+        )  # has no classes to score
         return train if masked or not d.eval_split else train | {"num_images": (d.dataset, d.eval_split, 0)}
     if isinstance(recipe, Evaluate):
         return {"num_images": (recipe.data.dataset, recipe.data.eval_split, 0)}
     assert isinstance(recipe, Fewshot)
     train_split, eval_split = SPLITS[recipe.data.dataset]
-    return {"num_train": (recipe.data.dataset, train_split, 0), "num_images": (recipe.data.dataset, eval_split, 0)}
+    return {
+        "num_train": (recipe.data.dataset, train_split, 0),
+        "num_images": (recipe.data.dataset, eval_split, 0),
+    }
 
 
 def _vtab_misfit(run: FinishedRun) -> str:
@@ -133,8 +138,8 @@ def _vtab_misfit(run: FinishedRun) -> str:
 def weights_misfit(run: FinishedRun, candidates: Sequence[FinishedRun]) -> tuple[FinishedRun | None, str]:
     """The run whose weights another run started from or scored, or why there is none.
 
-    They must be the weights that represent the run: the best checkpoint with select_best, else the last; the average
-    where the recipe averages.
+    They must be the weights that represent the run: the best checkpoint with select_best, else the last; the
+    average where the recipe averages.
 
     Args:
         run: that started from, or scored, stored weights.
@@ -150,7 +155,11 @@ def weights_misfit(run: FinishedRun, candidates: Sequence[FinishedRun]) -> tuple
         last, wanted = _last(source), _stands_for(source)
         taken = ((step_of(stored.parent) or 0), stored.stem) if stored is not None else (last, MODEL)
         if taken != wanted:
-            return None, f"of {source.where} it takes {_checkpoint_name(*taken)}, should be {_checkpoint_name(*wanted)}"
+            return (
+                None,
+                f"of {source.where} it takes {_checkpoint_name(*taken)}, should be "
+                f"{_checkpoint_name(*wanted)}",
+            )
         return source, ""
     return None, "its weights are of no run here that can be used"
 
@@ -167,7 +176,9 @@ def _origin(run: FinishedRun) -> tuple[str, Path]:
 
 
 def _stored(path: Path, source: FinishedRun) -> Path | None:
-    """The same file in the folder of a run that may have been moved since; None when it belongs to another run."""
+    """The same file in the folder of a run that may have been moved since; None when it belongs to another
+    run.
+    """
     parts = path.parts
     if CHECKPOINTS not in parts:
         return None

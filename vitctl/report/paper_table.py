@@ -1,4 +1,6 @@
-"""The paper's tables from the recipes: their settings, the paper's result and ours, and what each run would cost."""
+"""The paper's tables from the recipes: their settings, the paper's result and ours, and what each run would
+cost.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -45,7 +47,9 @@ class TrainingCost:
 
 @dataclass(frozen=True)
 class Accuracy:
-    """A cell: the paper's accuracy in percent and its deviation over runs, None where it prints none, and ours."""
+    """A cell: the paper's accuracy in percent and its deviation over runs, None where it prints none, and
+    ours.
+    """
 
     paper: float | None
     deviation: float | None
@@ -74,7 +78,8 @@ class SettingRow:
 
 @dataclass(frozen=True)
 class TaskRow:
-    """A row of Table 9 or Fig. 2: a task, a group or the mean of all 19, with an accuracy for each of `TABLE_9_RECIPES`.
+    """A row of Table 9 or Fig. 2: a task, a group or the mean of all 19, with an accuracy for each of
+    `TABLE_9_RECIPES`.
 
     `others` are the numbers of Fig. 2's other networks, which have no run.
     """
@@ -144,7 +149,8 @@ def _ours(number: str, recipe: str, column: str, ours: OurResults) -> Ours | Non
 
 
 def task_rows(number: str, ours: OurResults) -> list[TaskRow]:
-    """The rows of Table 9 ("9": every task and their mean), or those of Fig. 2 ("fig2": the mean, and that of each group).
+    """The rows of Table 9 ("9": every task and their mean), or those of Fig. 2 ("fig2": the mean, and that of
+    each group).
 
     The paper prints Fig. 2 as bars; its numbers here are means of those of Table 9.
     """
@@ -173,7 +179,9 @@ def setting_rows(number: str, gpu: Gpu) -> list[SettingRow]:
     """The rows of Table 1, 3 or 4, as the models and the recipes have them."""
     if number == "1":
         return [_table_1(name, size) for size, (_, names) in TABLE_1.items() for name in names]
-    return [_table_3(name, gpu) for name in TABLE_3] if number == "3" else [_table_4(name) for name in TABLE_4]
+    return (
+        [_table_3(name, gpu) for name in TABLE_3] if number == "3" else [_table_4(name) for name in TABLE_4]
+    )
 
 
 def cost_of(name: str, gpu: Gpu) -> TrainingCost:
@@ -206,7 +214,9 @@ def _table_4(name: str) -> SettingRow:
     if isinstance(r, Finetune):
         steps, rates = f"{s.total_steps:,}", ", ".join(f"{lr:g}" for lr in r.sweep.lrs or (r.optimizer.lr,))
     else:  # B.1.1 has two rates and two schedules, of which Table 4 prints one, which the recipe uses
-        steps = ", ".join(f"{n:,}" + " (ours)" * (n != s.total_steps) for n in r.vtab.sweep_steps or (s.total_steps,))
+        steps = ", ".join(
+            f"{n:,}" + " (ours)" * (n != s.total_steps) for n in r.vtab.sweep_steps or (s.total_steps,)
+        )
         tried = r.vtab.sweep_lrs or (r.optimizer.lr,)
         rates = ", ".join(f"{lr:g}" + " (ours)" * (lr != r.optimizer.lr) for lr in tried)
     return SettingRow(name, (steps, rates, str(s.batch_size), str(r.data.image_size)), None)

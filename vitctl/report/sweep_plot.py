@@ -14,7 +14,8 @@ _LOG_RATIO = 8  # a range wider than this gets a logarithmic axis
 
 
 def draw_sweep(groups: Sequence[Group], metric: str, title: str, out: Path) -> Path:
-    """Write OUT/sweep.png: accuracy in percent, other numbers as they are; bars are one standard deviation over seeds.
+    """Write OUT/sweep.png: accuracy in percent, other numbers as they are; bars are one standard deviation
+    over seeds.
 
     Args:
         groups: finished runs, at least one.
@@ -52,11 +53,15 @@ def numeric_axis(groups: Sequence[Group]) -> str:
 def _lines(axes: Any, groups: Sequence[Group], axis: str, scale: float, label: str) -> None:
     recipes = list(dict.fromkeys(group.recipe for group in groups))
     for number, recipe in enumerate(recipes):
-        own = sorted((group for group in groups if group.recipe == recipe), key=lambda group: group.varied[axis])
+        own = sorted(
+            (group for group in groups if group.recipe == recipe), key=lambda group: group.varied[axis]
+        )
         colour = SERIES[number % len(SERIES)]
         x, y = [group.varied[axis] for group in own], [scale * group.mean for group in own]
         error = [scale * group.std for group in own]
-        axes.errorbar(x, y, error, color=colour, marker="o", markersize=4, linewidth=1.4, label=Path(recipe).stem)
+        axes.errorbar(
+            x, y, error, color=colour, marker="o", markersize=4, linewidth=1.4, label=Path(recipe).stem
+        )
     values = sorted({group.varied[axis] for group in groups})
     if values[0] > 0 and values[-1] / values[0] >= _LOG_RATIO:
         axes.set_xscale("log")

@@ -73,7 +73,9 @@ def outcome(folder: Path, recipe: str, varied: Mapping[str, Any], metric: str, e
     result = read_result(folder)
     records = read_records(folder / LOG)
     steps = [record for record in records if record.get("kind") == "train"]
-    numbers = _logged(records) | _numbers(result.metrics) if result is not None and result.status == "done" else {}
+    numbers = (
+        _logged(records) | _numbers(result.metrics) if result is not None and result.status == "done" else {}
+    )
     status = "failed" if error else result.status if result is not None else "stopped" if steps else "waiting"
     return Outcome(
         folder.name,
@@ -131,11 +133,14 @@ def write_sweep_table(out: Path, outcomes: Sequence[Outcome]) -> None:
 
 
 def _logged(records: Sequence[Record]) -> dict[str, float]:
-    """Numbers from the log that the result may lack: the best of all evaluations, and the last few-shot accuracies.
+    """Numbers from the log that the result may lack: the best of all evaluations, and the last few-shot
+    accuracies.
 
     Few-shot accuracies in the result override them: they are those of the checkpoint that represents the run.
     """
-    scores = [record["accuracy"] for record in records if record.get("kind") == "evaluate" and "accuracy" in record]
+    scores = [
+        record["accuracy"] for record in records if record.get("kind") == "evaluate" and "accuracy" in record
+    ]
     best = {"best_accuracy": max(scores)} if scores else {}
     probed = [r for r in records if r.get("kind") == "fewshot" and {"shots", "accuracy"} <= r.keys()]
     return best | {f"{r['shots']}-shot": r["accuracy"] for r in probed}
@@ -147,7 +152,8 @@ def _seconds(steps: Sequence[Record]) -> float | None:
         return None
     samples = [0, *(record["samples"] for record in steps)]
     spent: list[float] = [
-        (now - before) / r["images_per_second"] for before, now, r in zip(samples, samples[1:], steps, strict=False)
+        (now - before) / r["images_per_second"]
+        for before, now, r in zip(samples, samples[1:], steps, strict=False)
     ]
     return round(sum(spent), 1)
 

@@ -36,7 +36,9 @@ def plain_axes(axes: Any) -> None:
 
 
 def label_text(text: str) -> str:
-    """Names of files, classes and recipes as a label: dollar signs are no formula, control characters are escaped."""
+    """Names of files, classes and recipes as a label: dollar signs are no formula, control characters are
+    escaped.
+    """
     return one_line(text).replace("$", r"\$")
 
 

@@ -1,5 +1,5 @@
-"""HTTP client: redirects, status codes, retries. Time and size of a response are limited from its first byte, so that a response
-that trickles in slowly times out as one that stalls does.
+"""HTTP client: redirects, status codes, retries. Time and size of a response are limited from its first byte,
+so that a response that trickles in slowly times out as one that stalls does.
 """
 
 import http.client
@@ -44,7 +44,10 @@ _MAX_DIGITS = 18
 
 
 class _LimitedSocket(io.RawIOBase):
-    """The bytes of a socket. The timeout of the socket limits each read; this class limits all reads in total."""
+    """The bytes of a socket.
+
+    The timeout of the socket limits each read; this class limits all reads in total.
+    """
 
     def __init__(self, raw: io.RawIOBase) -> None:
         self._raw, self._began, self._received = raw, time.monotonic(), 0
@@ -54,7 +57,10 @@ class _LimitedSocket(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int | None:
-        """Read into a buffer. Raises TimeoutError where the transfer is too slow, OSError after too many bytes."""
+        """Read into a buffer.
+
+        Raises TimeoutError where the transfer is too slow, OSError after too many bytes.
+        """
         seconds = time.monotonic() - self._began
         if seconds > HTTP_SECONDS.limit + self._received / HTTP_SLOWEST.limit:
             raise TimeoutError(f"too slow, {self._received:,} bytes in {seconds:.0f} s")
@@ -105,14 +111,17 @@ def parse_num_bytes(text: str | None) -> int | None:
 
 
 class TransientError(Exception):
-    """A failure that a retry may cure; `pause_seconds` is the server's Retry-After, `attempts` limits the caller's attempts."""
+    """A failure that a retry may cure; `pause_seconds` is the server's Retry-After, `attempts` limits the
+    caller's attempts.
+    """
 
     def __init__(self, text: str, pause_seconds: float = 0.0, attempts: int = sys.maxsize) -> None:
         super().__init__(text)
         self.pause_seconds, self.attempts = pause_seconds, attempts
 
     def pause(self, failures: int) -> None:
-        """Wait before the next attempt: exponential backoff with jitter, at least the server's Retry-After, within a limit.
+        """Wait before the next attempt: exponential backoff with jitter, at least the server's Retry-After,
+        within a limit.
 
         Args:
             failures: failed attempts so far, from 1.
@@ -123,7 +132,8 @@ class TransientError(Exception):
 
 @dataclass(frozen=True)
 class Client:
-    """Opens files over HTTP; failures are raised as the error types of the caller. No message holds a query or a token.
+    """Opens files over HTTP; failures are raised as the error types of the caller. No message holds a query
+    or a token.
 
     Args:
         error: for permanent failures.
@@ -134,7 +144,8 @@ class Client:
     missing: type[VitctlError]
 
     def open(self, url: str, headers: Mapping[str, str], *, name: str = "") -> Response:
-        """Send a GET request; returns a response of status 200, 206, 304 (not modified) or 416 (no such range).
+        """Send a GET request; returns a response of status 200, 206, 304 (not modified) or 416 (no such
+        range).
 
         The headers of the response include the `X-Linked-ETag` of a redirect.
 
@@ -172,7 +183,9 @@ class Client:
         return cast(Response, response)
 
     def _status_error(self, name: str, error: HTTPError, url: str) -> Exception:
-        """The error to raise for a status other than success; the server's own words may repeat what it was sent."""
+        """The error to raise for a status other than success; the server's own words may repeat what it was
+        sent.
+        """
         phrase = next((one.phrase for one in HTTPStatus if one == error.code), "")
         text = f"the server answers {error.code} {phrase}".rstrip()
         if error.code in _TRANSIENT:
@@ -184,7 +197,8 @@ class Client:
         if _is_hub(url):
             return self.error(f"{name}: {text}; what is private or gated on Hugging Face needs HF_TOKEN set")
         return self.error(
-            f"{name}: {text}; if the address needs a query (?...), which is never stored, give it again with the option, or in "
+            f"{name}: {text}; if the address needs a query (?...), which is never stored, give it again with "
+            f"the option, or in "
             f"{VARIABLE}"
         )
 
@@ -196,7 +210,9 @@ def _is_hub(url: str) -> bool:
 def _connection_error(error: Exception, host: str | None) -> TransientError:
     if isinstance(getattr(error, "reason", error), socket.gaierror):
         lookups = sys.maxsize if host in _FOUND else _LOOKUPS
-        return TransientError(f"the host {host} cannot be found; check the address and the network", attempts=lookups)
+        return TransientError(
+            f"the host {host} cannot be found; check the address and the network", attempts=lookups
+        )
     return TransientError((isinstance(error, OSError) and str(error)) or type(error).__name__)
 
 
@@ -214,7 +230,9 @@ class _Redirects(HTTPRedirectHandler):
 
     http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302
 
-    def redirect_request(self, req: Request, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Request | None:
+    def redirect_request(
+        self, req: Request, fp: Any, code: int, msg: str, headers: Any, newurl: str
+    ) -> Request | None:
         text = check(split(newurl, self.client.error)[0], self.client.error)
         self.host = urlsplit(text).hostname
         if self.host in LOOPBACK and urlsplit(req.full_url).hostname not in LOOPBACK:
@@ -243,8 +261,13 @@ def read_chunks(response: Response, skip: int = 0) -> Iterator[bytes]:
 
 
 def content_range(response: Response) -> tuple[int, int | None] | None:
-    """Content-Range of a response of status 206: first byte, and size of the whole file (None: unknown). None: no such header."""
-    found = re.fullmatch(r"bytes (\d{1,18})-\d{1,18}/(\d{1,18}|\*)", response.headers.get("Content-Range", ""))
+    """Content-Range of a response of status 206: first byte, and size of the whole file (None: unknown).
+
+    None: no such header.
+    """
+    found = re.fullmatch(
+        r"bytes (\d{1,18})-\d{1,18}/(\d{1,18}|\*)", response.headers.get("Content-Range", "")
+    )
     return None if found is None else (int(found[1]), parse_num_bytes(found[2]))
 
 

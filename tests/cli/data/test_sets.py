@@ -48,7 +48,10 @@ def test_check__a_set_that_is_not_the_benchmarks(vitctl: Vitctl, root: Path) -> 
     said = vitctl("data", "check", "dtd", "--root", root)
     assert said.code == 2
     assert "NO MATCH: train800" in " ".join(said.out.split())
-    assert said.err == f"vitctl: {root}: not the benchmark's images: dtd; make them again from the original files\n"
+    assert (
+        said.err
+        == f"vitctl: {root}: not the benchmark's images: dtd; make them again from the original files\n"
+    )
 
 
 def test_check__no_folder_and_no_set(vitctl: Vitctl) -> None:
@@ -56,7 +59,9 @@ def test_check__no_folder_and_no_set(vitctl: Vitctl) -> None:
     assert (said.code, said.err.count("\n")) == (2, 1)
     assert said.err.startswith("vitctl: dtt: no such folder; no data set is called 'dtt'; did you mean dtd")
     said = vitctl("data", "check", "some/where")
-    assert said.err.startswith("vitctl: some/where: no such folder; should be a folder of shards, or a known data set")
+    assert said.err.startswith(
+        "vitctl: some/where: no such folder; should be a folder of shards, or a known data set"
+    )
 
 
 def test_prepare__then_check_then_use(vitctl: Vitctl, tmp_path: Path) -> None:
@@ -81,7 +86,10 @@ def test_prepare__vtab_takes_what_is_there(vitctl: Vitctl, root: Path) -> None:
     assert said.out.splitlines()[0] == "ready: dtd, 1,880 train, 1,880 validation, 1,880 test"
     assert "18 of 19 tasks are not in" in said.out
     said = vitctl("data", "prepare", "vtab")
-    assert (said.code, said.err) == (2, "vitctl: nothing of VTAB is in data/originals; see `vitctl data list`\n")
+    assert (said.code, said.err) == (
+        2,
+        "vitctl: nothing of VTAB is in data/originals; see `vitctl data list`\n",
+    )
 
 
 @pytest.mark.parametrize("form", ["files", "shards"])
@@ -101,7 +109,8 @@ def test_export_vtab1k__nothing_to_export(vitctl: Vitctl) -> None:
     said = vitctl("data", "export-vtab1k", "out")
     assert (said.code, said.err) == (
         2,
-        "vitctl: data: holds none of VTAB's data sets; make them with `vitctl data prepare NAME --root data`\n",
+        "vitctl: data: holds none of VTAB's data sets; make them with `vitctl data prepare NAME "
+        "--root data`\n",
     )
     said = vitctl("data", "export-vtab1k", "out", "--task", "mnist")
     assert said.err.startswith("vitctl: --task mnist: not a task of VTAB; known: caltech101, ")

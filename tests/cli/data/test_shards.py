@@ -81,7 +81,9 @@ def many(root: Path, number: int = 1200, bad: int = -1) -> Path:
     picture, file = Image.new("RGB", (4, 4)), io.BytesIO()
     picture.save(file, "PNG")
     torn = file.getvalue()[:45]
-    items = [Item(f"k{n}", n % 2, partial(bytes, torn if n == bad else file.getvalue())) for n in range(number)]
+    items = [
+        Item(f"k{n}", n % 2, partial(bytes, torn if n == bad else file.getvalue())) for n in range(number)
+    ]
     write_split(items, root / "train", ("a", "b"), seed=0, source_text="", max_samples=500)
     return root / "train"
 
@@ -89,7 +91,11 @@ def many(root: Path, number: int = 1200, bad: int = -1) -> Path:
 def test_check__decodes_every_image_and_quick_says_that_it_does_not(vitctl: Vitctl, tmp_path: Path) -> None:
     many(tmp_path / "out")
     said = vitctl("data", "check", "out", "--accept-labels")  # one picture in both classes
-    assert (said.code, "1,200 decoded, 0 problem(s)" in said.out, "nothing is damaged" in said.out) == (0, True, True)
+    assert (said.code, "1,200 decoded, 0 problem(s)" in said.out, "nothing is damaged" in said.out) == (
+        0,
+        True,
+        True,
+    )
     many(tmp_path / "bad", 2400, bad=7)
     found = vitctl("data", "check", "bad")
     assert (found.code, "k7" in found.out) == (2, True)
@@ -208,7 +214,10 @@ def test_shards__workers_and_smaller_photographs(vitctl: Vitctl, tmp_path: Path)
         Image.new("RGB", (90, 40), (number * 30, 9, 9)).save(path)
     for workers, out in ((0, "one"), (2, "two")):
         assert vitctl("data", "shards", "photos", out, "--workers", workers, "--max-samples", 2).code == 0
-    files = [{path.name: path.read_bytes() for path in (tmp_path / out / "train").iterdir()} for out in ("one", "two")]
+    files = [
+        {path.name: path.read_bytes() for path in (tmp_path / out / "train").iterdir()}
+        for out in ("one", "two")
+    ]
     assert len(files[0]) == 5 and files[0] == files[1]
     assert vitctl("data", "shards", "photos", "small", "--max-side", 45, "--quality", 80).code == 0
     source = open_shards(tmp_path / "small/train")
@@ -234,7 +243,9 @@ def test_shards__goes_on_when_the_same_line_is_typed_again(
 
 def test_check__tells_of_images_that_are_there_twice(vitctl: Vitctl, tmp_path: Path) -> None:
     plant(tmp_path / "photos")
-    (tmp_path / "photos/train/cat [b16]/again.png").write_bytes((tmp_path / "photos/train/dog/1.png").read_bytes())
+    (tmp_path / "photos/train/cat [b16]/again.png").write_bytes(
+        (tmp_path / "photos/train/dog/1.png").read_bytes()
+    )
     assert vitctl("data", "shards", "photos", "out").code == 0
     assert vitctl("data", "check", "out").code == 2  # it has two labels
     said = vitctl("data", "check", "out", "--accept-labels")
@@ -265,7 +276,10 @@ def test_show__writes_a_page(vitctl: Vitctl, tmp_path: Path) -> None:
         assert page.format == "PNG"
     said = vitctl("data", "show", "out", "more.png", "--augmented", "--res", 16)
     assert (said.code, said.out) == (0, "6 images in more.png\n")
-    assert vitctl("data", "show", "out", "page.jpg").err == "vitctl: page.jpg: should be the name of a .png file\n"
+    assert (
+        vitctl("data", "show", "out", "page.jpg").err
+        == "vitctl: page.jpg: should be the name of a .png file\n"
+    )
     assert (
         vitctl("data", "show", "out", "x.png", "--split", "val").err
         == "vitctl: out: has no split 'val'; found: train, test\n"
@@ -284,14 +298,16 @@ def test_dedup__shows_then_leaves_out(vitctl: Vitctl, tmp_path: Path) -> None:
     assert (tmp_path / "report/matches.csv").exists() and (tmp_path / "report/pairs_000.png").exists()
     assert len(open_shards(tmp_path / "out/train")) == 6
     said = vitctl(*line, "--apply")
-    assert "5 images are left out from now on; remove out/train/excluded.json to include them again" in said.out
+    assert (
+        "5 images are left out from now on; remove out/train/excluded.json to include them again" in said.out
+    )
     assert "report: report-2" in said.out and (tmp_path / "report-2/matches.csv").exists()
     source = open_shards(tmp_path / "out/train")
     assert [source.key(n) for n in range(len(source))] == ["dog/1.png"]
     said = vitctl("data", "dedup", "out", "--against", "out/train")
     assert (
-        said.err
-        == "vitctl: --against out/train: is the split itself; leave --against out to look for duplicates in it\n"
+        said.err == "vitctl: --against out/train: is the split itself; leave --against out to look for "
+        "duplicates in it\n"
     )
 
 
@@ -347,14 +363,20 @@ def png(seed: int) -> bytes:
     return file.getvalue()
 
 
-def test_shards__into_a_folder_with_another_train_writes_no_test_beside_it(vitctl: Vitctl, tmp_path: Path) -> None:
+def test_shards__into_a_folder_with_another_train_writes_no_test_beside_it(
+    vitctl: Vitctl, tmp_path: Path
+) -> None:
     for name, splits in (("a", ("",)), ("b", ("train/", "test/"))):
         for number, split in enumerate(splits):
             for label in ("cat", "dog"):
                 for image in range(4):
                     path = tmp_path / name / f"{split}{label}" / f"{image}.png"
                     path.parent.mkdir(parents=True, exist_ok=True)
-                    colour = (40 * image, 90 * number, 200 if label == "cat" else 10 + len(name) * 7 + ord(name))
+                    colour = (
+                        40 * image,
+                        90 * number,
+                        200 if label == "cat" else 10 + len(name) * 7 + ord(name),
+                    )
                     Image.new("RGB", (8, 8), colour).save(path)
     assert vitctl("data", "shards", tmp_path / "a", tmp_path / "out").code == 0
     said = vitctl("data", "shards", tmp_path / "b", tmp_path / "out")
@@ -372,7 +394,9 @@ def test_shards__a_split_of_a_table_stays_in_the_folder(vitctl: Vitctl, tmp_path
     said = vitctl("data", "shards", "a.csv", "out")
     assert said.code == 2 and "a.csv" in said.err and name in said.err and said.err.count("\n") == 1
     assert not (tmp_path / "out" / "train").exists()
-    assert {path.name for path in tmp_path.parent.iterdir()} | {path.name for path in tmp_path.iterdir()} == before
+    assert {path.name for path in tmp_path.parent.iterdir()} | {
+        path.name for path in tmp_path.iterdir()
+    } == before
 
 
 def _save(path: Path, seed: int, size: int = 64) -> None:
@@ -381,12 +405,18 @@ def _save(path: Path, seed: int, size: int = 64) -> None:
     Image.fromarray(noise).resize((64, 64), Image.Resampling.BICUBIC).resize((size, size)).save(path)
 
 
-def test_check__the_same_image_in_two_classes_is_refused_unless_accepted(vitctl: Vitctl, tmp_path: Path) -> None:
+def test_check__the_same_image_in_two_classes_is_refused_unless_accepted(
+    vitctl: Vitctl, tmp_path: Path
+) -> None:
     for seed, name in enumerate(
         ("train/cat/a", "train/cat/b", "train/dog/c", "train/dog/d", "test/cat/t", "test/dog/u")
     ):
         _save(tmp_path / f"photos/{name}.png", seed)
-    for copy, of in (("train/dog/a2", "train/cat/a"), ("test/dog/b2", "train/cat/b"), ("train/dog/d2", "train/dog/d")):
+    for copy, of in (
+        ("train/dog/a2", "train/cat/a"),
+        ("test/dog/b2", "train/cat/b"),
+        ("train/dog/d2", "train/dog/d"),
+    ):
         shutil.copy(tmp_path / f"photos/{of}.png", tmp_path / f"photos/{copy}.png")
     vitctl("data", "shards", "photos", "out")
     said = vitctl("data", "check", "out")

@@ -71,12 +71,17 @@ def stored(config: Config, folder: Path, **meta: Any) -> Path:
         for name, tensor in build(config).state_dict().items()
     }
     folder.mkdir(parents=True)
-    write_weights(Weights(config, state, {**META, "image_size": config.image_size, **meta}), folder, "safetensors")
+    write_weights(
+        Weights(config, state, {**META, "image_size": config.image_size, **meta}), folder, "safetensors"
+    )
     return folder
 
 
 def test_google__the_authors_layout_goes_the_whole_way(vitctl: Vitctl, photos: Path, tmp_path: Path) -> None:
-    """A stand-in for ViT-L_16.npz: its names, 14x14 patches of 16 pixels and a class token. NumPy reads the file by itself."""
+    """A stand-in for ViT-L_16.npz: its names, 14x14 patches of 16 pixels and a class token.
+
+    NumPy reads the file by itself.
+    """
     shapes = dict(google_reference.transformer_shapes(24, 3, 40, 2, 196, (16, 16, 3), 5, rep=24))
     published = google_reference.draw(shapes)
     np.savez(tmp_path / "ViT-L_16.npz", **published)  # type: ignore[arg-type]
@@ -88,7 +93,9 @@ def test_google__the_authors_layout_goes_the_whole_way(vitctl: Vitctl, photos: P
     assert (found["name"], found["missing"]) == ("ViT-L_16", {})
     filters = published["embedding/kernel"].reshape(-1, 24).T.astype(np.float64)
     variances = np.linalg.eigvalsh(np.cov(filters, rowvar=False))[::-1]
-    np.testing.assert_allclose(found["filters"]["explained_variance"], (variances / variances.sum())[:23], atol=1e-6)
+    np.testing.assert_allclose(
+        found["filters"]["explained_variance"], (variances / variances.sum())[:23], atol=1e-6
+    )
     table = published["Transformer/posembed_input/pos_embedding"][0, 1:].astype(np.float64)
     table /= np.linalg.norm(table, axis=1, keepdims=True)
     cosines = (table @ table.T).reshape(14, 14, 14, 14)
@@ -114,14 +121,19 @@ def test_run__on_a_split(vitctl: Vitctl, pretrained: Path, tiny_data: Path, tmp_
     assert drawn(tmp_path / "one") == [*ALL, "rollout_sheet"]
     found = numbers(tmp_path / "one")
     [of_run] = found["weights"]
-    assert found["images"]["num_images"] == len(found["images"]["names"]) == len(found["images"]["labels"]) == 9
+    assert (
+        found["images"]["num_images"] == len(found["images"]["names"]) == len(found["images"]["labels"]) == 9
+    )
     assert found["images"]["from"].endswith(" train")
     assert 0 < of_run["pooling"]["nearest_class_mean"]["class_token"]["total"] <= 9
     assert vitctl(*line, "--split", "train", "--out", "again").code == 0
     for path in (tmp_path / "one").iterdir():
         assert path.read_bytes() == (tmp_path / "again" / path.name).read_bytes(), path.name
     assert (
-        vitctl(*line, "--num-images", 1, "--seed", 3, "--set", "machine.precision=float64", "--out", "scored").code == 0
+        vitctl(
+            *line, "--num-images", 1, "--seed", 3, "--set", "machine.precision=float64", "--out", "scored"
+        ).code
+        == 0
     )
     scored = numbers(tmp_path / "scored")
     assert scored["images"]["from"].endswith(" test")  # the split that evaluate scores
@@ -161,7 +173,11 @@ def test_run__on_a_split(vitctl: Vitctl, pretrained: Path, tiny_data: Path, tmp_
             ["attention_distance", "filters", "position_similarity", "rollout"],
             ["the network has no class token"],
         ),
-        ("no position", ["attention_distance", "filters", "pooling", "rollout"], ["built without position embedding"]),
+        (
+            "no position",
+            ["attention_distance", "filters", "pooling", "rollout"],
+            ["built without position embedding"],
+        ),
         ("hybrid", ALL, []),
         ("relative", ALL, []),
         ("2d every layer", ALL, []),
@@ -184,13 +200,20 @@ def test_families__have_their_parts_and_say_why_not(
 def test_several__side_by_side(vitctl: Vitctl, tmp_path: Path) -> None:
     for name in ("vit", "2d", "no position", "relative"):
         stored(TINY[name], tmp_path / name)
-    said = vitctl("inspect", *(word for name in ("vit", "2d", "no position", "relative") for word in ("--from", name)))
+    said = vitctl(
+        "inspect", *(word for name in ("vit", "2d", "no position", "relative") for word in ("--from", name))
+    )
     assert (said.code, said.err) == (0, "")
     assert drawn(tmp_path / "inspect") == ["position_similarity"]
     assert drawn(tmp_path / "inspect" / "no_position") == ["filters"]
     for name in ("vit", "2d", "relative"):
         assert drawn(tmp_path / "inspect" / name) == ["filters", "position_similarity"]
-    assert [one["name"] for one in numbers(tmp_path / "inspect")["weights"]] == ["vit", "2d", "no position", "relative"]
+    assert [one["name"] for one in numbers(tmp_path / "inspect")["weights"]] == [
+        "vit",
+        "2d",
+        "no position",
+        "relative",
+    ]
     assert "needs images: name files or folders, or a split with --data" in " ".join(said.out.split())
 
 
@@ -215,7 +238,10 @@ def test_predictions__are_those_of_the_network(vitctl: Vitctl, photos: Path, tmp
 def test_res__gives_a_finer_grid(vitctl: Vitctl, photos: Path, tmp_path: Path) -> None:
     stored(TINY["vit"], tmp_path / "weights")
     assert (
-        vitctl("inspect", "--from", "weights", photos, "--res", 48, "--precision", "float64", "--out", "out").code == 0
+        vitctl(
+            "inspect", "--from", "weights", photos, "--res", 48, "--precision", "float64", "--out", "out"
+        ).code
+        == 0
     )
     found = numbers(tmp_path / "out")
     assert found["precision"] == "float64"
@@ -227,7 +253,9 @@ def test_numbers__of_a_list_stand_on_one_line(vitctl: Vitctl, photos: Path, tmp_
     stored(TINY["vit"], tmp_path / "weights")
     assert vitctl("inspect", "--from", "weights", photos, "--out", "out").code == 0
     lines = (tmp_path / "out" / "inspect.json").read_text().splitlines()
-    assert not [line for line in lines if line.strip().rstrip(",").replace(".", "").replace("-", "").isdigit()]
+    assert not [
+        line for line in lines if line.strip().rstrip(",").replace(".", "").replace("-", "").isdigit()
+    ]
     assert len(lines) < 300
 
 
@@ -245,7 +273,10 @@ def bad_lines() -> dict[str, tuple[list[str], str]]:
         "no image in it": (["empty"], "vitctl: empty: holds no images"),
         "a damaged image": (["bad.jpg"], "vitctl: bad.jpg: cannot be used (not an image: "),
         "out is a file": (["photos", "--out", "bad.jpg"], "vitctl: bad.jpg: "),
-        "empty --from": (["photos", "--from", ""], "vitctl: --from '': is empty; give a value, or leave --from out"),
+        "empty --from": (
+            ["photos", "--from", ""],
+            "vitctl: --from '': is empty; give a value, or leave --from out",
+        ),
         "no such weights": (["photos", "--from", "nowhere"], "vitctl: nowhere: "),
     }
 

@@ -120,10 +120,13 @@ def test_shards__all_bad_images_are_named_and_skipped_on_request(vitctl: Vitctl,
     said = vitctl("data", "shards", "photos", "out")
     assert said.code == 2
     assert said.err == (
-        "vitctl: photos: 6 image(s) cannot be used, listed above; nothing was written; correct the files, or type: "
+        "vitctl: photos: 6 image(s) cannot be used, listed above; nothing was written; correct the files, "
+        "or type: "
         "vitctl data shards photos out --bad skip\n"
     )
-    assert [f"{name}: {reason}" for name, reason in wrong.items() if f"  {name}: {reason}" not in said.out] == []
+    assert [
+        f"{name}: {reason}" for name, reason in wrong.items() if f"  {name}: {reason}" not in said.out
+    ] == []
     assert find_splits(tmp_path / "out") == {}
     assert {name: what for name, (what, _) in listed(tmp_path / "out").items()} == dict.fromkeys(wrong, "bad")
     said = vitctl("data", "shards", "photos", "out", "--bad", "skip")
@@ -157,7 +160,9 @@ def test_shards__twins_are_refused_unless_kept(vitctl: Vitctl, tmp_path: Path, n
     plant(tmp_path / "photos", ("cat", "dog", name))
     said = vitctl("data", "shards", "photos", "out")
     assert said.code == 2 and doubt in said.out
-    assert said.err.startswith("vitctl: photos: 1 doubt(s) about classes, listed above; nothing was written; ")
+    assert said.err.startswith(
+        "vitctl: photos: 1 doubt(s) about classes, listed above; nothing was written; "
+    )
     assert vitctl("data", "shards", "photos", "out", "--keep-class", name, "--keep-class", "cat").code == 0
     assert len(open_shards(tmp_path / "out/train").class_names) == 3
 
@@ -229,7 +234,9 @@ def test_shards__what_is_no_plain_file_is_named_and_never_opened(vitctl: Vitctl,
 
 
 def test_shards__what_it_says_to_type_is_enough(vitctl: Vitctl, tmp_path: Path) -> None:
-    """A bad image, a class of bad images, an empty class, twins and a class of the test split alone: one refusal."""
+    """A bad image, a class of bad images, an empty class, twins and a class of the test split alone: one
+    refusal.
+    """
     photos = tmp_path / "photos"
     plant(photos / "train", ("cat", "Cat", "dog", "emu"))
     plant(photos / "test", ("cat", "it's"))

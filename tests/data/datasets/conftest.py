@@ -107,6 +107,8 @@ def example(features: dict[str, bytes | int | list[int]], *, packed: bool = True
         else:
             numbers = value if isinstance(value, list) else [value]
             values = b"".join(map(varint, numbers))
-            kind = field(3, field(1, values) if packed else b"".join(varint(1 << 3) + varint(n) for n in numbers))
+            kind = field(
+                3, field(1, values) if packed else b"".join(varint(1 << 3) + varint(n) for n in numbers)
+            )
         entries += field(1, field(1, name.encode()) + field(2, kind))
     return field(1, entries)

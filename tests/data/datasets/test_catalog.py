@@ -19,18 +19,28 @@ def root(tmp_path: Path) -> Path:
 
 
 def test_data_sets__hold_the_known_and_the_built_in() -> None:
-    assert set(DATA_SETS) > {row.name for row in KNOWN} | {"digits", "glyphs", "shapes", "imagenet21k", "jft300m"}
+    assert set(DATA_SETS) > {row.name for row in KNOWN} | {
+        "digits",
+        "glyphs",
+        "shapes",
+        "imagenet21k",
+        "jft300m",
+    }
 
 
 def test_read_originals__asks_for_every_image_unless_told_otherwise(root: Path) -> None:
-    with pytest.raises(DataError, match=r"not the whole of eurosat: train has 10 images, should have 27,000$"):
+    with pytest.raises(
+        DataError, match=r"not the whole of eurosat: train has 10 images, should have 27,000$"
+    ):
         read_originals("eurosat", root)
     assert len(read_originals("EuroSAT", root, allow_partial=True)["train"].items) == 10
 
 
 def test_read_originals__what_is_read_can_be_written(root: Path) -> None:
     originals = read_originals("eurosat", root, allow_partial=True)["train"]
-    index = write_split(originals.items, root / "shards", originals.class_names, seed=0, source_text=originals.source)
+    index = write_split(
+        originals.items, root / "shards", originals.class_names, seed=0, source_text=originals.source
+    )
     assert (index.num_samples, tuple(index.class_names)) == (10, eurosat.CLASS_NAMES)
 
 

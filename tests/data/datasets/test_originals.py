@@ -24,7 +24,10 @@ def test_known__every_row_says_all_there_is_to_say() -> None:
         assert row.read is not None and row.native and row.sizes, row.name
         assert set(row.sizes) <= {"train", "validation", "test"}
         assert "train" in row.sizes or row.name in TEST_ONLY
-        assert row.obtain.startswith(("Make them from ", "Make them: `vitctl data shards ")) and "\n" not in row.obtain
+        assert (
+            row.obtain.startswith(("Make them from ", "Make them: `vitctl data shards "))
+            and "\n" not in row.obtain
+        )
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,9 @@ def _gzip_bomb(path: Path) -> None:
         file.write(b"\0" * 50_000_000)
 
 
-@pytest.mark.parametrize(("name", "make"), [("a.zip", _zip_bomb), ("a.tgz", _tar_bomb), ("a.mat.gz", _gzip_bomb)])
+@pytest.mark.parametrize(
+    ("name", "make"), [("a.zip", _zip_bomb), ("a.tgz", _tar_bomb), ("a.mat.gz", _gzip_bomb)]
+)
 def test_an_archive_that_claims_too_much_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, make: Callable[[Path], None]
 ) -> None:

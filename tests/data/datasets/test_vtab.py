@@ -82,7 +82,9 @@ def test_vtab__classes_are_those_of_the_data_set(task: VtabTask) -> None:
 @pytest.mark.parametrize("task", ALL, ids=lambda task: task.name)
 def test_vtab__a_thousand_images_apart_from_the_test(task: VtabTask) -> None:
     sizes = find_data_set(task.data_set).sizes
-    (train,), (validation,), (test,) = (resolve(split, sizes) for split in (task.train800, task.val200, task.test))
+    (train,), (validation,), (test,) = (
+        resolve(split, sizes) for split in (task.train800, task.val200, task.test)
+    )
     assert train == ("train", 0, 800)
     assert validation.stop - validation.start == 200
     assert resolve(task.train, sizes) == [train, validation]
@@ -171,7 +173,9 @@ OTHER_KEYS: dict[str, dict[str, Callable[[], list[str]]]] = {
     "cifar100": {"train": ALL_KEYS["cifar100"], "test": lambda: list(map(str, range(10_000)))},
     "svhn": {"train": lambda: list(map(str, range(73_257))), "test": lambda: list(map(str, range(26_032)))},
     "eurosat": {"train": _eurosat_keys},
-    "resisc45": {"train": lambda: [f"{c}_{c}_{n:03d}.jpg" for c in resisc45.CLASS_NAMES for n in range(1, 701)]},
+    "resisc45": {
+        "train": lambda: [f"{c}_{c}_{n:03d}.jpg" for c in resisc45.CLASS_NAMES for n in range(1, 701)]
+    },
     "clevr-dist": {
         "train": ALL_KEYS["clevr-count"],
         "validation": lambda: [f"CLEVR_val_{number:06d}.png" for number in range(15_000)],

@@ -115,7 +115,9 @@ def test_export_shards__stand_in_for_the_whole_set(root: Path, tmp_path: Path) -
         assert by_key(copied) == by_key(open_split(expression, dataset="dtd", root=str(root)))
         assert source_texts(copied) == ("DTD",)
     assert check_task(TASK, tmp_path).verdict == PROVEN
-    with pytest.raises(DataError, match=r"has the splits train800, val200 and test; 'train' needs the whole data set$"):
+    with pytest.raises(
+        DataError, match=r"has the splits train800, val200 and test; 'train' needs the whole data set$"
+    ):
         open_split("train", dataset="dtd", root=str(tmp_path))
 
 

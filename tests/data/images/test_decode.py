@@ -27,7 +27,9 @@ def test_decode__lossless_formats_give_the_pixels(kind: str) -> None:
 
 def test_decode__jpeg_is_close() -> None:
     pixels = np.repeat(GREY[:, :, None], 3, axis=2)
-    assert np.abs(decode(encoded(Image.fromarray(pixels), "JPEG", quality=100)).astype(int) - pixels).max() <= 4
+    assert (
+        np.abs(decode(encoded(Image.fromarray(pixels), "JPEG", quality=100)).astype(int) - pixels).max() <= 4
+    )
 
 
 @pytest.mark.parametrize("mode", ["L", "LA", "RGBA", "1", "P"])
@@ -39,9 +41,9 @@ def test_decode__every_mode_becomes_rgb(mode: str) -> None:
 
 
 def test_decode__cmyk_jpeg_becomes_rgb() -> None:
-    assert decode(encoded(Image.new("CMYK", (8, 6), (0, 255, 255, 0)), "JPEG"))[0, 0].tolist() == pytest.approx(
-        [254, 0, 0], abs=3
-    )
+    assert decode(encoded(Image.new("CMYK", (8, 6), (0, 255, 255, 0)), "JPEG"))[
+        0, 0
+    ].tolist() == pytest.approx([254, 0, 0], abs=3)
 
 
 def test_decode__sixteen_bit_grey_keeps_the_high_byte() -> None:
@@ -62,8 +64,16 @@ CUT = encoded(Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64,
     [
         (b"", "not an image", "not an image: begins with nothing"),
         (b"hello world", "not an image", "not an image: begins with 68 65 6c 6c"),
-        (CUT[: len(CUT) // 2], "truncated", "truncated: the compressed data of the JPEG end before its last row"),
-        (encoded(Image.new("F", (4, 4)), "TIFF"), "damaged", "damaged: floating-point pixels have no known range"),
+        (
+            CUT[: len(CUT) // 2],
+            "truncated",
+            "truncated: the compressed data of the JPEG end before its last row",
+        ),
+        (
+            encoded(Image.new("F", (4, 4)), "TIFF"),
+            "damaged",
+            "damaged: floating-point pixels have no known range",
+        ),
         (encoded(Image.new("L", (64, 64)), "PPM"), "not an image", "not an image: begins with"),
     ],
 )

@@ -75,7 +75,9 @@ def test_region__of_a_reduced_jpeg_shows_the_same_part(orientation: int) -> None
 
 def test_decode__reads_xmp_where_exif_says_nothing() -> None:
     file = io.BytesIO()
-    noise().save(file, "JPEG", xmp=b'<x:xmpmeta xmlns:x="adobe:ns:meta/"><a tiff:Orientation="8"/></x:xmpmeta>')
+    noise().save(
+        file, "JPEG", xmp=b'<x:xmpmeta xmlns:x="adobe:ns:meta/"><a tiff:Orientation="8"/></x:xmpmeta>'
+    )
     assert np.array_equal(decode(file.getvalue()), by_pillow(file.getvalue()))
     assert open_picture(file.getvalue()).is_turned
 

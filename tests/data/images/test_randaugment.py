@@ -87,6 +87,7 @@ def test_train_batches__randaugment_does_not_depend_on_workers() -> None:
 @pytest.mark.parametrize("changes", [{"randaugment_layers": -1}, {"randaugment_magnitude": 31}])
 def test_train_transform__refuses_what_randaugment_has_not(changes: dict[str, int]) -> None:
     with pytest.raises(
-        DataError, match=r"randaugment_layers is .*, randaugment_magnitude .*; should be at least 0, and 0 to 30"
+        DataError,
+        match=r"randaugment_layers is .*, randaugment_magnitude .*; should be at least 0, and 0 to 30",
     ):
         TrainTransform(16, **changes)  # type: ignore[arg-type]

@@ -9,7 +9,13 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from vitctl.data.images.decode import BadSample
-from vitctl.data.images.transforms import EvalTransform, TrainTransform, area_resized, augmentation_rng, inception_box
+from vitctl.data.images.transforms import (
+    EvalTransform,
+    TrainTransform,
+    area_resized,
+    augmentation_rng,
+    inception_box,
+)
 from vitctl.errors import DataError
 
 SHAPES = [(50, 37, 24), (20, 31, 48), (24, 24, 24), (301, 200, 64)]
@@ -70,7 +76,9 @@ def test_area__is_tensorflows(size: tuple[int, int]) -> None:
     expected = np.rint(AREA[size])
     np.testing.assert_array_equal(area_resized(image, size)[..., 0], expected)
     pillow = np.asarray(Image.fromarray(image).resize(size[::-1], Image.Resampling.BOX), float)[..., 0]
-    area = F.interpolate(torch.from_numpy(image).double().permute(2, 0, 1)[None], size, mode="area")[0, 0].numpy()
+    area = F.interpolate(torch.from_numpy(image).double().permute(2, 0, 1)[None], size, mode="area")[
+        0, 0
+    ].numpy()
     assert min(np.abs(pillow - expected).max(), np.abs(area - expected).max()) > 25
 
 
@@ -100,7 +108,9 @@ def test_eval_transform__crop_is_central_and_rounds_down() -> None:
     np.testing.assert_array_equal(found.permute(1, 2, 0).numpy(), image[2:26, 2:26])
 
 
-@pytest.mark.parametrize(("height", "width", "top", "left"), [(32, 50, 4, 13), (51, 32, 13, 4), (32, 32, 4, 4)])
+@pytest.mark.parametrize(
+    ("height", "width", "top", "left"), [(32, 50, 4, 13), (51, 32, 13, 4), (32, 32, 4, 4)]
+)
 def test_eval_transform__shorter_side_keeps_the_aspect(height: int, width: int, top: int, left: int) -> None:
     image = picture(height, width)
     found = EvalTransform(24, method="shorter_side", resize=32)(image)
@@ -138,7 +148,9 @@ def test_train_transform__random_crop_reaches_every_corner() -> None:
     image = picture(10, 10)
     transform = TrainTransform(8, crop="random", resize=10, flip=False)
     found = {transform(image, augmentation_rng(0, 0, sample)).numpy().tobytes() for sample in range(300)}
-    parts = [image[top : top + 8, left : left + 8].transpose(2, 0, 1) for top in range(3) for left in range(3)]
+    parts = [
+        image[top : top + 8, left : left + 8].transpose(2, 0, 1) for top in range(3) for left in range(3)
+    ]
     assert found == {np.ascontiguousarray(part).tobytes() for part in parts}
 
 
@@ -200,7 +212,9 @@ class Scripted:
         return low + self.place
 
 
-def drawn_boxes(height: int, width: int, aspect: float, area_range: tuple[float, float]) -> list[tuple[int, int]]:
+def drawn_boxes(
+    height: int, width: int, aspect: float, area_range: tuple[float, float]
+) -> list[tuple[int, int]]:
     """Height and width of the box for every height that may be drawn; (0, 0) where another aspect is drawn."""
     found: list[tuple[int, int]] = []
     while True:
@@ -214,7 +228,9 @@ def drawn_boxes(height: int, width: int, aspect: float, area_range: tuple[float,
             return found
 
 
-def tensorflows_boxes(height: int, width: int, aspect: float, area_range: tuple[float, float]) -> list[tuple[int, int]]:
+def tensorflows_boxes(
+    height: int, width: int, aspect: float, area_range: tuple[float, float]
+) -> list[tuple[int, int]]:
     """The same from the rule of sample_distorted_bounding_box_op.cc, over all heights at once, in float64."""
     low, high = np.array(area_range) * height * width
     every = np.arange(1, 4 * (height + width))
@@ -234,7 +250,9 @@ ASPECTS = [float(np.float32(0.75 + 0.58 * (k + 0.5) / 401)) for k in range(401)]
 
 @pytest.mark.parametrize("area_range", [(0.05, 1.0), (0.08, 0.93), (0.3, 0.31)])
 @pytest.mark.parametrize(("height", "width"), [(5, 9), (16, 16), (32, 32), (31, 24), (28, 97), (224, 224)])
-def test_inception_box__is_tensorflows_for_every_draw(height: int, width: int, area_range: tuple[float, float]) -> None:
+def test_inception_box__is_tensorflows_for_every_draw(
+    height: int, width: int, area_range: tuple[float, float]
+) -> None:
     for aspect in ASPECTS:
         expected = tensorflows_boxes(height, width, aspect, area_range)
         assert drawn_boxes(height, width, aspect, area_range) == expected, aspect
@@ -248,7 +266,10 @@ def test_inception_box__rounding_is_repaired_by_one_pixel() -> None:
 
 
 def test_inception_box__mean_area_at_32_pixels() -> None:
-    shares = [[(h * w / 1024, float(h > 0)) for h, w in drawn_boxes(32, 32, aspect, (0.05, 1.0))] for aspect in ASPECTS]
+    shares = [
+        [(h * w / 1024, float(h > 0)) for h, w in drawn_boxes(32, 32, aspect, (0.05, 1.0))]
+        for aspect in ASPECTS
+    ]
     area, taken = (float(np.mean([np.mean([both[k] for both in own]) for own in shares])) for k in (0, 1))
     assert area / taken == pytest.approx(0.379, abs=5e-4)  # with what the repair saves refused: 0.387
 
@@ -266,10 +287,16 @@ def test_augmentation_rng__differs_by_every_argument() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: TrainTransform(16, crop="centre"), "crop is 'centre', should be one of: inception, random, none"),  # type: ignore
+        (
+            lambda: TrainTransform(16, crop="centre"),
+            "crop is 'centre', should be one of: inception, random, none",
+        ),  # type: ignore
         (lambda: TrainTransform(16, resample="bicubic"), "resample is 'bicubic', should be one of"),  # type: ignore
         (lambda: TrainTransform(16, resample="area"), "resample is 'area', should be one of"),  # type: ignore
-        (lambda: TrainTransform(16, crop="random"), "resize is 0, should be at least image_size, which is 16"),
+        (
+            lambda: TrainTransform(16, crop="random"),
+            "resize is 0, should be at least image_size, which is 16",
+        ),
         (lambda: EvalTransform(16, method="fit"), "method is 'fit', should be one of: square, shorter_side"),  # type: ignore
         (lambda: EvalTransform(16, resize=8), "resize is 8, should be 0 or at least image_size, which is 16"),
     ],

@@ -17,7 +17,9 @@ def photo(seed: int, *, size: tuple[int, int] = (96, 72), quality: int = 95) -> 
     """The same picture for the same seed, in any size and quality."""
     noise = np.random.default_rng(seed).integers(0, 256, (9, 12, 3), dtype=np.uint8)
     file = io.BytesIO()
-    Image.fromarray(noise).resize((96, 72), Image.Resampling.BICUBIC).resize(size).save(file, "JPEG", quality=quality)
+    Image.fromarray(noise).resize((96, 72), Image.Resampling.BICUBIC).resize(size).save(
+        file, "JPEG", quality=quality
+    )
     return file.getvalue()
 
 
@@ -39,14 +41,18 @@ def plant(root: Path) -> tuple[ShardSource, dict[str, Path]]:
 def test_compare__finds_what_was_planted_and_nothing_else(tmp_path: Path, workers: int) -> None:
     own, tests = plant(tmp_path)
     (found,) = compare(own, tests, max_bits=6, workers=workers)
-    pairs = {own.key(match.sample): (found.source.key(match.other), match.is_exact) for match in found.matches}
+    pairs = {
+        own.key(match.sample): (found.source.key(match.other), match.is_exact) for match in found.matches
+    }
     assert pairs == {"train4": ("same", True), "train11": ("small", False), "train20": ("bad", False)}
     assert found.num_exact == 1
     (exact,) = compare(own, tests, max_bits=-1, workers=workers)
     assert [own.key(match.sample) for match in exact.matches] == ["train4"]
 
 
-def test_write_report__a_table_and_the_pairs_on_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_write_report__a_table_and_the_pairs_on_pages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     own, tests = plant(tmp_path)
     found = compare(own, tests, max_bits=6)
     monkeypatch.setattr("vitctl.data.inspect.dedup._PAIRS_ON_A_PAGE", 2)
@@ -88,7 +94,11 @@ def test_compare_within__each_pair_once_and_across_sides(tmp_path: Path) -> None
     }
     found = {
         (one.own_name, one.name): [
-            ({one.own.key(match.sample), one.source.key(match.other)}, match.is_exact, one.has_other_label(match))
+            (
+                {one.own.key(match.sample), one.source.key(match.other)},
+                match.is_exact,
+                one.has_other_label(match),
+            )
             for match in one.matches
         ]
         for one in compare_within(sides, max_bits=6)

@@ -48,7 +48,9 @@ def test_near_pairs__of_many_alike_in_parts(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("vitctl.data.inspect.hamming._MAX_CANDIDATES", 7)
     a, b = np.full(10, 5, np.uint64), np.full(4, 5, np.uint64)
     rows, columns, bits = near_pairs(a, b, 2)
-    assert sorted(zip(rows.tolist(), columns.tolist(), strict=True)) == [(i, j) for i in range(10) for j in range(4)]
+    assert sorted(zip(rows.tolist(), columns.tolist(), strict=True)) == [
+        (i, j) for i in range(10) for j in range(4)
+    ]
     assert not bits.any()
     assert all(len(column) == 0 for column in near_pairs(a[:0], b, 2))
     assert all(len(column) == 0 for column in near_pairs(a, b[:0], 2))
@@ -73,7 +75,11 @@ def prints(digests: list[bytes], looks: list[int], seen: list[bool]) -> ImageHas
 def test_find_matches__the_nearest_and_exact_before_near() -> None:
     own = prints([b"a", b"b", b"c", b"d", b"e"], [0, 0, 0xFF, 2**63, 0], [True, True, True, True, False])
     others = prints([b"x", b"b", b"y"], [0b11, 0xFFFF0000, 0b1], [True, True, True])
-    assert find_matches(own, others, max_bits=2) == [Match(0, 2, 1, False), Match(1, 1, 0, True), Match(3, 2, 2, False)]
+    assert find_matches(own, others, max_bits=2) == [
+        Match(0, 2, 1, False),
+        Match(1, 1, 0, True),
+        Match(3, 2, 2, False),
+    ]
     assert find_matches(own, others, max_bits=-1) == [Match(1, 1, 0, True)]
 
 

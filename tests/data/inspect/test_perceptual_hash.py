@@ -35,7 +35,9 @@ def test_perceptual_hash__is_the_signs_of_the_lowest_frequencies() -> None:
     """Against scipy's cosine transform, at the size where nothing is resized."""
     grey = np.random.default_rng(3).integers(0, 256, (32, 32), dtype=np.uint8)
     table = dctn(grey.astype(float), norm="ortho")
-    places = sorted(((row, column) for row in range(32) for column in range(32)), key=lambda at: (sum(at), at))[1:65]
+    places = sorted(
+        ((row, column) for row in range(32) for column in range(32)), key=lambda at: (sum(at), at)
+    )[1:65]
     values = np.array([table[at] for at in places])
     bits = "".join("1" if value > np.median(values) else "0" for value in values)
     assert perceptual_hash(encode_png(grey)) == int(bits, 2)
@@ -83,7 +85,9 @@ def test_fingerprints__of_good_and_bad_images_in_order(workers: int, monkeypatch
     source = Damaged(10, 3, 32)
     found = hash_images(source, workers=workers, done=counted.append)
     assert found.has_perceptual.tolist() == [True, False, False, *[True] * 7]
-    assert found.perceptual.tolist() == [perceptual_hash(source.read(n)) if n not in (1, 2) else 0 for n in range(10)]
+    assert found.perceptual.tolist() == [
+        perceptual_hash(source.read(n)) if n not in (1, 2) else 0 for n in range(10)
+    ]
     assert len(set(found.digests.tolist())) == 10
     if workers:
         assert sum(counted) == 10

@@ -74,7 +74,10 @@ def test_verify_index__names_the_first_bad_image(make_split: MakeSplit) -> None:
     index = make_split(20, bad=(4, 9))
     report = verify_index(index, decode_images="all")
     assert report.num_problems == len(report.problems) == 2
-    assert sorted(problem.split(": ")[1:3] for problem in report.problems) == [["k4", "truncated"], ["k9", "truncated"]]
+    assert sorted(problem.split(": ")[1:3] for problem in report.problems) == [
+        ["k4", "truncated"],
+        ["k9", "truncated"],
+    ]
     assert all(str(index.folder) in problem for problem in report.problems)
 
 
@@ -89,7 +92,9 @@ def test_verify_index__one_changed_byte_is_found(make_split: MakeSplit) -> None:
     assert "shard-000001.tar: sha256 is" in report.problems[0]
 
 
-def test_verify_index__one_changed_label_is_found(make_split: MakeSplit, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verify_index__one_changed_label_is_found(
+    make_split: MakeSplit, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tables, "VERIFIED_ON_OPEN", 0)  # as of a table that opening leaves to others
     index = make_split(20)
     table = index.folder / "samples.npy"
@@ -98,7 +103,10 @@ def test_verify_index__one_changed_label_is_found(make_split: MakeSplit, monkeyp
     table.write_bytes(data)
     report = verify_index(read_index(index.folder), decode_images="none")
     assert len(report.problems) == 1
-    assert "shard-000002.tar: sample 5 of it is not where, or not labelled as, samples.npy says" in report.problems[0]
+    assert (
+        "shard-000002.tar: sample 5 of it is not where, or not labelled as, samples.npy says"
+        in report.problems[0]
+    )
 
 
 def test_verify_index__a_damaged_member_is_named(make_split: MakeSplit) -> None:
@@ -139,11 +147,15 @@ def test_verify_index__kinds_of_problems_per_file_and_the_first_of_each(make_spl
     assert report.kinds == tuple(Kind(file, "truncated", len(keys), keys[0]) for file, keys in wanted.items())
     (index.folder / index.shards[1].name).write_bytes(b"text" * 200)
     kinds = verify_index(index, decode_images="none").kinds
-    assert [(kind.file, kind.kind, kind.count) for kind in kinds] == [("shard-000001.tar", "damaged shard", 1)]
+    assert [(kind.file, kind.kind, kind.count) for kind in kinds] == [
+        ("shard-000001.tar", "damaged shard", 1)
+    ]
     assert kinds[0].first.startswith("not a whole, uncompressed tar file")
 
 
-def test_verify_index__names_images_that_are_there_twice(tmp_path: Path, tiny_png: Callable[[int], bytes]) -> None:
+def test_verify_index__names_images_that_are_there_twice(
+    tmp_path: Path, tiny_png: Callable[[int], bytes]
+) -> None:
     items = [Item(f"k{n}", 0, partial(tiny_png, n % 5)) for n in range(7)]
     index = write_split(items, tmp_path / "train", ("a",), seed=0, source_text="")
     source, report = ShardSource(index), verify_index(index)
@@ -177,5 +189,6 @@ def test_verify_index__labels_of_no_class_are_a_problem(make_split: MakeSplit) -
     report = verify_index(read_index(index.folder))
     assert len(report.class_counts) == 3
     assert any(
-        "1 of 9 images have a label that is none of 0 to 2, first number 2 (7)" in one for one in report.problems
+        "1 of 9 images have a label that is none of 0 to 2, first number 2 (7)" in one
+        for one in report.problems
     )

@@ -40,7 +40,9 @@ def batches(source: Source, order: SampleOrder, num_workers: int) -> Iterator[Ba
 
 
 def shards(source: Source, order: SampleOrder, positions: range) -> set[str]:
-    return {source.location(sample).rpartition("/")[2] for sample in order.at(np.array(positions))[1].tolist()}
+    return {
+        source.location(sample).rpartition("/")[2] for sample in order.at(np.array(positions))[1].tolist()
+    }
 
 
 def fetched(faults: Faults) -> Counter[str]:

@@ -83,6 +83,13 @@ def test_batches__more_than_are_read_at_once_come_in_order() -> None:
     """Groups of 16 images are begun together; 20 make one and a part of one."""
     [whole] = batches(0, 1)
     source, order, transform = SyntheticSource(99, 3, 16), Order(99, 0), TrainTransform(16)
-    sizes = {"batch_size": 40, "micro_batch": 1, "rank": 0, "num_processes": 1, "first_step": 0, "num_workers": 0}
+    sizes = {
+        "batch_size": 40,
+        "micro_batch": 1,
+        "rank": 0,
+        "num_processes": 1,
+        "first_step": 0,
+        "num_workers": 0,
+    }
     single = islice(train_batches(source, order, transform, seed=0, **sizes), 20)
     assert torch.equal(whole, torch.cat([batch.images for batch in single]))

@@ -24,7 +24,14 @@ from vitctl.errors import DataError
 
 
 def endless(source: Source) -> Iterator[Batch]:
-    sizes = {"batch_size": 10, "micro_batch": 4, "rank": 0, "num_processes": 1, "first_step": 0, "num_workers": 2}
+    sizes = {
+        "batch_size": 10,
+        "micro_batch": 4,
+        "rank": 0,
+        "num_processes": 1,
+        "first_step": 0,
+        "num_workers": 2,
+    }
     return train_batches(source, Order(len(source), 1), TrainTransform(8), seed=5, **sizes)
 
 
@@ -82,7 +89,9 @@ Chosen = SyntheticSource
 
 
 def test_workers__that_are_hit_while_they_start_do_not_stop_their_parent() -> None:
-    """As Ctrl-C hits all processes of a terminal: two that count it in the parent's pipe would make the parent leave at once."""
+    """As Ctrl-C hits all processes of a terminal: two that count it in the parent's pipe would make the
+    parent leave at once.
+    """
     process, workers = start("sys.exit(7 + flag.raised)", source=EAGER)
     assert len(workers) == 2
     assert process.wait(timeout=60) == 7
@@ -131,11 +140,15 @@ def test_workers__do_not_hold_up_an_exit() -> None:
 @pytest.mark.parametrize("held", ["held = list(islice(batches, 6))", "next(batches)"], ids=["busy", "stuck"])
 def test_workers__kill_leaves_no_process_and_no_shared_memory(held: str) -> None:
     stuck = held == "next(batches)"
-    process, workers = start("time.sleep(600)", source=STUCK if stuck else "Chosen = SyntheticSource", held=held)
+    process, workers = start(
+        "time.sleep(600)", source=STUCK if stuck else "Chosen = SyntheticSource", held=held
+    )
     assert len(workers) == 2 == len(alive(workers))
     process.kill()
     process.wait(timeout=60)
-    assert soon(lambda: not alive(workers), seconds=3)  # torch's own watch takes five, and never sees a stuck one
+    assert soon(
+        lambda: not alive(workers), seconds=3
+    )  # torch's own watch takes five, and never sees a stuck one
     assert not named_memory([process.pid, *workers])
 
 

@@ -72,7 +72,9 @@ def test_cache__refuses_what_is_not_what_the_index_says(tmp_path: Path) -> None:
     name, size, sha256 = plant(tmp_path, 7)
     cache = ShardCache(tmp_path / "cache", 5000)
     with serving(tmp_path, Faults()) as url:
-        with pytest.raises(DataError, match=r"1000 bytes with sha256 .*, its index says 1000 bytes with ffff"):
+        with pytest.raises(
+            DataError, match=r"1000 bytes with sha256 .*, its index says 1000 bytes with ffff"
+        ):
             cache.open(f"{url}/{name}", size, "f" * 64)
         with pytest.raises(DataError, match="more than 999 bytes"):
             cache.open(f"{url}/{name}", 999, sha256)
@@ -138,5 +140,7 @@ def _fetch_and_hang(cache: ShardCache, url: str, shard: tuple[str, int, str]) ->
 
 def test_cache__a_place_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(DataError, match=r"file/cache/.*: cannot be written \(Not a directory\); set VITCTL_CACHE to a"):
+    with pytest.raises(
+        DataError, match=r"file/cache/.*: cannot be written \(Not a directory\); set VITCTL_CACHE to a"
+    ):
         ShardCache(tmp_path / "file" / "cache", 3000).open("https://nowhere.example/0.tar", 1000, "0" * 64)

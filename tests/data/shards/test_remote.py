@@ -42,7 +42,9 @@ def test_stream__goes_on_where_it_stopped(tmp_path: Path) -> None:
 def test_stream__a_whole_file_needs_no_ranges_but_a_part_does(tmp_path: Path) -> None:
     with serving(tmp_path, Faults(4, short=0.4), ranges=False) as url:
         assert read_file(f"{url}/file", len(TEXT)) == TEXT
-        with pytest.raises(DataError, match=r"supports no byte ranges; read whole shards with data.cache_gib"):
+        with pytest.raises(
+            DataError, match=r"supports no byte ranges; read whole shards with data.cache_gib"
+        ):
             read_range(f"{url}/file", 5, 9)
 
 
@@ -53,7 +55,10 @@ def test_stream__gives_up_after_five_attempts_with_one_line(
     monkeypatch.setattr(http, "ATTEMPTS", 5)
     faults = Faults(0, **{fault: 1.0})
     monkeypatch.setattr(http, "PAUSE_SECONDS", 0.01)
-    with serving(tmp_path, faults) as url, pytest.raises(DataError, match=r"gave up after 5 attempts") as caught:
+    with (
+        serving(tmp_path, faults) as url,
+        pytest.raises(DataError, match=r"gave up after 5 attempts") as caught,
+    ):
         read_range(f"{url}/file", 0, 10)
     assert "\n" not in str(caught.value) and "/file: " in str(caught.value)
     assert len(faults.asked) == 5
@@ -146,7 +151,10 @@ def test_hub__addresses_are_files_on_the_hub() -> None:
     assert remote._hub_address("hf://datasets/o/n/train/a b.tar") == (
         "https://huggingface.co/datasets/o/n/resolve/main/train/a%20b.tar"
     )
-    assert remote._hub_address("hf://datasets/o/n@v1/x.tar") == "https://huggingface.co/datasets/o/n/resolve/v1/x.tar"
+    assert (
+        remote._hub_address("hf://datasets/o/n@v1/x.tar")
+        == "https://huggingface.co/datasets/o/n/resolve/v1/x.tar"
+    )
     with pytest.raises(DataError, match="should look like hf://datasets/OWNER/NAME"):
         remote._hub_address("hf://o/n")
 

@@ -55,7 +55,11 @@ def test_open_shards__a_list_beside_the_index_is_applied(make_split: MakeSplit) 
     fields = json.loads(after.pop(FILE))
     assert after == before
     assert fields["images"] == [
-        {"sample": n, "key": whole.key(n), "digest": hashlib.blake2b(whole.read(n), digest_size=16).hexdigest()}
+        {
+            "sample": n,
+            "key": whole.key(n),
+            "digest": hashlib.blake2b(whole.read(n), digest_size=16).hexdigest(),
+        }
         for n in (3, 11)
     ]
     assert fields["reason"] == "in the test set"
@@ -81,7 +85,8 @@ def test_open_split__counts_without_them(make_split: MakeSplit, tmp_path: Path) 
         ({"format": "other"}, "format is 'other', should be 'vitctl-excluded/2'"),
         (
             {"shards": "0"},
-            "made for other shards than these; make it again with `vitctl data dedup ... --apply`, or remove it",
+            "made for other shards than these; make it again with `vitctl data dedup ... --apply`, or "
+            "remove it",
         ),
         ({"rows": "0"}, "made for other shards than these"),
         ({"images": [{"sample": 2}]}, "made for other shards than these"),
@@ -93,7 +98,9 @@ def test_open_split__counts_without_them(make_split: MakeSplit, tmp_path: Path) 
         ({"images": [{"sample": n} for n in range(20)]}, "images should be different numbers"),
     ],
 )
-def test_read_exclusion__refuses(make_split: MakeSplit, change: bytes | dict[str, object], message: str) -> None:
+def test_read_exclusion__refuses(
+    make_split: MakeSplit, change: bytes | dict[str, object], message: str
+) -> None:
     index = make_split(20)
     write_exclusion(index, [1], reason="")
     path = index.folder / FILE
@@ -121,7 +128,9 @@ def repeated_keys(folder: Path, tiny_png: Callable[[int], bytes]) -> Index:
     return index_shards(sorted((folder / "train").glob("*.tar")), class_names=("a",))
 
 
-def test_dedup__leaves_out_every_image_where_keys_repeat(tmp_path: Path, tiny_png: Callable[[int], bytes]) -> None:
+def test_dedup__leaves_out_every_image_where_keys_repeat(
+    tmp_path: Path, tiny_png: Callable[[int], bytes]
+) -> None:
     index = repeated_keys(tmp_path, tiny_png)
     source = ShardSource(index)
     assert len({source.key(n) for n in range(40)}) == 20

@@ -1,4 +1,6 @@
-"""Shards are held against their digests beside the run: each once, by one process, and what could not be is said."""
+"""Shards are held against their digests beside the run: each once, by one process, and what could not be is
+said.
+"""
 
 import json
 import os
@@ -44,7 +46,9 @@ def test_verification__each_shard_once_by_one_of_the_processes(
 ) -> None:
     source = ShardSource(make_split(20))
     assert verified(tmp_path / "run", source, source, num_parts=num_parts) == Verified(1.0, ())
-    assert sorted(Path(one["path"]).name for one in records(tmp_path / "run")) == [s.name for s in source.index.shards]
+    assert sorted(Path(one["path"]).name for one in records(tmp_path / "run")) == [
+        s.name for s in source.index.shards
+    ]
 
 
 def test_verification__one_damaged_byte_is_named(make_split: MakeSplit, tmp_path: Path, capfd: Any) -> None:
@@ -75,7 +79,9 @@ def test_verification__goes_on_where_a_run_was_stopped_and_reads_again_what_chan
     assert verified(tmp_path / "run", source).share == 1
 
 
-def test_verification__only_of_the_shards_that_hold_the_samples(make_split: MakeSplit, tmp_path: Path) -> None:
+def test_verification__only_of_the_shards_that_hold_the_samples(
+    make_split: MakeSplit, tmp_path: Path
+) -> None:
     source = ShardSource(make_split(20))
     ends = np.cumsum([shard.num_samples for shard in source.index.shards])
     last = Subset(source, np.arange(ends[1], ends[2]))
@@ -103,7 +109,9 @@ def test_verification__remote_shards_count_where_the_cache_checks_them(
     index = make_split(20)
     with serving(index.folder, Faults()) as url:
         cache = ShardCache(tmp_path / "cache", 2**30) if is_cached else None
-        assert verified(tmp_path / "run", ShardSource(read_index(index.folder, url), cache)) == Verified(share, ())
+        assert verified(tmp_path / "run", ShardSource(read_index(index.folder, url), cache)) == Verified(
+            share, ()
+        )
     assert not (tmp_path / "run" / FOLDER).exists()
 
 
@@ -136,7 +144,9 @@ def test_verification__a_shard_that_changes_and_is_put_back_while_it_is_in_use(
     assert verified(tmp_path / "run", source).state == "whole"
 
 
-def test_verification__of_some_of_its_sources_and_of_one_added_later(make_split: MakeSplit, tmp_path: Path) -> None:
+def test_verification__of_some_of_its_sources_and_of_one_added_later(
+    make_split: MakeSplit, tmp_path: Path
+) -> None:
     source = ShardSource(make_split(20))
     ends = np.cumsum([shard.num_samples for shard in source.index.shards])
     parts = [Subset(source, np.array([end - 1])) for end in ends]
@@ -161,7 +171,9 @@ def test_verification__remembers_that_a_shard_was_damaged(make_split: MakeSplit,
     assert before.startswith(f"{path}: was damaged before (sha256 is ")
 
 
-def test_verification__stops_when_told_and_says_how_far_it_came(make_split: MakeSplit, tmp_path: Path) -> None:
+def test_verification__stops_when_told_and_says_how_far_it_came(
+    make_split: MakeSplit, tmp_path: Path
+) -> None:
     source = ShardSource(make_split(20))
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)  # a disk that answers never
@@ -178,11 +190,15 @@ def test_verification__stops_when_told_and_says_how_far_it_came(make_split: Make
 
 
 @pytest.mark.parametrize("what", ["a FIFO", "a device", "a folder"])
-def test_verification__something_else_in_place_of_its_records(make_split: MakeSplit, tmp_path: Path, what: str) -> None:
+def test_verification__something_else_in_place_of_its_records(
+    make_split: MakeSplit, tmp_path: Path, what: str
+) -> None:
     """It was waited for, for ever."""
     source, place = ShardSource(make_split(20)), tmp_path / "run" / FOLDER / "part_0_of_1.jsonl"
     place.parent.mkdir(parents=True)
-    {"a FIFO": os.mkfifo, "a device": lambda path: path.symlink_to("/dev/zero"), "a folder": Path.mkdir}[what](place)  # type: ignore[operator]
+    {"a FIFO": os.mkfifo, "a device": lambda path: path.symlink_to("/dev/zero"), "a folder": Path.mkdir}[
+        what
+    ](place)  # type: ignore[operator]
     with pytest.raises(DataError, match=rf"part_0_of_1.jsonl: is {what}, should be a file"):
         verified(tmp_path / "run", source)
     place.rename(place.with_name("of_another.jsonl"))
@@ -196,7 +212,8 @@ def test_hashing__ends_with_its_parent(tmp_path: Path) -> None:
         file.truncate(64 << 30)  # sparse: a minute of work
     script = (
         "import subprocess, sys, os, signal, json\n"
-        f"command = [sys.executable, '-I', {hashing.__file__!r}, {str(tmp_path / 'out')!r}, str(os.getpid())]\n"
+        f"command = [sys.executable, '-I', {hashing.__file__!r}, {str(tmp_path / 'out')!r}, "
+        f"str(os.getpid())]\n"
         "p = subprocess.Popen(command, stdin=subprocess.PIPE)\n"
         f"p.stdin.write(json.dumps([{str(big)!r}, 1, 'x', False]).encode() + b'\\n'); p.stdin.close()\n"
         "print(p.pid, flush=True); os.kill(os.getpid(), signal.SIGKILL)\n"

@@ -67,7 +67,9 @@ def test_check_labels__chunks_count_together(monkeypatch: pytest.MonkeyPatch) ->
     labels = [0] * 30
     for sample in (8, 9, 29):
         labels[sample] = 5
-    with pytest.raises(DataError, match=r"3 of 30 images .*, first number 8 \(5\) of synthetic sample 8: the index is"):
+    with pytest.raises(
+        DataError, match=r"3 of 30 images .*, first number 8 \(5\) of synthetic sample 8: the index is"
+    ):
         check_labels(labelled(labels), "test", "scoring")
 
 
@@ -81,6 +83,8 @@ def test_check_labels__through_every_view(make_split: MakeSplit) -> None:
     for view in (source, Subset(source, np.array([2, 4])), Concat((source, source))):
         with pytest.raises(DataError, match=r"label that is none of 0 to 2, first number .*shard-000000.tar"):
             check_labels(view, "train", "pixels")
-    with pytest.raises(DataError, match=r"'data\.classes': 1 of 12 images have a label that is none of 0 to 2"):
+    with pytest.raises(
+        DataError, match=r"'data\.classes': 1 of 12 images have a label that is none of 0 to 2"
+    ):
         of_classes(source, ("a", "b"))
     check_labels(Subset(source, np.array([2, 3])), "train", "training")

@@ -99,7 +99,9 @@ def test_remote_split__a_server_that_always_fails_stops_the_run_with_one_line(
         faults.shares = {"503": 1.0}
         monkeypatch.setattr(http, "ATTEMPTS", 3)
         for num_workers in (0, 2):
-            with pytest.raises(DataError, match=r"tar: the server answers 503 .*; gave up after 3 attempts") as caught:
+            with pytest.raises(
+                DataError, match=r"tar: the server answers 503 .*; gave up after 3 attempts"
+            ) as caught:
                 epoch(source, Order(40, 1), num_workers)
             assert "\n" not in str(caught.value)
             assert str(caught.value).startswith(url)
@@ -168,7 +170,9 @@ def test_read_index__refuses_addresses_that_point_outside(
 def test_locate_splits__some_shards_of_a_split(make_split: MakeSplit, tmp_path: Path) -> None:
     local = ShardSource(make_split(20))
     folder, everything = local.index.folder, contents(local)
-    (tmp_path / "list.txt").write_text(f"# two of them\n{folder}/shard-000002.tar\n\n{folder}/shard-000000.tar\n")
+    (tmp_path / "list.txt").write_text(
+        f"# two of them\n{folder}/shard-000002.tar\n\n{folder}/shard-000000.tar\n"
+    )
     with serving(folder.parent, Faults()) as url:
         for text, rows in {
             f"{folder}/shard-{{000000..000001}}.tar": [*range(14)],
@@ -186,7 +190,10 @@ def test_locate_splits__some_shards_of_a_split(make_split: MakeSplit, tmp_path: 
     [
         ("{0..1}", "names 2 files in 1 folders, should be the .tar shards of one split"),
         ("a/x.tar,b/x.tar", "names 2 files in 2 folders"),
-        ("nowhere/{0..1}.tar", r"no index.json beside these shards; .*data index 'nowhere/\{0..1\}.tar' --out"),
+        (
+            "nowhere/{0..1}.tar",
+            r"no index.json beside these shards; .*data index 'nowhere/\{0..1\}.tar' --out",
+        ),
         ("nowhere/*.tar", r"nowhere/\*.tar: no file matches this pattern"),
         ("a{0}.tar", "should be a range as"),
         ("a{0..9999999}.tar", "more than 1,000,000 names"),
@@ -214,7 +221,8 @@ def test_expand__braces_nest_side_by_side_and_keep_zeros() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["{08..11}{a,b}", "{00..127}", "x{3..0}y", "{1..10..3}", "x{a,,b}", r"a\{1,2}", "{é..,z}", "{0..0}"]
+    "text",
+    ["{08..11}{a,b}", "{00..127}", "x{3..0}y", "{1..10..3}", "x{a,,b}", r"a\{1,2}", "{é..,z}", "{0..0}"],
 )
 def test_expand__braces_are_those_of_the_shell(text: str) -> None:
     shell = subprocess.run(
@@ -239,7 +247,9 @@ def test_expand__too_many_names_are_refused_before_they_fill_the_memory(text: st
 
 @pytest.mark.parametrize("text", ["{a,{b,c}}", "{a,b}}", "}{a,b}"])
 def test_expand__braces_that_do_not_pair_up_are_refused(text: str) -> None:
-    with pytest.raises(DataError, match=r"braces within braces, or one that is not closed; list the names in @FILE"):
+    with pytest.raises(
+        DataError, match=r"braces within braces, or one that is not closed; list the names in @FILE"
+    ):
         expand(text)
 
 
@@ -260,7 +270,9 @@ def asked_for(faults: Faults) -> list[str]:
     return found
 
 
-def test_remote_index__is_renewed_by_every_command(make_split: MakeSplit, capfd: pytest.CaptureFixture[str]) -> None:
+def test_remote_index__is_renewed_by_every_command(
+    make_split: MakeSplit, capfd: pytest.CaptureFixture[str]
+) -> None:
     folder, faults = make_split(20).folder, Faults()
     with serving(folder.parent, faults) as url:
         assert len(open_split("train", path=f"{url}/train")) == 20
@@ -281,7 +293,9 @@ def test_remote_index__is_renewed_by_every_command(make_split: MakeSplit, capfd:
 
 
 @pytest.mark.parametrize("name", ["index.json", "samples.npy"])
-def test_remote_index__a_broken_copy_is_fetched_anew(make_split: MakeSplit, tmp_path: Path, name: str) -> None:
+def test_remote_index__a_broken_copy_is_fetched_anew(
+    make_split: MakeSplit, tmp_path: Path, name: str
+) -> None:
     folder = make_split(20).folder
     with serving(folder.parent, Faults()) as url:
         open_split("train", path=f"{url}/train")

@@ -47,7 +47,8 @@ def test_mixture_order__shares_are_exact_and_each_source_walks_on() -> None:
     for number, walk in enumerate(WALKS):
         mine = (samples >= begins[number]) & (samples < begins[number + 1])
         own_epochs, own_samples = walk.at(np.arange(300 * counts[number]))
-        # Within a block the order is drawn, over blocks the walk goes on: block by block the same samples come.
+        # Within a block the order is drawn, over blocks the walk goes on: block by block the same samples
+        # come.
         shape = (300, counts[number])
         found = np.sort(((samples[mine] - begins[number]) + 1000 * epochs[mine]).reshape(shape))
         assert (found == np.sort((own_samples + 1000 * own_epochs).reshape(shape))).all()

@@ -65,7 +65,9 @@ def test_order__small_sets_meet_every_permutation_equally(num_samples: int) -> N
 def test_order__position_and_sample_are_independent() -> None:
     num_samples, num_epochs = 100, 4000
     _, samples = Order(num_samples, 9).at(np.arange(num_samples * num_epochs))
-    table = np.stack([np.bincount(column, minlength=num_samples) for column in samples.reshape(num_epochs, -1).T])
+    table = np.stack(
+        [np.bincount(column, minlength=num_samples) for column in samples.reshape(num_epochs, -1).T]
+    )
     expected = num_epochs / num_samples
     assert abs(_z(float(((table - expected) ** 2 / expected).sum()), (num_samples - 1) ** 2)) < 4
 
@@ -90,7 +92,9 @@ def test_order__seeds_are_unrelated() -> None:
         assert (one == other).sum() < 10  # about one meeting is expected
 
 
-@given(st.integers(1, 700), st.integers(1, 90), st.integers(1, 9), st.integers(-5, 2**70), st.integers(0, 2**30))
+@given(
+    st.integers(1, 700), st.integers(1, 90), st.integers(1, 9), st.integers(-5, 2**70), st.integers(0, 2**30)
+)
 def test_windowed_order__every_epoch_is_a_bijection(
     num_samples: int, block_size: int, window_blocks: int, seed: int, epoch: int
 ) -> None:
@@ -139,7 +143,9 @@ def test_windowed_order__equal_shards_are_read_once_an_epoch() -> None:
 def test_windowed_order__epochs_and_seeds_differ() -> None:
     positions = np.arange(10_000)
     draws = [
-        WindowedOrder(10_000, seed, 100, 10).at(positions + epoch * 10_000)[1] for seed in (0, 1) for epoch in (0, 1)
+        WindowedOrder(10_000, seed, 100, 10).at(positions + epoch * 10_000)[1]
+        for seed in (0, 1)
+        for epoch in (0, 1)
     ]
     for one, other in itertools.combinations(draws, 2):
         assert (one == other).sum() < 10

@@ -32,7 +32,8 @@ HOLDERS: set[type] = {ShardSource, SyntheticSource, ImageFiles}
 def kinds() -> set[type]:
     """Every class of vitctl.data that can stand for a source."""
     modules = [
-        importlib.import_module(found.name) for found in pkgutil.walk_packages(vitctl.data.__path__, "vitctl.data.")
+        importlib.import_module(found.name)
+        for found in pkgutil.walk_packages(vitctl.data.__path__, "vitctl.data.")
     ]
     classes = {one for module in modules for _, one in inspect.getmembers(module, inspect.isclass)}
     ours = {one for one in classes if one.__module__.startswith("vitctl.data")}
@@ -40,8 +41,12 @@ def kinds() -> set[type]:
 
 
 def test_kinds__each_one_says_what_it_is_a_view_of() -> None:
-    assert kinds() == {*VIEWS, *HOLDERS}, "a new kind of source: say its parts, and put one into VIEWS or HOLDERS"
-    assert [one.__name__ for one in kinds() if not (hasattr(one, "parts") or "parts" in one.__annotations__)] == []
+    assert kinds() == {*VIEWS, *HOLDERS}, (
+        "a new kind of source: say its parts, and put one into VIEWS or HOLDERS"
+    )
+    assert [
+        one.__name__ for one in kinds() if not (hasattr(one, "parts") or "parts" in one.__annotations__)
+    ] == []
 
 
 @pytest.mark.parametrize("kind", VIEWS, ids=lambda kind: kind.__name__)

@@ -143,7 +143,9 @@ def test_select__refuses_nothing() -> None:
 
 
 def by_class(number_of: tuple[int, ...], spec: str, tmp_path: Path) -> tuple[list[int], list[str]]:
-    """Images of each class in a split expression over a split of so many images of each class, and their keys."""
+    """Images of each class in a split expression over a split of so many images of each class, and their
+    keys.
+    """
     items = [
         Item(f"{label}/{n}", label, partial(encode_png, np.zeros((2, 2), np.uint8)))
         for label, count in enumerate(number_of)
@@ -199,7 +201,9 @@ def test_shares_of_each_class__unlabelled_and_several_labels() -> None:
     assert sorted(_of_each_class(np.arange(5), table, 0, 50).tolist()) == [0, 2, 4]
 
 
-@pytest.mark.parametrize("spec", ["train[:5 of each class]", "train[:101% of each class]", "train[: of each]"])
+@pytest.mark.parametrize(
+    "spec", ["train[:5 of each class]", "train[:101% of each class]", "train[: of each]"]
+)
 def test_select__refuses_shares_that_are_none(spec: str, sources: Mapping[str, ShardSource]) -> None:
     with pytest.raises(DataError):
         select(spec, sources)

@@ -24,7 +24,10 @@ def test_random_subset__comes_in_storage_order_with_its_own_digest() -> None:
     source = SyntheticSource(1000, 7, 8)
     subset = random_subset(source, 300, 3)
     assert samples_of(subset) == sorted(samples_of(subset))
-    digests = {source.digest, *(random_subset(source, size, seed).digest for size in (300, 301) for seed in (3, 4))}
+    digests = {
+        source.digest,
+        *(random_subset(source, size, seed).digest for size in (300, 301) for seed in (3, 4)),
+    }
     assert len(digests) == 5
     assert random_subset(source, 300, 3).digest == subset.digest
 

@@ -46,7 +46,10 @@ def test_data__shards_without_an_index_are_indexed_once_and_that_is_said(
     assert contents(source) == inside
     assert source.class_names == ("a", "b", "c")  # which the shards tell
     assert (folder / "index.json").read_bytes() == text
-    assert sorted(path.name for path in folder.iterdir() if path.suffix != ".tar") == ["index.json", "samples.npy"]
+    assert sorted(path.name for path in folder.iterdir() if path.suffix != ".tar") == [
+        "index.json",
+        "samples.npy",
+    ]
     said = capsys.readouterr()
     assert said.out == "" and said.err.count("\n") == 1
     told = rf"{folder}: 3 shard\(s\) without an index, 0.1 MiB, are read once ... 20 images of 3 classes, \d+\.\d s\n"
@@ -70,7 +73,9 @@ ONE = "import sys; from vitctl.data.datasets.catalog import open_split; print(op
 def test_data__of_processes_that_begin_at_once_one_indexes(make_split: MakeSplit) -> None:
     folder, _, _ = without_index(make_split(600, max_samples=200))
     command = [sys.executable, "-c", ONE, str(folder)]
-    running = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(4)]
+    running = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(4)
+    ]
     said = [process.communicate() for process in running]
     assert [process.returncode for process in running] == [0] * 4
     assert {out for out, _ in said} == {read_index(folder).digest + "\n"}
@@ -128,7 +133,8 @@ def test_data__splits_side_by_side_are_not_made_one(make_split: MakeSplit) -> No
     (folder / "shard-000000.tar").rename(folder / "imagenet1k-train-0000.tar")
     (folder / "shard-000001.tar").rename(folder / "imagenet1k-validation-00.tar")
     with pytest.raises(
-        DataError, match=r"holds shards of several splits by their names \(train, validation\); give those of one"
+        DataError,
+        match=r"holds shards of several splits by their names \(train, validation\); give those of one",
     ):
         open_split("train", path=str(folder))
     assert contents(open_split("train", path=f"{folder}/imagenet1k-train-{{0000..0000}}.tar")) == inside[:10]
@@ -145,7 +151,9 @@ def test_data__a_damaged_shard_is_one_line_and_nothing_is_left(
     ) as caught:
         open_split("train", path=str(folder))
     assert "\n" not in str(caught.value)
-    assert sorted(path.name for path in folder.iterdir()) == [f"shard-{number:06d}.tar" for number in range(3)]
+    assert sorted(path.name for path in folder.iterdir()) == [
+        f"shard-{number:06d}.tar" for number in range(3)
+    ]
     assert capsys.readouterr().err.endswith("are read once ... \n")
 
 
@@ -153,21 +161,26 @@ def test_data__shards_of_webdatasets_own_writer(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     with webdataset.ShardWriter(f"{tmp_path}/mine/%04d.tar", maxcount=5, verbose=0) as writer:
         for number in range(12):
-            writer.write({"__key__": f"n{number}", "jpg": np.full((9, 9, 3), 20 * number, np.uint8), "cls": number % 4})
+            writer.write(
+                {"__key__": f"n{number}", "jpg": np.full((9, 9, 3), 20 * number, np.uint8), "cls": number % 4}
+            )
     source = open_split("mine", path=str(tmp_path / "mine"))
     assert source.class_names == ("0", "1", "2", "3")
     assert source.labels().tolist() == [number % 4 for number in range(12)]
     assert [source.key(number) for number in range(12)] == [f"n{number}" for number in range(12)]
 
 
-def test_data__a_shard_that_came_after_the_index_is_refused_and_not_left_untrained(make_split: MakeSplit) -> None:
+def test_data__a_shard_that_came_after_the_index_is_refused_and_not_left_untrained(
+    make_split: MakeSplit,
+) -> None:
     folder, _, _ = without_index(make_split(20))
     assert len(open_split("train", path=str(folder.parent))) == 20
     first = sorted(folder.glob("*.tar"))[0]
     (folder / "later.tar").write_bytes(first.read_bytes())
     for path in (folder, folder.parent):
         with pytest.raises(
-            DataError, match=r"1 shard\(s\) came after it was indexed \(such as later\.tar\); remove .*index\.json"
+            DataError,
+            match=r"1 shard\(s\) came after it was indexed \(such as later\.tar\); remove .*index\.json",
         ):
             open_split("train", path=str(path))
     (folder / "later.tar").unlink()

@@ -53,7 +53,9 @@ def test_cpu_kind__maker_and_kernels(tmp_path: Path) -> None:
 def test_exact__an_operation_without_a_deterministic_kernel_is_one_line(runtime: Runtime) -> None:
     said = "max_pool3d_backward does not have a deterministic implementation, but you set ..."
     with (
-        pytest.raises(LaunchError, match=r"max_pool3d_backward has no .* kernel .* cpu .*schedule\.lanes = 0"),
+        pytest.raises(
+            LaunchError, match=r"max_pool3d_backward has no .* kernel .* cpu .*schedule\.lanes = 0"
+        ),
         exact(runtime, 1),
     ):
         raise RuntimeError(said)
@@ -62,7 +64,9 @@ def test_exact__an_operation_without_a_deterministic_kernel_is_one_line(runtime:
     assert not torch.are_deterministic_algorithms_enabled()
 
 
-def test_processor__of_a_gpu_names_driver_and_libraries(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_processor__of_a_gpu_names_driver_and_libraries(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     line = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  550.54.15  Release Build\n"
     (tmp_path / "version").write_text(line)
     monkeypatch.setattr(module, "_NVIDIA", tmp_path / "version")

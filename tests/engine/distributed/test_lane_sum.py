@@ -40,7 +40,10 @@ def test_subtrees__any_runs_of_leaves_make_up_the_tree(count: int, data: st.Data
     cuts = sorted({0, count, *data.draw(st.lists(st.integers(0, count), max_size=5))})
     parts = [subtrees(tree, range(a, b)) for a, b in pairwise(cuts)]
     assert [leaf for part in parts for node in part for leaf in leaves(node)] == list(range(count))
-    values = {leaf: np.float32(np.random.default_rng(leaf).normal()) * np.float32(3.0**leaf) for leaf in range(count)}
+    values = {
+        leaf: np.float32(np.random.default_rng(leaf).normal()) * np.float32(3.0**leaf)
+        for leaf in range(count)
+    }
     known = {node: [torch.tensor(by_hand(node, values))] for part in parts for node in part}
     whole = added(tree, lambda node: known.get(node))
     assert whole[0].numpy().tobytes() == by_hand(tree, values).tobytes()
@@ -77,21 +80,27 @@ def sums_of_all(
 
 
 @pytest.mark.parametrize("num_processes", [1, 2, 3, 4, 5, 7, 8, 11])
-def test_gradients__every_process_gets_the_sum_by_hand(num_processes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients__every_process_gets_the_sum_by_hand(
+    num_processes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lanes, shapes = Lanes(37, 8, 2), [(3, 5), (7,), (), (2, 2, 2), (1,)]
     monkeypatch.setattr(lane_sum, "BUCKET_BYTES", 60)  # several buckets, of one tensor and of more
 
     def gradient(leaf: int) -> list[Tensor]:
         rng = np.random.default_rng(leaf)
         return [
-            torch.tensor(rng.normal(size=shape).astype(np.float32) * np.float32(10.0 ** (leaf % 5))) for shape in shapes
+            torch.tensor(rng.normal(size=shape).astype(np.float32) * np.float32(10.0 ** (leaf % 5)))
+            for shape in shapes
         ]
 
     tree = lanes.tree
     expected = [
-        by_hand(tree, {leaf: gradient(leaf)[i].numpy() for leaf in range(lanes.num_leaves)}) for i in range(len(shapes))
+        by_hand(tree, {leaf: gradient(leaf)[i].numpy() for leaf in range(lanes.num_leaves)})
+        for i in range(len(shapes))
     ]
-    straight = [sum(gradient(leaf)[i].numpy() for leaf in range(lanes.num_leaves)) for i in range(len(shapes))]
+    straight = [
+        sum(gradient(leaf)[i].numpy() for leaf in range(lanes.num_leaves)) for i in range(len(shapes))
+    ]
     assert any(a.tobytes() != np.asarray(b).tobytes() for a, b in zip(expected, straight, strict=True))
     for found in sums_of_all(lanes, num_processes, gradient, monkeypatch):
         assert [t.numpy().tobytes() for t in found] == [value.tobytes() for value in expected]

@@ -1,4 +1,6 @@
-"""Digests of a batch: the same however it is split, others where anything of it is other; against a computation in plain Python."""
+"""Digests of a batch: the same however it is split, others where anything of it is other; against a
+computation in plain Python.
+"""
 
 from itertools import pairwise
 from typing import Any
@@ -36,7 +38,11 @@ def batch(rows: np.ndarray, labels: np.ndarray | None = None) -> Batch:
     size = len(rows)
     images = torch.zeros(size, 3, 1, 1, dtype=torch.uint8)
     return Batch(
-        images, torch.from_numpy(labels), torch.ones(size), torch.from_numpy(rows[:, 0]), checksums=rows[:, 1:3]
+        images,
+        torch.from_numpy(labels),
+        torch.ones(size),
+        torch.from_numpy(rows[:, 0]),
+        checksums=rows[:, 1:3],
     )
 
 
@@ -46,8 +52,12 @@ def rows() -> np.ndarray:
     return np.random.default_rng(0).integers(0, 2**32, (11, 4))
 
 
-def digest(rows: np.ndarray, cuts: list[list[int]], labels: np.ndarray | None = None) -> tuple[list[int], list[int]]:
-    """Of a batch whose processes begin at the first number of each list, and whose micro-batches at the others."""
+def digest(
+    rows: np.ndarray, cuts: list[list[int]], labels: np.ndarray | None = None
+) -> tuple[list[int], list[int]]:
+    """Of a batch whose processes begin at the first number of each list, and whose micro-batches at the
+    others.
+    """
     peers: Any = Peers()
     ends = [cut[0] for cut in cuts[1:]] + [len(rows)]
     for cut, end in zip(cuts, ends, strict=True):
@@ -60,12 +70,16 @@ def digest(rows: np.ndarray, cuts: list[list[int]], labels: np.ndarray | None = 
 
 def test_digest__is_the_documented_sum(rows: np.ndarray) -> None:
     parts, marks = digest(rows, [[0]])
-    expected = [sum(mix(mix(int(v)) ^ mix(n + 1)) for n, v in enumerate(rows[:, part])) % WORD for part in range(4)]
+    expected = [
+        sum(mix(mix(int(v)) ^ mix(n + 1)) for n, v in enumerate(rows[:, part])) % WORD for part in range(4)
+    ]
     assert parts == expected
     assert marks == [mix(mix(mix(int(r[1])) ^ int(r[2])) ^ int(r[3])) >> 48 for r in rows]
 
 
-@pytest.mark.parametrize("cuts", [[[0, 4, 8]], [[0], [5]], [[0, 2], [3], [7, 9]], [[n] for n in range(11)]], ids=str)
+@pytest.mark.parametrize(
+    "cuts", [[[0, 4, 8]], [[0], [5]], [[0, 2], [3], [7, 9]], [[n] for n in range(11)]], ids=str
+)
 def test_digest__does_not_depend_on_how_the_batch_is_split(rows: np.ndarray, cuts: list[list[int]]) -> None:
     assert digest(rows, cuts) == digest(rows, [[0]])
 
@@ -90,7 +104,9 @@ def test_digest__tells_which_part_and_which_sample(rows: np.ndarray, part: int) 
 
 
 def test_digest__of_the_same_samples_in_another_order_is_another(rows: np.ndarray) -> None:
-    assert all(a != b for a, b in zip(digest(rows, [[0]])[0], digest(rows[::-1].copy(), [[0]])[0], strict=True))
+    assert all(
+        a != b for a, b in zip(digest(rows, [[0]])[0], digest(rows[::-1].copy(), [[0]])[0], strict=True)
+    )
 
 
 def test_norm_marks__of_the_last_bit(rows: np.ndarray) -> None:

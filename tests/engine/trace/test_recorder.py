@@ -1,4 +1,6 @@
-"""trace.bin: the marks of each step, found again by its number, also after a resume; a torn or missing one is not used."""
+"""trace.bin: the marks of each step, found again by its number, also after a resume; a torn or missing one is
+not used.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -27,7 +29,8 @@ def add(to: Recorder, step: int) -> None:
     norms = torch.arange(NORMS, dtype=torch.float64) + step / 7
     rows = batch(to.batch_size, seed=step)
     rows = type(rows)(
-        *(rows.images, rows.labels, rows.weights, rows.samples), checksums=rows.labels.numpy()[:, None] + [[1, step]]
+        *(rows.images, rows.labels, rows.weights, rows.samples),
+        checksums=rows.labels.numpy()[:, None] + [[1, step]],
     )
     to.add(step, Result(step / 3, 1.0, 0.1, 0, False, gradient=norms), [rows], weights=step == 2)
 
@@ -36,7 +39,9 @@ def marks(folder: Path) -> dict[int, Any]:
     """Of each step that has a line."""
     steps = read_steps(folder)
     assert steps is not None
-    return {n: read_marks(folder / TRACE, line.model_dump(), SIZE + NORMS) for n, line in steps.by_step.items()}
+    return {
+        n: read_marks(folder / TRACE, line.model_dump(), SIZE + NORMS) for n, line in steps.by_step.items()
+    }
 
 
 @pytest.fixture
@@ -76,7 +81,9 @@ def test_marks__of_another_batch_size_begin_anew(written: Path, runtime: Runtime
     one = recorder(written, runtime, 7)
     one.start(4, {"made_of": {}})
     add(one, 5)
-    assert {step: own is not None for step, own in marks(written).items()} == dict.fromkeys((1, 2, 3, 4, 5), False)
+    assert {step: own is not None for step, own in marks(written).items()} == dict.fromkeys(
+        (1, 2, 3, 4, 5), False
+    )
     line = read_records(written / STEP_RECORDS)
     assert line  # the chain goes on
     steps = read_steps(written)

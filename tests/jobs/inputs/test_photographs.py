@@ -68,13 +68,19 @@ def test_finetune__changed_photographs_get_new_shards_and_are_not_scored_by_the_
     assert vitctl(*line, "--out", "runs/b").code == 0
     assert before.is_dir() and len(list((tmp_path / "runs/shards").iterdir())) == 2
     said = vitctl("evaluate", "--from", "runs/a", "--data", "PHOTOS")
-    assert said.code == 2 and "may have been trained on some of these" in said.err and "--split train" in said.err
+    assert (
+        said.code == 2
+        and "may have been trained on some of these" in said.err
+        and "--split train" in said.err
+    )
     assert vitctl("evaluate", "--from", "runs/b", "--data", "PHOTOS").code == 0
     assert vitctl("resume", "runs/a").code == 0
     assert vitctl(*line, "--out", "runs/a").code == 2
 
 
-def test_finetune__train_and_test_folders(vitctl: Vitctl, photos: Path, pretrained: Path, tmp_path: Path) -> None:
+def test_finetune__train_and_test_folders(
+    vitctl: Vitctl, photos: Path, pretrained: Path, tmp_path: Path
+) -> None:
     (tmp_path / "BOTH").mkdir()
     photos.rename(tmp_path / "BOTH" / "train")
     for name in ("cat", "dog"):
@@ -83,7 +89,12 @@ def test_finetune__train_and_test_folders(vitctl: Vitctl, photos: Path, pretrain
     said = vitctl("finetune", "--from", pretrained, "--data", "BOTH", *QUICK, "--out", "runs/a")
     assert said.code == 0
     used = provenance(tmp_path / "runs/a")
-    assert (used["train_split"], used["split"], used["num_train"], used["num_images"]) == ("train", "test", 10, 2)
+    assert (used["train_split"], used["split"], used["num_train"], used["num_images"]) == (
+        "train",
+        "test",
+        10,
+        2,
+    )
 
 
 def test_finetune__what_data_shards_refuses_is_refused_in_its_words(

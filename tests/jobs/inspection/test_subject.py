@@ -5,7 +5,9 @@ from vitctl.jobs.inspection.subject import folder_name, short_names
 
 def test_names__of_runs_and_files() -> None:
     step = "checkpoints/step_00000020/model.safetensors"
-    assert short_names([f"runs/a/{step}", "x/ViT-B_16.npz", "exports/timm/model.safetensors", "hf://org/name"]) == [
+    assert short_names(
+        [f"runs/a/{step}", "x/ViT-B_16.npz", "exports/timm/model.safetensors", "hf://org/name"]
+    ) == [
         "a, step 20",
         "ViT-B_16",
         "timm",

@@ -1,4 +1,6 @@
-"""Damaged bytes: a score is refused, on every way that leads to one; a training is marked; each result records the state."""
+"""Damaged bytes: a score is refused, on every way that leads to one; a training is marked; each result
+records the state.
+"""
 
 import json
 import shutil
@@ -9,7 +11,7 @@ import pytest
 from tests.conftest import TINY
 from tests.data.conftest import damage
 from tests.data.server import Faults, serving
-from tests.jobs.conftest import CPU, SMALL, Job, do
+from tests.trained import CPU, SMALL, Job, do
 from vitctl.engine.journal import LOG, read_records
 from vitctl.errors import DataError
 from vitctl.launch.worker import work
@@ -47,7 +49,9 @@ def test_training__on_a_damaged_shard_is_marked_and_warned(
     result = job("finetune", "run", **{"data.path": str(damaged)})
     assert result["status"] == "done"
     assert result["provenance"]["data_verified"] == "damaged"
-    assert [Path(text.split(": ")[0]).parent.name for text in result["provenance"]["data_damaged"]] == ["train"]
+    assert [Path(text.split(": ")[0]).parent.name for text in result["provenance"]["data_damaged"]] == [
+        "train"
+    ]
     warnings = [r["text"] for r in read_records(tmp_path / "run" / LOG) if r["kind"] == "warning"]
     assert any("shard-000000.tar: sha256 is" in text for text in warnings)
 
@@ -60,7 +64,9 @@ def test_training__its_score_of_a_damaged_shard_is_refused_and_a_resume_with_the
     source = {"weights.source": str(pretrained)} if name == "finetune" else {}
     folder = tmp_path / "run"
     values = {**CPU, **SMALL, **source, "data.path": str(damaged), "evaluation.every_steps": 0}
-    with pytest.raises(DataError, match=r"shard-000000.tar: sha256 is .* a score must be of exactly the images"):
+    with pytest.raises(
+        DataError, match=r"shard-000000.tar: sha256 is .* a score must be of exactly the images"
+    ):
         do("finetune" if source else TINY, folder, **values)
     steps = SMALL["schedule.total_steps"]
     assert (folder / f"checkpoints/step_{steps:08d}").is_dir()
@@ -99,7 +105,10 @@ def test_sweep__on_a_damaged_shard_is_refused(job: Job, damaged: Path) -> None:
 @pytest.mark.parametrize("name", ["evaluate", "fewshot"])
 def test_score__of_images_changed_on_the_way(job: Job, tiny_data: Path, tmp_path: Path, name: str) -> None:
     """Before, a byte that changed in each range was decoded and scored, and `compare` approved."""
-    values = {"evaluate": {"data.eval_split": "test"}, "fewshot": {"fewshot.shots": [1], "fewshot.cache_gib": 0}}[name]
+    values = {
+        "evaluate": {"data.eval_split": "test"},
+        "fewshot": {"fewshot.shots": [1], "fewshot.cache_gib": 0},
+    }[name]
     intact = job(name, "intact", **values)
     for gib in (0, 1):
         with serving(tiny_data, Faults(flip_range=1.0)) as url:
@@ -114,7 +123,9 @@ def test_score__of_images_changed_on_the_way(job: Job, tiny_data: Path, tmp_path
 def test_score__of_shards_changed_on_the_way_is_refused(
     job: Job, tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, gib: int
 ) -> None:
-    values = {"evaluate": {"data.eval_split": "test"}, "fewshot": {"fewshot.shots": [1]}, "finetune": {}}[name]
+    values = {"evaluate": {"data.eval_split": "test"}, "fewshot": {"fewshot.shots": [1]}, "finetune": {}}[
+        name
+    ]
     monkeypatch.setenv("VITCTL_CACHE", str(tmp_path / "cache"))
     with (
         serving(tiny_data, Faults(flip=1.0)) as url,
@@ -143,7 +154,12 @@ def test_score__of_a_damaged_shard_is_refused(job: Job, damaged: Path, name: str
 
 
 def test_vtab__of_a_damaged_shard_is_refused(pretrained: Path, tmp_path: Path) -> None:
-    small = {"vtab.suite": "mini", "vtab.light": True, "vtab.tasks": ["digits"], "data.root": str(tmp_path / "data")}
+    small = {
+        "vtab.suite": "mini",
+        "vtab.light": True,
+        "vtab.tasks": ["digits"],
+        "data.root": str(tmp_path / "data"),
+    }
     values = {**CPU, **small, "weights.source": str(pretrained), "data.image_size": 8}
     result = do("vtab", tmp_path / "good", **values)
     assert result["provenance"]["data_verified"] == "whole"
@@ -159,7 +175,9 @@ def test_pretraining__of_synthetic_images_is_whole(tmp_path: Path) -> None:
     assert result["provenance"]["data_verified"] == "whole"
 
 
-def test_export__its_accuracy_on_a_damaged_shard_is_refused(damaged: Path, pretrained: Path, tmp_path: Path) -> None:
+def test_export__its_accuracy_on_a_damaged_shard_is_refused(
+    damaged: Path, pretrained: Path, tmp_path: Path
+) -> None:
     values = {"weights.source": str(pretrained), "export.to": ["onnx"], "export.precision": "float16"}
     with pytest.raises(DataError, match="a score must be of exactly the images of its digest"):
         do("export", tmp_path / "run", **values, **{"data.path": str(damaged), "data.eval_split": "test"})

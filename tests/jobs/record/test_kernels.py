@@ -1,4 +1,6 @@
-"""Kernels by a rule; and how many images go through a network at once, measured with what training holds beside them."""
+"""Kernels by a rule; and how many images go through a network at once, measured with what training holds
+beside them.
+"""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +12,7 @@ from torch import nn
 
 from tests.conftest import TINY
 from tests.engine.conftest import Tiny, batch
-from tests.jobs.conftest import do
+from tests.trained import do
 from vitctl.engine.distributed import micro_batch as trials
 from vitctl.engine.distributed.runtime import Computation
 from vitctl.errors import LaunchError
@@ -27,7 +29,9 @@ ADAM, AVERAGE = 2, 1  # copies of the weights
 def test_choose_micro_batch__holds_gradients_once(
     processes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """DDP's gradients lie in its buckets before the forward pass, and sums of earlier micro-batches do; no further copy is held."""
+    """DDP's gradients lie in its buckets before the forward pass, and sums of earlier micro-batches do; no
+    further copy is held.
+    """
     recipe: Any = load_recipe(str(TINY), [Override("machine.micro_batch", -1)]).recipe
     model, seen = Tiny(), dict[int, bool]()
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
@@ -75,14 +79,20 @@ def test_choose_kernels__by_rule(
     given: Any, model: Any, precision: str, lanes: bool, expected: tuple[str, str]
 ) -> None:
     config = variant("Ti/16", **model)
-    found = choose_kernels(NetworkMachine(**given), config, Computation(torch.device("cpu"), precision), lanes=lanes)
+    found = choose_kernels(
+        NetworkMachine(**given), config, Computation(torch.device("cpu"), precision), lanes=lanes
+    )
     assert (found.attention, found.linear) == expected
 
 
 def test_choose_kernels__onednn_where_it_cannot_compute_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
-    with pytest.raises(LaunchError, match=r"machine.linear = 'onednn': .* bf16 .*; set it to 'auto' or 'torch'"):
-        choose_kernels(NetworkMachine(linear="onednn"), variant("Ti/16"), Computation(torch.device("cpu"), "bf16"))
+    with pytest.raises(
+        LaunchError, match=r"machine.linear = 'onednn': .* bf16 .*; set it to 'auto' or 'torch'"
+    ):
+        choose_kernels(
+            NetworkMachine(linear="onednn"), variant("Ti/16"), Computation(torch.device("cpu"), "bf16")
+        )
 
 
 @pytest.mark.parametrize("precision", ["bf16", "float32"])
@@ -101,10 +111,18 @@ def test_kernels__the_same_recipe_twice_gives_the_same_weights_and_scores(
     used: list[dict[str, Any]] = []
     for name in ("a", "b"):
         used.append(do(TINY, tmp_path / name, **given)["provenance"])
-        scored = {"data.path": str(tiny_data), "weights.source": str(tmp_path / name), "machine.precision": precision}
-        used.append(do("evaluate", tmp_path / f"{name}_score", **scored, **{"machine.workers": 0})["provenance"])
+        scored = {
+            "data.path": str(tiny_data),
+            "weights.source": str(tmp_path / name),
+            "machine.precision": precision,
+        }
+        used.append(
+            do("evaluate", tmp_path / f"{name}_score", **scored, **{"machine.workers": 0})["provenance"]
+        )
     assert used[0]["weights_sha256"] == used[2]["weights_sha256"]
     assert {one["attention"] for one in used} == {"math" if precision == "bf16" else "fused"}
     assert {one["linear"] for one in used} == {"torch"}
-    forced = do("evaluate", tmp_path / "forced", **scored, **{"machine.attention": "math", "machine.workers": 0})
+    forced = do(
+        "evaluate", tmp_path / "forced", **scored, **{"machine.attention": "math", "machine.workers": 0}
+    )
     assert forced["provenance"]["attention"] == "math"

@@ -37,7 +37,12 @@ def published(plain: ViTConfig) -> ViTConfig:
     ],
 )
 def test_read__lists_what_no_file_records(
-    published: ViTConfig, make_weights: Make, tmp_path: Path, to: Target, kept: tuple[str, ...], assumed: list[str]
+    published: ViTConfig,
+    make_weights: Make,
+    tmp_path: Path,
+    to: Target,
+    kept: tuple[str, ...],
+    assumed: list[str],
 ) -> None:
     config = replace(published, gelu="tanh") if to == "google" else published
     written = write_weights(make_weights(config), tmp_path, to)
@@ -47,7 +52,9 @@ def test_read__lists_what_no_file_records(
     assert read_weights(written.files[0]).meta.get("assumed", []) == assumed
 
 
-def test_read__a_value_of_config_json_is_not_assumed(published: ViTConfig, make_weights: Make, tmp_path: Path) -> None:
+def test_read__a_value_of_config_json_is_not_assumed(
+    published: ViTConfig, make_weights: Make, tmp_path: Path
+) -> None:
     file, config = write_weights(make_weights(published), tmp_path, "timm").files
     described = json.loads(config.read_text())
     del described["pretrained_cfg"]["std"], described["pretrained_cfg"]["crop_pct"]
@@ -80,7 +87,10 @@ def test_read__a_bare_state_dict(published: ViTConfig, make_weights: Make, tmp_p
     }
     line = assumed_line(values)
     assert "\n" not in line and all(key in line for key in values)
-    assert not {KEYS[name] for name in OF_SCORING} & assumed_values(found.meta, found.config, scoring=False).keys()
+    assert (
+        not {KEYS[name] for name in OF_SCORING}
+        & assumed_values(found.meta, found.config, scoring=False).keys()
+    )
 
 
 def _tensors(file: Path) -> dict[str, torch.Tensor]:
@@ -92,9 +102,9 @@ def _tensors(file: Path) -> dict[str, torch.Tensor]:
 def test_read__without_a_class_token_the_pooling_is_certain(
     published: ViTConfig, make_weights: Make, tmp_path: Path
 ) -> None:
-    file = write_weights(make_weights(replace(published, classifier="gap")), tmp_path / "w.safetensors", "timm").files[
-        0
-    ]
+    file = write_weights(
+        make_weights(replace(published, classifier="gap")), tmp_path / "w.safetensors", "timm"
+    ).files[0]
     assert "classifier" not in read_weights(file).meta["assumed"]
 
 
@@ -108,7 +118,9 @@ def test_read__heads_of_an_unpublished_size_are_assumed_unless_given(
     assert "num_heads" not in read_weights(file, num_heads=2).meta["assumed"]
 
 
-def test_write__our_own_file_keeps_what_was_assumed(published: ViTConfig, make_weights: Make, tmp_path: Path) -> None:
+def test_write__our_own_file_keeps_what_was_assumed(
+    published: ViTConfig, make_weights: Make, tmp_path: Path
+) -> None:
     file = write_weights(make_weights(published), tmp_path / "w.safetensors", "timm").files[0]
     found = read_weights(file)
     again = read_weights(save_weights(tmp_path / "ours.safetensors", found.state, found.config, found.meta))
@@ -117,7 +129,9 @@ def test_write__our_own_file_keeps_what_was_assumed(published: ViTConfig, make_w
 
 def test_read__refuses_a_mark_that_is_none(plain: ViTConfig, make_weights: Make, tmp_path: Path) -> None:
     weights = make_weights(plain)
-    file = save_weights(tmp_path / "w.safetensors", weights.state, plain, {**weights.meta, "assumed": ["colour"]})
+    file = save_weights(
+        tmp_path / "w.safetensors", weights.state, plain, {**weights.meta, "assumed": ["colour"]}
+    )
     with pytest.raises(CheckpointError, match="assumed"):
         read_weights(file)
 

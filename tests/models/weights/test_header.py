@@ -45,7 +45,14 @@ def test_read_config__of_a_torch_file(plain: ViTConfig, make_weights: Make, tmp_
 
 def test_read_config__of_a_hybrid(make_weights: Make, tmp_path: Path) -> None:
     config = HybridConfig(
-        patch_size=1, hidden_size=64, depth=1, mlp_size=32, num_heads=1, stage_depths=(1, 1), width=32, image_size=64
+        patch_size=1,
+        hidden_size=64,
+        depth=1,
+        mlp_size=32,
+        num_heads=1,
+        stage_depths=(1, 1),
+        width=32,
+        image_size=64,
     )
     path = write_weights(make_weights(config), tmp_path, "google").files[0]
     assert read_config(path) == read_weights(path).config

@@ -50,7 +50,12 @@ def theirs(config: ViTConfig) -> Any:
 
 @pytest.mark.parametrize("change", CHANGES, ids=str)
 def test_folder__is_one_that_transformers_opens(
-    plain: ViTConfig, make_weights: Make, logits_of: Logits, images: Tensor, tmp_path: Path, change: dict[str, Any]
+    plain: ViTConfig,
+    make_weights: Make,
+    logits_of: Logits,
+    images: Tensor,
+    tmp_path: Path,
+    change: dict[str, Any],
 ) -> None:
     config = replace(plain, **change)
     weights = make_weights(config)
@@ -150,7 +155,9 @@ def test_read__defaults_without_configuration(plain: ViTConfig, make_weights: Ma
     assert (weights.meta["mean"], weights.meta["resample"]) == ([0.5] * 3, "bilinear_antialias")
 
 
-def test_read__refuses_what_it_would_compute_otherwise(plain: ViTConfig, make_weights: Make, tmp_path: Path) -> None:
+def test_read__refuses_what_it_would_compute_otherwise(
+    plain: ViTConfig, make_weights: Make, tmp_path: Path
+) -> None:
     write_weights(make_weights(plain), tmp_path, "hf")
     path = tmp_path / "config.json"
     described = json.loads(path.read_text())
@@ -182,7 +189,9 @@ def test_write__refuses_what_it_cannot_hold(plain: ViTConfig, make_weights: Make
     for change, words in cases:
         with pytest.raises(CheckpointError) as error:
             write_weights(make_weights(replace(plain, **change)), tmp_path / "x", "hf")
-        assert str(error.value).startswith(f"{tmp_path / 'x'}: Hugging Face ViT cannot hold this model: {words}")
+        assert str(error.value).startswith(
+            f"{tmp_path / 'x'}: Hugging Face ViT cannot hold this model: {words}"
+        )
     with pytest.raises(CheckpointError, match="is a folder with several files; give the name of a folder"):
         write_weights(make_weights(plain), tmp_path / "x.safetensors", "hf")
     assert list(tmp_path.iterdir()) == []

@@ -78,7 +78,9 @@ def test_save__a_failure_leaves_the_old_file_and_nothing_else(
 
 
 @pytest.mark.parametrize("wanted", [b"\x80\x04", b"\x80\x05"])
-def test_load__a_header_whose_length_looks_like_a_pickle(tiny: ViTConfig, tmp_path: Path, wanted: bytes) -> None:
+def test_load__a_header_whose_length_looks_like_a_pickle(
+    tiny: ViTConfig, tmp_path: Path, wanted: bytes
+) -> None:
     """Bytes 80 04 open a pickle, and a header of 1152 bytes as well."""
     state = {"x": torch.ones(1)}
     for padding in range(300, 1200, 8):
@@ -116,7 +118,9 @@ def test_load__says_what_the_file_is_instead(tmp_path: Path, name: str) -> None:
 
 
 def test_load__missing_file_and_empty_folder(tmp_path: Path) -> None:
-    assert_refused(tmp_path / "none.safetensors", "no such weights file; give a .safetensors file or a folder with")
+    assert_refused(
+        tmp_path / "none.safetensors", "no such weights file; give a .safetensors file or a folder with"
+    )
     with pytest.raises(CheckpointError) as error:
         read_weights(tmp_path)
     assert str(error.value).startswith(f"{tmp_path / 'model.safetensors'}: no such weights file")
@@ -153,7 +157,9 @@ def assert_refused(path: Path, words: str) -> None:
 
 def test_digest__is_sha256_of_names_dtypes_shapes_and_bytes() -> None:
     state = {"b": torch.tensor([[1.0, 2.0]]), "a": torch.tensor(7)}
-    plain = b"a torch.int64 []\n" + struct.pack("<q", 7) + b"b torch.float32 [1, 2]\n" + struct.pack("<2f", 1, 2)
+    plain = (
+        b"a torch.int64 []\n" + struct.pack("<q", 7) + b"b torch.float32 [1, 2]\n" + struct.pack("<2f", 1, 2)
+    )
     assert weights_digest(state) == hashlib.sha256(plain).hexdigest()
 
 

@@ -26,7 +26,10 @@ def test_read__our_own_file_and_folder(
         found = read_weights(source)
         assert (found.config, found.meta) == (plain, meta)
         assert all(torch.equal(found.state[name], tensor) for name, tensor in weights.state.items())
-    assert written.files[0].read_bytes() == save_weights(tmp_path / "again.safetensors", *_parts(weights)).read_bytes()
+    assert (
+        written.files[0].read_bytes()
+        == save_weights(tmp_path / "again.safetensors", *_parts(weights)).read_bytes()
+    )
 
 
 def _parts(weights: Weights) -> tuple[Any, Any, Any]:
@@ -49,7 +52,9 @@ def test_read__every_format_from_a_folder_without_a_word(
 
 def test_read__a_folder_with_one_npz(plain: ViTConfig, make_weights: Make, tmp_path: Path) -> None:
     write_weights(make_weights(replace(plain, gelu="tanh")), tmp_path, "google")
-    with pytest.raises(CheckpointError, match=r"no such weights file; give a .safetensors file or a folder with"):
+    with pytest.raises(
+        CheckpointError, match=r"no such weights file; give a .safetensors file or a folder with"
+    ):
         read_weights(tmp_path)
 
 
@@ -60,7 +65,8 @@ def test_read__a_folder_with_one_npz(plain: ViTConfig, make_weights: Make, tmp_p
         ("Ti/16", ViTConfig(patch_size=8, hidden_size=192, depth=12, mlp_size=768, num_heads=3, image_size=16),
          "not a Ti/16, it has patch_size 8 instead of 16"),
         ("S/8", ViTConfig(patch_size=8, hidden_size=192, depth=12, mlp_size=768, num_heads=3, image_size=16),
-         "not a S/8, it has hidden_size 192 instead of 384, mlp_size 768 instead of 1536, num_heads 3 instead of 6"),
+         "not a S/8, it has hidden_size 192 instead of 384, mlp_size 768 instead of 1536, num_heads 3 "
+         "instead of 6"),
         ("R50x1", ResNetConfig(stage_depths=(1, 1), version="v2", num_classes=3),
          "not a R50x1, it has stage_depths (1, 1) instead of (3, 4, 6, 3)"),
         ("R+Ti/16", ViTConfig(patch_size=8, hidden_size=192, depth=12, mlp_size=768, num_heads=3, image_size=16),
@@ -69,7 +75,9 @@ def test_read__a_folder_with_one_npz(plain: ViTConfig, make_weights: Make, tmp_p
          stage_depths=()), ""),
     ],
 )  # fmt: skip
-def test_read__the_name_must_fit(name: str, config: Any, words: str, make_weights: Make, tmp_path: Path) -> None:
+def test_read__the_name_must_fit(
+    name: str, config: Any, words: str, make_weights: Make, tmp_path: Path
+) -> None:
     path = write_weights(make_weights(config), tmp_path, "google").files[0]
     if not words:
         assert read_weights(path, model=name).config == config
@@ -82,7 +90,14 @@ def test_read__the_name_must_fit(name: str, config: Any, words: str, make_weight
 def test_read__the_name_tells_the_heads(make_weights: Make, tmp_path: Path) -> None:
     """A file of timm's does not tell them, and its folder may claim others."""
     config = ViTConfig(
-        patch_size=8, hidden_size=192, depth=12, mlp_size=768, num_heads=4, image_size=16, num_classes=5, gelu="erf"
+        patch_size=8,
+        hidden_size=192,
+        depth=12,
+        mlp_size=768,
+        num_heads=4,
+        image_size=16,
+        num_classes=5,
+        gelu="erf",
     )
     folder = write_weights(make_weights(config), tmp_path / "four", "timm").files[0]
     assert read_weights(folder).config == config
@@ -99,7 +114,9 @@ def test_write__unknown_format(plain: ViTConfig, make_weights: Make, tmp_path: P
 
 
 @pytest.mark.parametrize("to", ["google", "timm", "torchvision"])
-def test_write__equal_weights_give_equal_files(plain: ViTConfig, make_weights: Make, tmp_path: Path, to: Any) -> None:
+def test_write__equal_weights_give_equal_files(
+    plain: ViTConfig, make_weights: Make, tmp_path: Path, to: Any
+) -> None:
     config = replace(plain, gelu="tanh") if to == "google" else plain
     first, second = (write_weights(make_weights(config), tmp_path / name, to).files for name in ("a", "b"))
     assert [file.read_bytes() for file in first] == [file.read_bytes() for file in second]

@@ -32,7 +32,12 @@ def from_note(note: str) -> nn.Module:
 
 @pytest.mark.parametrize("change", [{}, {"representation_size": 24}, {"norm_eps": 1e-5}], ids=str)
 def test_file__loads_strictly_with_equal_logits(
-    plain: ViTConfig, make_weights: Make, logits_of: Logits, images: Tensor, tmp_path: Path, change: dict[str, Any]
+    plain: ViTConfig,
+    make_weights: Make,
+    logits_of: Logits,
+    images: Tensor,
+    tmp_path: Path,
+    change: dict[str, Any],
 ) -> None:
     weights = make_weights(replace(plain, **change))
     written = write_weights(weights, tmp_path / "model.safetensors", "torchvision")
@@ -74,7 +79,9 @@ def test_read__their_model_at_its_real_size(logits_of: Logits, tmp_path: Path) -
     assert all(torch.equal(rewritten[name], tensor) for name, tensor in model.state_dict().items())
 
 
-@pytest.mark.parametrize(("image_size", "eval_resize", "resample"), [(224, 256, "bilinear"), (384, 384, "bicubic")])
+@pytest.mark.parametrize(
+    ("image_size", "eval_resize", "resample"), [(224, 256, "bilinear"), (384, 384, "bicubic")]
+)
 def test_read__their_presets(
     plain: ViTConfig, make_weights: Make, tmp_path: Path, image_size: int, eval_resize: int, resample: str
 ) -> None:
@@ -108,10 +115,15 @@ def test_read__position_embeddings_resize_as_in_torchvision(
         assert (found - state["encoder.pos_embedding"]).abs().max() < 1e-6
 
 
-def test_read__the_oldest_files_name_the_mlp_otherwise(plain: ViTConfig, make_weights: Make, tmp_path: Path) -> None:
+def test_read__the_oldest_files_name_the_mlp_otherwise(
+    plain: ViTConfig, make_weights: Make, tmp_path: Path
+) -> None:
     weights = make_weights(plain)
     state = load_file(write_weights(weights, tmp_path, "torchvision").files[0])
-    old = {name.replace("mlp.0.", "mlp.linear_1.").replace("mlp.3.", "mlp.linear_2."): t for name, t in state.items()}
+    old = {
+        name.replace("mlp.0.", "mlp.linear_1.").replace("mlp.3.", "mlp.linear_2."): t
+        for name, t in state.items()
+    }
     assert len(old.keys() - state.keys()) == 4 * plain.depth
     save_file(old, tmp_path / "old.safetensors")
     found = read_weights(tmp_path / "old.safetensors")

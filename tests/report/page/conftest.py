@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import TINY
-from tests.jobs.conftest import do
+from tests.trained import do
 from vitctl.data.datasets.vtab import SUITES
 from vitctl.engine.journal import append_record
 from vitctl.jobs.record.result import RunResult, write_result
@@ -35,7 +35,9 @@ def trained(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def made_up(folder: Path, recipe: str, result: RunResult | None, num_steps: int = 0, **values: Any) -> Path:
     """A run folder with a recipe, a result, and a log of a training."""
     folder.mkdir(parents=True)
-    (folder / "recipe.toml").write_text(to_toml(load_recipe(recipe, [Override(key, v) for key, v in values.items()])))
+    (folder / "recipe.toml").write_text(
+        to_toml(load_recipe(recipe, [Override(key, v) for key, v in values.items()]))
+    )
     if result is not None:
         write_result(folder, result)
     for step in range(1, num_steps + 1):
@@ -46,7 +48,9 @@ def made_up(folder: Path, recipe: str, result: RunResult | None, num_steps: int 
             "data_wait": 0.02,
         }
         counts = {"mfu": 0.41, "num_bad": step // 50, "num_skipped": step // 60, "total_steps": num_steps}
-        append_record(folder / "log.jsonl", {"kind": "train", "step": step, "time": step, **numbers, **counts})
+        append_record(
+            folder / "log.jsonl", {"kind": "train", "step": step, "time": step, **numbers, **counts}
+        )
         if step % 10 == 0:
             record = {
                 "kind": "evaluate",
@@ -77,6 +81,14 @@ def vtab_result() -> RunResult:
         own = {name: values[number] / 100 for name, values in TABLE_9.items()}
         paper[column] = {"tasks": own, "groups": group_means(tasks, own), "mean": sum(own.values()) / 19}
     groups = group_means(tasks, means)
-    table = {"protocol": "fine-tuning", "mean": sum(means.values()) / 19, "std": 0.001, "label": "mean of 19 tasks",
-             "mean_of_groups": sum(groups.values()) / 3, "tasks": rows, "groups": groups, "paper": paper}  # fmt: skip
+    table = {
+        "protocol": "fine-tuning",
+        "mean": sum(means.values()) / 19,
+        "std": 0.001,
+        "label": "mean of 19 tasks",
+        "mean_of_groups": sum(groups.values()) / 3,
+        "tasks": rows,
+        "groups": groups,
+        "paper": paper,
+    }
     return RunResult("vtab", "done", table, {"precision": "bf16"})

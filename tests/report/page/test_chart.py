@@ -1,4 +1,6 @@
-"""Charts: the drawn points are the values, no spike is lost, and the description tells beginning, end and extremes."""
+"""Charts: the drawn points are the values, no spike is lost, and the description tells beginning, end and
+extremes.
+"""
 
 import math
 import re

@@ -8,7 +8,9 @@ HOSTILE = "<script>alert(1)</script>\"'&\x1b[31m‮"
 
 
 def test_text__is_escaped_wherever_it_stands() -> None:
-    whole = join([tag("p", HOSTILE, title=HOSTILE), table(HOSTILE, (HOSTILE,), [(HOSTILE,)], note=HOSTILE), HOSTILE])
+    whole = join(
+        [tag("p", HOSTILE, title=HOSTILE), table(HOSTILE, (HOSTILE,), [(HOSTILE,)], note=HOSTILE), HOSTILE]
+    )
     assert "<script" not in whole
     assert "\x1b" not in whole
     assert "‮" not in whole
@@ -17,7 +19,14 @@ def test_text__is_escaped_wherever_it_stands() -> None:
     class Reader(HTMLParser):
         def handle_starttag(self, name: str, attributes: list[tuple[str, str | None]]) -> None:
             seen.append(name)
-            assert {key for key, _ in attributes} <= {"title", "class", "tabindex", "role", "aria-label", "scope"}
+            assert {key for key, _ in attributes} <= {
+                "title",
+                "class",
+                "tabindex",
+                "role",
+                "aria-label",
+                "scope",
+            }
 
     Reader().feed(whole)
     assert set(seen) == {"p", "div", "table", "caption", "thead", "tbody", "tr", "th"}
@@ -30,7 +39,10 @@ def test_markup__is_not_escaped_twice() -> None:
 
 def test_attributes__without_a_value_and_left_out() -> None:
     assert tag("details", open=True, id=None, hidden=False) == "<details open></details>"
-    assert tag("svg", viewbox="0 0 1 1", class_="a", data_x="1") == '<svg viewBox="0 0 1 1" class="a" data-x="1"></svg>'
+    assert (
+        tag("svg", viewbox="0 0 1 1", class_="a", data_x="1")
+        == '<svg viewBox="0 0 1 1" class="a" data-x="1"></svg>'
+    )
 
 
 def test_table__columns_of_numbers_are_at_the_right() -> None:

@@ -15,8 +15,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from tests.conftest import TINY
-from tests.jobs.conftest import do
 from tests.report.page.conftest import made_up, vtab_result
+from tests.trained import do
 from vitctl.data.datasets.catalog import open_split
 from vitctl.errors import CheckpointError
 from vitctl.jobs.record.result import RunResult, read_result
@@ -46,7 +46,9 @@ class Reader(HTMLParser):
     def handle_starttag(self, name: str, attributes: list[tuple[str, str | None]]) -> None:
         values = dict(attributes)
         self.elements.append(name)
-        self.addresses += [str(values[key]) for key in ("src", "href", "action", "data", "poster") if key in values]
+        self.addresses += [
+            str(values[key]) for key in ("src", "href", "action", "data", "poster") if key in values
+        ]
         self.ids += [str(values["id"])] if "id" in values else []
         self.headings += [int(name[1])] if re.fullmatch("h[1-6]", name) else []
         self.missing_alt += name == "img" and not values.get("alt")
@@ -77,7 +79,13 @@ def test_page__of_a_run_shows_what_its_numbers_belong_to(trained: Path, tmp_path
     assert f"vitctl pretrain --recipe {trained}/recipe.toml --out {trained}_again" in shown.text
     assert "tiny.toml:" in shown.text
     assert f"{result.metrics['accuracy']:.2%}" in shown.text
-    for title in ("Training loss", "Accuracy on the scored split", "Learning rate", "Images per second", "Confusion"):
+    for title in (
+        "Training loss",
+        "Accuracy on the scored split",
+        "Learning rate",
+        "Images per second",
+        "Confusion",
+    ):
         assert title in shown.text
     assert shown.elements.count("progress") >= 12
     assert "as in the result" in shown.text
@@ -91,14 +99,18 @@ def test_overview__names_the_images_of_each_result(trained: Path, tiny_data: Pat
 
 
 def test_page__its_predictions_are_those_of_evaluate(trained: Path, tiny_data: Path, tmp_path: Path) -> None:
-    result = do("evaluate", tmp_path / "scored", **{"weights.source": str(trained), "data.path": str(tiny_data)})
+    result = do(
+        "evaluate", tmp_path / "scored", **{"weights.source": str(trained), "data.path": str(tiny_data)}
+    )
     found = predict_split(read_run(trained, "a"), None)
     assert int((found.best[:, 0] == found.labels).sum()) == result["metrics"]["correct"]
     assert found.num_images == result["metrics"]["total"] == len(found.best)
     assert np.all(np.diff(found.shares, axis=1) <= 0)
     lines = (tmp_path / "scored" / "confusion.csv").read_text().splitlines()[1:]
     names = found.source.class_names
-    pairs = sorted((int(own), int(answer)) for own, answer in zip(found.labels, found.best[:, 0], strict=True))
+    pairs = sorted(
+        (int(own), int(answer)) for own, answer in zip(found.labels, found.best[:, 0], strict=True)
+    )
     expected = sorted({(names[a], names[b], pairs.count((a, b))) for a, b in pairs})
     assert sorted((own, answer, int(n)) for own, answer, n in (line.split(",") for line in lines)) == expected
     few = predict_split(read_run(trained, "a"), 5)
@@ -120,7 +132,9 @@ def test_page__other_images_than_those_of_the_result_are_not_shown(trained: Path
     copy = tmp_path / "copy"
     shutil.copytree(trained, copy)
     result = (copy / "result.json").read_text()
-    digest = open_split("test", path=re.findall(r'(?m)^path = "(.*?)"', (copy / "recipe.toml").read_text())[0]).digest
+    digest = open_split(
+        "test", path=re.findall(r'(?m)^path = "(.*?)"', (copy / "recipe.toml").read_text())[0]
+    ).digest
     assert digest in result
     (copy / "result.json").write_text(result.replace(digest, "0" * 64))
     shown = page_of(tmp_path, copy, images=None)
@@ -145,7 +159,9 @@ def test_page__answers_of_other_weights_than_those_of_the_result_are_not_shown(
 
 
 def test_page__names_of_others_stay_text(tmp_path: Path) -> None:
-    result = RunResult("pretrain", "done", {"accuracy": 0.5, "correct": 1, "total": 2}, {"data_source": SCRIPT})
+    result = RunResult(
+        "pretrain", "done", {"accuracy": 0.5, "correct": 1, "total": 2}, {"data_source": SCRIPT}
+    )
     run = made_up(tmp_path / "a<b>&'", "smoke", result, 12, note=SCRIPT)
     (run / "confusion.csv").write_text(f'class,answer,images\n"{SCRIPT}",other,3\nother,other,9\n')
     (run / "launch.txt").write_text(SCRIPT)
@@ -173,7 +189,9 @@ def test_page__loads_nothing_and_runs_nothing_but_its_own(trained: Path, tmp_pat
     assert rules["default-src"] == "'none'" and rules["img-src"] == "data:"
     for name, element in (("style-src", "style"), ("script-src", "script")):
         [content] = re.findall(rf"<{element}>(.*?)</{element}>", text, re.S)
-        assert rules[name] == f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"
+        assert (
+            rules[name] == f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"
+        )
 
 
 def test_page__its_structure_can_be_read_aloud(trained: Path, tmp_path: Path) -> None:
@@ -213,7 +231,10 @@ def test_page__stays_below_3_mb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     noise = np.random.default_rng(0).integers(0, 255, (300, 300, 3), np.uint8)
     for number in range(60):
         run = made_up(
-            tmp_path / "runs" / f"r{number:02d}", "smoke", RunResult("pretrain", "done", {"accuracy": 0.5}), 60
+            tmp_path / "runs" / f"r{number:02d}",
+            "smoke",
+            RunResult("pretrain", "done", {"accuracy": 0.5}),
+            60,
         )
         (run / "inspect").mkdir()
         Image.fromarray(noise).save(run / "inspect" / "rollout.png")
@@ -232,7 +253,9 @@ def test_page__pictures_of_inspect_one_of_two_formats(tmp_path: Path) -> None:
     run = made_up(tmp_path / "a", "smoke", None)
     (run / "inspect" / "deep").mkdir(parents=True)
     Image.new("RGB", (40, 30), (200, 10, 10)).save(run / "inspect" / "filters.png")
-    (run / "inspect" / "filters.svg").write_text("<svg xmlns='http://www.w3.org/2000/svg'>" + " " * 5000 + "</svg>")
+    (run / "inspect" / "filters.svg").write_text(
+        "<svg xmlns='http://www.w3.org/2000/svg'>" + " " * 5000 + "</svg>"
+    )
     Image.new("RGB", (3000, 30)).save(run / "inspect" / "deep" / "attention_distance.png")
     (run / "inspect" / "broken.png").write_bytes(b"no png")
     shown = page_of(tmp_path, run)
@@ -280,7 +303,12 @@ def test_page__of_a_sweep(tiny_data: Path, tmp_path: Path) -> None:
 
 def test_page__warns_of_unverified_images_and_of_an_accuracy_of_a_constant_prediction(tmp_path: Path) -> None:
     numbers = {"accuracy": 0.25, "correct": 4, "total": 16, "majority_class": 0.25, "chance": 0.25}
-    for state, accuracy, warnings in (("whole", 0.5, 0), ("whole", 0.25, 1), ("part", 0.5, 1), ("none", 0.25, 2)):
+    for state, accuracy, warnings in (
+        ("whole", 0.5, 0),
+        ("whole", 0.25, 1),
+        ("part", 0.5, 1),
+        ("none", 0.25, 2),
+    ):
         result = RunResult("finetune", "done", numbers | {"accuracy": accuracy}, {"data_verified": state})
         run = made_up(tmp_path / f"{state}{accuracy}", "smoke", result)
         write_report([run], tmp_path / "a.html", most_images=0)

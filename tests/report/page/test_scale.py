@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 from vitctl.report.page.scale import axis, tick_text, written
 
-VALUES = st.lists(st.floats(-1e9, 1e9, allow_subnormal=False).map(lambda v: round(v, 6)), min_size=1, max_size=20)
+VALUES = st.lists(
+    st.floats(-1e9, 1e9, allow_subnormal=False).map(lambda v: round(v, 6)), min_size=1, max_size=20
+)
 
 
 @given(VALUES, st.booleans())

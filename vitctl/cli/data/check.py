@@ -17,12 +17,16 @@ _SHOWN_CLASSES, _SHOWN_PAIRS = 12, 100
 
 def check(
     folder: Annotated[
-        str, typer.Argument(help="Folder of shards, or of splits, or its address; or a known data set, or vtab.")
+        str,
+        typer.Argument(help="Folder of shards, or of splits, or its address; or a known data set, or vtab."),
     ],
     quick: Annotated[
-        bool, typer.Option("--quick", help="Decode 1,000 images of each split instead of reading every shard.")
+        bool,
+        typer.Option("--quick", help="Decode 1,000 images of each split instead of reading every shard."),
     ] = False,
-    root: Annotated[Path, typer.Option("--root", help="Folder of known data sets, for a name.")] = Path("data"),
+    root: Annotated[Path, typer.Option("--root", help="Folder of known data sets, for a name.")] = Path(
+        "data"
+    ),
     workers: Annotated[
         int, typer.Option("--workers", help="Processes; 0: this one; default: one per core.", min=-1)
     ] = -1,
@@ -81,9 +85,12 @@ def check(
         hidden = sum(report.num_problems - len(report.problems) for report, _ in reports.values())
         shown = f"{len(problems) + hidden:,} problem(s){f', {len(problems)} of them' if hidden else ''} listed above"
         raise DataError(f"{folder}: {shown}; make the shards again or copy the damaged ones")
-    if contradictions and not (accept_labels or is_name):  # published data sets have such images, and stay as they are
+    if contradictions and not (
+        accept_labels or is_name
+    ):  # published data sets have such images, and stay as they are
         raise DataError(
-            f"{folder}: the same image has different labels, listed above; correct the labels and make the shards again, or accept "
+            f"{folder}: the same image has different labels, listed above; correct the labels and make the "
+            f"shards again, or accept "
             "them with --accept-labels"
         )
     CONSOLE.print(_verdict(reports, quick, len(notes) + len(contradictions)), markup=False, soft_wrap=True)
@@ -91,9 +98,12 @@ def check(
 
 def _verdict(reports: "Mapping[str, tuple[Report, Index]]", quick: bool, num_notes: int) -> str:
     if not quick:
-        return f"nothing is damaged or missing; {num_notes} note(s), see above" if num_notes else "all is well"
+        return (
+            f"nothing is damaged or missing; {num_notes} note(s), see above" if num_notes else "all is well"
+        )
     decoded, whole = (
-        sum(getattr(report, name) for report, _ in reports.values()) for name in ("num_decoded", "num_samples")
+        sum(getattr(report, name) for report, _ in reports.values())
+        for name in ("num_decoded", "num_samples")
     )
     return f"no problem found in {decoded:,} of {whole:,} images; without --quick every byte is read and every image decoded"
 
@@ -139,7 +149,9 @@ def _same_images(reports: "Mapping[str, tuple[Report, Index]]") -> tuple[list[st
         )
         wrong = []
         for pair in pairs:
-            names = [label_text(sources[split], sample) for split, sample in zip((one, other), pair, strict=True)]
+            names = [
+                label_text(sources[split], sample) for split, sample in zip((one, other), pair, strict=True)
+            ]
             if all(names) and names[0] != names[1]:
                 wrong.append((pair, names))
         for (first, second), names in wrong[:_SHOWN_PAIRS]:

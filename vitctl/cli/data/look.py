@@ -22,7 +22,9 @@ Place = Annotated[
 ]
 _SHOWN_PAIRS = 20
 _SCHEME = re.compile(r"\w+:/")
-Workers = Annotated[int, typer.Option("--workers", help="Processes; 0: this one; default: one per core.", min=-1)]
+Workers = Annotated[
+    int, typer.Option("--workers", help="Processes; 0: this one; default: one per core.", min=-1)
+]
 
 
 def stats(
@@ -33,7 +35,10 @@ def stats(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     workers: Workers = -1,
 ) -> None:
-    """Print images per class, sizes, formats, bytes, mean and standard deviation of the colours. For example: vitctl data stats shards/"""
+    """Print images per class, sizes, formats, bytes, mean and standard deviation of the colours.
+
+    For example: vitctl data stats shards/
+    """
     from vitctl.data.inspect.stats import measure
     from vitctl.data.source.locate import locate_all_splits
     from vitctl.engine.journal import json_text
@@ -69,7 +74,10 @@ def _column(one: "Stats") -> list[tuple[str, str]]:
     return [
         ("images", f"{one.num_images:,}"),
         ("classes", f"{one.num_classes:,}"),
-        ("images per class: min, median, max", f"{counts[0]:,}  {counts[len(counts) // 2]:,}  {counts[-1]:,}"),
+        (
+            "images per class: min, median, max",
+            f"{counts[0]:,}  {counts[len(counts) // 2]:,}  {counts[-1]:,}",
+        ),
         ("classes without images", f"{counts.count(0):,}"),
         ("images without a label", f"{one.num_unlabelled:,}"),
         ("measured", f"{one.num_sampled:,}"),
@@ -90,15 +98,22 @@ def show(
     out: Annotated[Path, typer.Argument(help="The .png to write.")],
     split: Annotated[str, typer.Option("--split", help="Which split; default: the first.")] = "",
     num_images: Annotated[
-        int, typer.Option("--num-images", help="How many; 0: 40, or 6 rows with --augmented.", min=0, max=1000)
+        int,
+        typer.Option("--num-images", help="How many; 0: 40, or 6 rows with --augmented.", min=0, max=1000),
     ] = 0,
     seed: Annotated[int, typer.Option("--seed", help="Random seed of the choice, and of --augmented.")] = 0,
     augmented: Annotated[
-        bool, typer.Option("--augmented", help="Show beside each image its random crops and flips, as in training.")
+        bool,
+        typer.Option(
+            "--augmented", help="Show beside each image its random crops and flips, as in training."
+        ),
     ] = False,
     res: Annotated[int, typer.Option("--res", help="--augmented: image size in pixels.", min=1)] = 224,
 ) -> None:
-    """Draw a sample of images with their classes on one page. For example: vitctl data show shards/ sheet.png"""
+    """Draw a sample of images with their classes on one page.
+
+    For example: vitctl data show shards/ sheet.png
+    """
     from vitctl.cli.show.render import CONSOLE
     from vitctl.data.images.transforms import TrainTransform
     from vitctl.data.inspect.contact_sheet import choose, save, show_augmented, show_images
@@ -139,7 +154,8 @@ def dedup(
         int,
         typer.Option(
             "--bits",
-            help="Near-duplicates: perceptual hashes differ in at most this many of 64 bits; -1: identical files only.",
+            help="Near-duplicates: perceptual hashes differ in at most this many of 64 bits; -1: identical "
+            "files only.",
             min=-1,
             max=15,
         ),
@@ -149,13 +165,17 @@ def dedup(
         typer.Option("--report", help="New folder for matches.csv and the pairs; default: beside the split."),
     ] = None,
     apply: Annotated[
-        bool, typer.Option("--apply", help="Exclude the images found from now on, by excluded.json beside the index.")
+        bool,
+        typer.Option(
+            "--apply", help="Exclude the images found from now on, by excluded.json beside the index."
+        ),
     ] = False,
     workers: Workers = -1,
 ) -> None:
     """Find images of test sets, and near-duplicates of them, in training data.
 
-    Without --against: near-duplicates in a data set, across its splits or the automatic one, and in each split.
+    Without --against: near-duplicates in a data set, across its splits or the automatic one, and in each
+    split.
 
     For example: vitctl data dedup shards/ --against pets/test --apply
     """
@@ -185,7 +205,9 @@ def dedup(
     with bar("reading images") as progress:
         total = len(source) + sum(read_index(test).num_samples for test in tests.values())
         name = place.resolve().name
-        matches = compare(source, tests, max_bits=bits, own_name=name, workers=number, done=_adding(progress, total))
+        matches = compare(
+            source, tests, max_bits=bits, own_name=name, workers=number, done=_adding(progress, total)
+        )
     rows = [
         (one.name, f"{len(one.source):,}", f"{one.num_exact:,}", f"{len(one.matches) - one.num_exact:,}")
         for one in matches
@@ -198,13 +220,17 @@ def dedup(
     say(f"{len(samples):,} of {len(source):,} images of {place} are in a test set; report: {files[0].parent}")
     if apply and samples:
         with writing(place):
-            number = write_exclusion(source.index, samples, reason=f"in {', '.join(tests)}; hashes within {bits} bits")
+            number = write_exclusion(
+                source.index, samples, reason=f"in {', '.join(tests)}; hashes within {bits} bits"
+            )
         say(f"{number:,} images are left out from now on; remove {place / FILE} to include them again")
     elif samples:
         say("nothing was left out; check the pairs, then run the same command with --apply")
 
 
-def _dedup_within(folder: Path, splits: dict[str, Path], bits: int, report: Path | None, workers: int) -> None:
+def _dedup_within(
+    folder: Path, splits: dict[str, Path], bits: int, report: Path | None, workers: int
+) -> None:
     """Print and report the duplicates of a data set, those on different sides of a split first."""
     from vitctl.cli.show.render import CONSOLE, show_table
     from vitctl.data.inspect.dedup import compare_within, free_folder, write_report

@@ -24,7 +24,10 @@ def list_sets(
     root: Root = DATA,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON list instead of a table.")] = False,
 ) -> None:
-    """List every known data set: use, classes, sizes, and whether it is here. For example: vitctl data list --root data"""
+    """List every known data set: use, classes, sizes, and whether it is here.
+
+    For example: vitctl data list --root data
+    """
     import json
     from dataclasses import asdict
 
@@ -46,7 +49,9 @@ def list_sets(
         )
         for h in held
     ]
-    show_table(("name", "used for", "classes", "train", "val", "test", "here"), rows, left=("used for", "here"))
+    show_table(
+        ("name", "used for", "classes", "train", "val", "test", "here"), rows, left=("used for", "here")
+    )
 
 
 def prepare(
@@ -60,17 +65,24 @@ def prepare(
     root: Root = DATA,
     from_: Annotated[
         Path | None,
-        typer.Option("--from", help="Original files, a community VTAB-1k folder, or Hugging Face's parquet files."),
+        typer.Option(
+            "--from", help="Original files, a community VTAB-1k folder, or Hugging Face's parquet files."
+        ),
     ] = None,
     no_download: Annotated[bool, typer.Option("--no-download", help="Download nothing.")] = False,
     workers: Annotated[
-        int, typer.Option("--workers", help="Processes that write; 0: this one; default: one per core.", min=-1)
+        int,
+        typer.Option("--workers", help="Processes that write; 0: this one; default: one per core.", min=-1),
     ] = -1,
     allow_partial: Annotated[
-        bool, typer.Option("--allow-partial", help="Accept splits that lack images; every result then says so.")
+        bool,
+        typer.Option("--allow-partial", help="Accept splits that lack images; every result then says so."),
     ] = False,
 ) -> None:
-    """Download a known data set where that is allowed, and write its shards. For example: vitctl data prepare pets"""
+    """Download a known data set where that is allowed, and write its shards.
+
+    For example: vitctl data prepare pets
+    """
     from vitctl.cli.show.render import CONSOLE
     from vitctl.errors import writing
     from vitctl.jobs.prepare import prepare_data_set as make
@@ -86,11 +98,15 @@ def prepare(
         if name == VTAB:
             _prepare_vtab(root, from_, workers, progress)
             return
-        sizes = make(name, root, source=from_, download=not no_download, allow_partial=allow_partial, progress=progress)
+        sizes = make(
+            name, root, source=from_, download=not no_download, allow_partial=allow_partial, progress=progress
+        )
     _say_ready(name, sizes)
 
 
-def _prepare_vtab(root: Path, source: Path | None, workers: int, progress: Callable[[str, int, int], None]) -> None:
+def _prepare_vtab(
+    root: Path, source: Path | None, workers: int, progress: Callable[[str, int, int], None]
+) -> None:
     """Prepare all tasks whose files are there; print the names of the others."""
     from vitctl.cli.show.render import CONSOLE
     from vitctl.data.datasets.vtab import VTAB as TASKS
@@ -131,10 +147,14 @@ def export_vtab1k(
         typer.Option("--form", help="files: the community's layout; shards: for `vtab --data`."),
     ] = "files",
     task: Annotated[
-        list[str] | None, typer.Option("--task", help="Only this task. Repeatable.", autocompletion=completion.tasks)
+        list[str] | None,
+        typer.Option("--task", help="Only this task. Repeatable.", autocompletion=completion.tasks),
     ] = None,
 ) -> None:
-    """Copy VTAB-1k, lossless, in the layout that other programs read. For example: vitctl data export-vtab1k vtab-1k"""
+    """Copy VTAB-1k, lossless, in the layout that other programs read.
+
+    For example: vitctl data export-vtab1k vtab-1k
+    """
     from vitctl.cli.show.render import CONSOLE
     from vitctl.data.datasets.inventory import ABSENT, list_inventory
     from vitctl.data.datasets.vtab import VTAB as TASKS
@@ -144,7 +164,9 @@ def export_vtab1k(
     ignore_output_errors()
     unknown = sorted(set(task or ()) - {row.name for row in TASKS})
     if unknown:
-        raise DataError(f"--task {unknown[0]}: not a task of VTAB; known: {', '.join(row.name for row in TASKS)}")
+        raise DataError(
+            f"--task {unknown[0]}: not a task of VTAB; known: {', '.join(row.name for row in TASKS)}"
+        )
     here = {holding.name for holding in list_inventory(root) if holding.state != ABSENT}
     chosen = [row for row in TASKS if row.name in (task or here)]
     if not chosen:
@@ -160,7 +182,8 @@ def export_vtab1k(
 
 
 def check_known(name: str, root: Path) -> Path:
-    """Check a known set's split against the published digests, or all of VTAB; returns the folder of a set to check further.
+    """Check a known set's split against the published digests, or all of VTAB; returns the folder of a set to
+    check further.
 
     Raises:
         DataError: there is no such folder and no such data set, or images are not the benchmark's.
@@ -171,7 +194,8 @@ def check_known(name: str, root: Path) -> Path:
 
     if "/" in name:
         raise DataError(
-            f"{name}: no such folder; should be a folder of shards, or a known data set, see `vitctl data list`"
+            f"{name}: no such folder; should be a folder of shards, or a known data set, see `vitctl "
+            f"data list`"
         )
     if name == VTAB:
         _check_tasks(TASKS, root)

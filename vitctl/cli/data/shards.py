@@ -38,33 +38,43 @@ def shards(
     root: Annotated[
         Path | None, typer.Option("--root", help="known: and torchvision: folder of the original files.")
     ] = None,
-    download: Annotated[bool, typer.Option("--download", help="torchvision: download what is missing.")] = False,
+    download: Annotated[
+        bool, typer.Option("--download", help="torchvision: download what is missing.")
+    ] = False,
     workers: Annotated[
-        int, typer.Option("--workers", help="Processes that write; 0: this one; default: one per core.", min=-1)
+        int,
+        typer.Option("--workers", help="Processes that write; 0: this one; default: one per core.", min=-1),
     ] = -1,
     max_side: Annotated[
         int, typer.Option("--max-side", help="Shrink JPEG with a longer side to this many pixels.", min=0)
     ] = 0,
     quality: Annotated[
-        int, typer.Option("--quality", help="Compress JPEG again with this quality, 1 to 100.", min=0, max=100)
+        int,
+        typer.Option("--quality", help="Compress JPEG again with this quality, 1 to 100.", min=0, max=100),
     ] = 0,
     bad: Annotated[
         str,
         typer.Option(
             "--bad",
-            help="Images that cannot be decoded: stop; skip them; or keep: do not check images (for large sets).",
+            help="Images that cannot be decoded: stop; skip them; or keep: do not check images (for "
+            "large sets).",
         ),
     ] = "stop",
-    drop_class: Annotated[list[str] | None, typer.Option("--drop-class", help="Leave a class out. Repeatable.")] = None,
+    drop_class: Annotated[
+        list[str] | None, typer.Option("--drop-class", help="Leave a class out. Repeatable.")
+    ] = None,
     keep_class: Annotated[
-        list[str] | None, typer.Option("--keep-class", help="Keep a class in spite of a warning about it. Repeatable.")
+        list[str] | None,
+        typer.Option("--keep-class", help="Keep a class in spite of a warning about it. Repeatable."),
     ] = None,
 ) -> None:
-    """Write shards: images byte for byte, shuffled, with an index. For example: vitctl data shards photos/ shards/
+    """Write shards: images byte for byte, shuffled, with an index. For example: vitctl data shards photos/
+    shards/
 
     Every file is used, or named with the reason in OUT/intake.csv; HEIC becomes JPEG.
 
-    The shards are the same for any number of workers. If it was stopped, run the same command again to resume.
+    The shards are the same for any number of workers. If it was stopped, run the same command again to
+    resume.
     """
     from vitctl.cli.show.intake import say_splits
     from vitctl.cli.show.render import CONSOLE
@@ -77,15 +87,23 @@ def shards(
     reencode = Reencode(max_side, quality) if max_side or quality else None
     workers = default_workers() if workers < 0 else workers
     found = open_originals(source, download=download, root=root)
-    splits = _checked_splits(found, source, out, bad, drop_class or [], keep_class or [], workers, sys.argv[1:])
-    how: dict[str, Any] = {"seed": seed, "max_bytes": max_mib * MIB, "max_samples": max_samples, "workers": workers}
+    splits = _checked_splits(
+        found, source, out, bad, drop_class or [], keep_class or [], workers, sys.argv[1:]
+    )
+    how: dict[str, Any] = {
+        "seed": seed,
+        "max_bytes": max_mib * MIB,
+        "max_samples": max_samples,
+        "workers": workers,
+    }
     _write(splits, out, partial(write_originals, reencode=reencode, **how))
     say_splits(splits)
     CONSOLE.print(f"ready in {out}; train on them with --data {out}", markup=False, soft_wrap=True)
 
 
 def shards_of(photographs: str, runs: Path) -> Path:
-    """Make the shards of a folder of photographs beside the runs, once for each state of the folder, as `vitctl data shards` does.
+    """Make the shards of a folder of photographs beside the runs, once for each state of the folder, as
+    `vitctl data shards` does.
 
     Args:
         photographs: a folder of class folders.
@@ -120,7 +138,9 @@ def shards_of(photographs: str, runs: Path) -> Path:
         splits = _checked_splits(found, photographs, out, "stop", [], [], workers, command)
         _write(splits, out, partial(write_originals, seed=0, workers=workers))
     except DataError as error:
-        raise DataError(f"{error}; shards made by hand are given as --data {typed(f'{photographs}-shards')}") from None
+        raise DataError(
+            f"{error}; shards made by hand are given as --data {typed(f'{photographs}-shards')}"
+        ) from None
     if find_splits(out).keys() != splits.keys() or fingerprint(photographs) != now:
         raise DataError(f"{photographs}: changed while its shards were made; run the same command again")
     write_text(out / RECORD, json.dumps(now) + "\n")
@@ -143,11 +163,14 @@ def _write(splits: "Mapping[str, Originals]", out: Path, write: "Callable[..., I
                 out,
                 split,
                 progress=progress,
-                note=lambda line, split=split: CONSOLE.print(f"{split}: {line}", markup=False, soft_wrap=True),
+                note=lambda line, split=split: CONSOLE.print(
+                    f"{split}: {line}", markup=False, soft_wrap=True
+                ),
             )
         size = bytes_text(sum(shard.num_bytes for shard in index.shards))
         CONSOLE.print(
-            f"{split}: {index.num_samples:,} images of {len(index.class_names):,} classes in {len(index.shards)} shard(s), {size}"
+            f"{split}: {index.num_samples:,} images of {len(index.class_names):,} classes in "
+            f"{len(index.shards)} shard(s), {size}"
         )
 
 
@@ -161,7 +184,10 @@ def _checked_splits(
     workers: int,
     command: "Sequence[str]",
 ) -> "Mapping[str, Originals]":
-    """The splits of a source without what cannot be used; prints what is left out. `command` is completed in the error."""
+    """The splits of a source without what cannot be used; prints what is left out.
+
+    `command` is completed in the error.
+    """
     from vitctl.cli.show.intake import show_intake
     from vitctl.data.writer.intake import check_originals
     from vitctl.errors import DataError
@@ -187,7 +213,8 @@ def index(
     shards: Annotated[
         list[str],
         typer.Argument(
-            help="Shards of one split (.tar), the folder that holds them, or addresses; {000..127} and @FILE too."
+            help="Shards of one split (.tar), the folder that holds them, or addresses; {000..127} and "
+            "@FILE too."
         ),
     ],
     classes: Annotated[
@@ -197,9 +224,12 @@ def index(
         Path | None,
         typer.Option("--out", help="Folder that gets the index, for --data; local shards are linked there."),
     ] = None,
-    image_key: Annotated[str, typer.Option("--image-key", help="Member that is the image, e.g. input.jpg.")] = "",
+    image_key: Annotated[
+        str, typer.Option("--image-key", help="Member that is the image, e.g. input.jpg.")
+    ] = "",
     label_key: Annotated[
-        str, typer.Option("--label-key", help="Member that is the label, e.g. target.cls or meta.json:category.")
+        str,
+        typer.Option("--label-key", help="Member that is the label, e.g. target.cls or meta.json:category."),
     ] = "",
 ) -> None:
     """Index WebDataset shards of other programs: images jpg, png or webp, labels cls or json."""
@@ -230,14 +260,17 @@ def index(
     members = Fields(image_key, label_key)
     with writing(out or Path(places[0]).parent), bar("indexing shards") as progress:
         if remote and out is not None:
-            made = index_addresses(places, out, class_names=names, source=INDEXED, members=members, progress=progress)
+            made = index_addresses(
+                places, out, class_names=names, source=INDEXED, members=members, progress=progress
+            )
         else:
             paths = [Path(place) for place in places]
             if out is not None:
                 paths = link_shards(paths, out)
             made = index_shards(paths, class_names=names, source=INDEXED, members=members, progress=progress)
     CONSOLE.print(
-        f"{made.num_samples:,} images of {len(made.class_names):,} classes in {len(made.shards)} shard(s): {made.folder / INDEX_FILE}",
+        f"{made.num_samples:,} images of {len(made.class_names):,} classes in {len(made.shards)} shard(s): "
+        f"{made.folder / INDEX_FILE}",
         markup=False,
         soft_wrap=True,
     )
@@ -251,12 +284,17 @@ def _names(classes: Path) -> list[str]:
     try:
         return read_bytes(classes, LIST_FILE.limit, error=DataError).decode().splitlines()
     except UnicodeDecodeError:
-        raise DataError(f"--classes {classes}: not UTF-8 text; give a text file with a class name per line") from None
+        raise DataError(
+            f"--classes {classes}: not UTF-8 text; give a text file with a class name per line"
+        ) from None
 
 
 @contextmanager
 def bar(title: str) -> Iterator[Callable[[int, int], None] | None]:
-    """A progress bar on a terminal; nothing elsewhere. It starts with the first step, after worker processes were forked."""
+    """A progress bar on a terminal; nothing elsewhere.
+
+    It starts with the first step, after worker processes were forked.
+    """
     from rich.progress import Progress
 
     from vitctl.cli.show.render import CONSOLE

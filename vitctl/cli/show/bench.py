@@ -31,7 +31,9 @@ Flags = Mapping[str, tuple[str, Any]]
 
 @dataclass(frozen=True)
 class Asked:
-    """What all measurements take: models, recipe (None: the default), seconds, threads, the .json, and texts of --set."""
+    """What all measurements take: models, recipe (None: the default), seconds, threads, the .json, and texts
+    of --set.
+    """
 
     names: tuple[str, ...]
     recipe: str | None
@@ -59,7 +61,7 @@ def check_target(flag: str, file: Path, kinds: tuple[str, ...]) -> None:
 
 def run_model(asked: Asked, flags: Flags, *, batch_size: int | None, synthetic: bool, compiled: bool) -> None:
     """Measure a recipe's training step, print it, and write its numbers."""
-    from vitctl.jobs.bench.training import SYNTHETIC_IMAGES
+    from vitctl.bench.training import SYNTHETIC_IMAGES
 
     asked.check()
     if len(asked.names) > 1:
@@ -76,8 +78,8 @@ def run_model(asked: Asked, flags: Flags, *, batch_size: int | None, synthetic: 
         from vitctl.launch.same_command import run_in_processes
 
         raise typer.Exit(run_in_processes(recipe))
-    from vitctl.jobs.bench.budget import Budget
-    from vitctl.jobs.bench.model import bench_model
+    from vitctl.bench.budget import Budget
+    from vitctl.bench.model import bench_model
 
     _set_threads(asked.threads)
     with stop_on_signals() as stop, progress() as say:
@@ -91,8 +93,11 @@ def run_model(asked: Asked, flags: Flags, *, batch_size: int | None, synthetic: 
     _finish(asked.json, stop.raised, exits=member is None)
 
 
-def chosen_recipe(asked: Asked, flags: Flags, member: Member | None = None) -> tuple[Pretrain | Finetune, str]:
-    """The recipe that is measured, and its name; a model alone is measured as a plain network in the default recipe.
+def chosen_recipe(
+    asked: Asked, flags: Flags, member: Member | None = None
+) -> tuple[Pretrain | Finetune, str]:
+    """The recipe that is measured, and its name; a model alone is measured as a plain network in the default
+    recipe.
 
     Raises:
         RecipeError: no such recipe or model, or it does not train.
@@ -108,11 +113,14 @@ def chosen_recipe(asked: Asked, flags: Flags, member: Member | None = None) -> t
     name = asked.recipe or DEFAULT_RECIPE
     if asked.names and not plain and load_recipe(name).recipe.job == "finetune":
         raise RecipeError(
-            f"{asked.names[0]}: the network of recipe '{name}' is that of its weights: --set weights.source=RUN, and no name"
+            f"{asked.names[0]}: the network of recipe '{name}' is that of its weights: --set "
+            f"weights.source=RUN, and no name"
         )
     recipe = load_recipe(name, given).recipe
     if not isinstance(recipe, Pretrain | Finetune):
-        raise RecipeError(f"recipe '{name}' is for `vitctl {recipe.job}`: bench takes one of pretrain or finetune")
+        raise RecipeError(
+            f"recipe '{name}' is for `vitctl {recipe.job}`: bench takes one of pretrain or finetune"
+        )
     if not plain:
         return recipe, f"{asked.names[0]} in {name}" if asked.names else name
     variant(asked.names[0])
@@ -121,15 +129,17 @@ def chosen_recipe(asked: Asked, flags: Flags, member: Member | None = None) -> t
     if unknown := [key for key in fields if key not in Model.model_fields]:
         raise RecipeError(f"--set model.{unknown[0]}: no such key; see `vitctl recipes explain model`")
     changed = Model(**{**fields, "name": asked.names[0]})
-    return recipe.model_copy(update={"model": changed}), f"{asked.names[0]}, trained as {name}, without dropout"
+    return recipe.model_copy(
+        update={"model": changed}
+    ), f"{asked.names[0]}, trained as {name}, without dropout"
 
 
 def run_resolutions(
     asked: Asked, resolutions: str | None, flags: Flags, plot: Path | None, seconds: float | None = None
 ) -> None:
     """Measure forward passes at several resolutions, print a table, and write the plot and its numbers."""
-    from vitctl.jobs.bench.budget import Budget
-    from vitctl.jobs.bench.speed import MODELS, bench_resolutions, parse_sides
+    from vitctl.bench.budget import Budget
+    from vitctl.bench.speed import MODELS, bench_resolutions, parse_sides
 
     asked.check()
     if resolutions is None:
@@ -137,7 +147,9 @@ def run_resolutions(
     others = [flag for flag, (_, value) in flags.items() if value is not None and flag != "--precision"]
     if asked.recipe is not None or others or asked.sets:
         odd = "--recipe" if asked.recipe is not None else (*others, "--set")[0]
-        raise RecipeError(f"{odd}: --resolutions measures networks by their names, and no recipe; leave it out")
+        raise RecipeError(
+            f"{odd}: --resolutions measures networks by their names, and no recipe; leave it out"
+        )
     picture = plot or _PLOT
     numbers = asked.json or picture.with_suffix(".json")
     check_target("--plot", picture, (".png", ".svg"))
@@ -220,13 +232,17 @@ def progress() -> Iterator[Any]:
 
 
 def show_model(result: Mapping[str, Any]) -> None:
-    """Print a training step: what was measured, its speed and memory, where the time goes, what was tried, the verdict."""
+    """Print a training step: what was measured, its speed and memory, where the time goes, what was tried,
+    the verdict.
+    """
     r = result
     show_table(("", ""), _model_rows(r), left=None, title=f"bench model: {r['recipe']}")
     CONSOLE.print()
     show_split(r["split"], f"a step of {r['batch_size']:,} images", r["seconds"])
     if not r["workers"] and r["data"] == "noise":
-        CONSOLE.print("data: not measured with noise images; `vitctl bench data` measures a loader", soft_wrap=True)
+        CONSOLE.print(
+            "data: not measured with noise images; `vitctl bench data` measures a loader", soft_wrap=True
+        )
     if r["processes"] == 1:
         CONSOLE.print("communication: none, one process")
     elif "communication" not in r["split"]:
@@ -234,7 +250,8 @@ def show_model(result: Mapping[str, Any]) -> None:
     if r["trials"]:
         CONSOLE.print()
         rows = [
-            (f"{t['knob']} = {t['value']}", f"{t['gain']:+.0%}", f"{t['wins']} of {t['rounds']}") for t in r["trials"]
+            (f"{t['knob']} = {t['value']}", f"{t['gain']:+.0%}", f"{t['wins']} of {t['rounds']}")
+            for t in r["trials"]
         ]
         show_table(("tried", "images/s", "rounds won"), rows)
     CONSOLE.print()
@@ -256,7 +273,8 @@ def _model_rows(r: Mapping[str, Any]) -> list[tuple[str, str]]:
     rows = [
         (
             "network",
-            f"{r['parameters']:,} parameters, {r['image_size']} pixels, {r['flops_per_image'] / 1e9:.4g} GFLOPs an image (with backward)",
+            f"{r['parameters']:,} parameters, {r['image_size']} pixels, {r['flops_per_image'] / 1e9:.4g} "
+            f"GFLOPs an image (with backward)",
         ),
         ("update", f"{r['batch_size']:,} images, {r['micro_batch']:,} in a pass{each}; {', '.join(kernels)}"),
         ("images", f"{r['data']}, {r['workers']} loader worker(s)" if r["data"] != "noise" else "noise"),
@@ -270,7 +288,8 @@ def _model_rows(r: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("", f"{r['tflops']:.3g} TFLOP/s, MFU {r['mfu']:.0%} of {r['peak_tflops']:.3g}: {r['mfu_against']}"),
         (
             "memory",
-            f"{bytes_text(r['peak_memory_bytes'])} at the peak, {bytes_text(r['free_memory_bytes'])} more are free",
+            f"{bytes_text(r['peak_memory_bytes'])} at the peak, {bytes_text(r['free_memory_bytes'])} more "
+            f"are free",
         ),
     ]
     if r["largest_micro_batch"]:
@@ -286,7 +305,11 @@ def _spread(r: Mapping[str, Any]) -> str:
 
 def _largest(one: Mapping[str, Any]) -> str:
     how = "tried" if one["tried"] else "from the memory of smaller ones"
-    ends = {"memory": "then memory ends", "batch": "all that the recipe asks for", "time": "no time to try more"}
+    ends = {
+        "memory": "then memory ends",
+        "batch": "all that the recipe asks for",
+        "time": "no time to try more",
+    }
     each = f", {bytes_text(one['image_bytes'])} each" if one["image_bytes"] else ""
     return f"{one['images']:,} images ({how}{each}; {ends[one['bound']]})"
 
@@ -317,20 +340,25 @@ def show_resolutions(result: Mapping[str, Any]) -> None:
             f"{cell['gflops']:,.3g}",
             _rate(cell["images_per_second"] / result["cores"]) if cell["images_per_second"] else "-",
             str(cell["best_batch"] or "-"),
-            (f"{cell['largest_batch']:,}" + "*" * (not cell["largest_tried"])) if cell["largest_batch"] else "-",
+            (f"{cell['largest_batch']:,}" + "*" * (not cell["largest_tried"]))
+            if cell["largest_batch"]
+            else "-",
         )
         for cell in result["cells"]
     ]
     machine = result["machine"]
     title = f"forward passes on {machine['device_name']}, {result['precision']}, load {machine.get('load', 0):.1f}"
     show_table(
-        ("model", "pixels", "GFLOPs", f"images/s of a {result['core']}", "at batch", "largest batch"), rows, title=title
+        ("model", "pixels", "GFLOPs", f"images/s of a {result['core']}", "at batch", "largest batch"),
+        rows,
+        title=title,
     )
     CONSOLE.print("GFLOPs: of a forward pass, as computed", soft_wrap=True)
     for kernels in sorted({_kernels(cell) for cell in result["cells"] if cell["attention"]}):
         CONSOLE.print(f"{kernels}: {_cells_with(result, kernels)}", markup=False, soft_wrap=True)
     CONSOLE.print(
-        "* not tried: from the memory that smaller batches took; -: no time or no memory for it", soft_wrap=True
+        "* not tried: from the memory that smaller batches took; -: no time or no memory for it",
+        soft_wrap=True,
     )
     for note in result["notes"]:
         CONSOLE.print(f"note: {note}", markup=False, soft_wrap=True)
@@ -350,8 +378,8 @@ def _cells_with(result: Mapping[str, Any], text: str) -> str:
 
 def run_data(asked: Sequence[Asked], flags: Flags, step_rate: float | None) -> None:
     """Measure the loaders of some recipes, print them, and write their numbers."""
-    from vitctl.jobs.bench.budget import Budget
-    from vitctl.jobs.bench.loader import bench_data
+    from vitctl.bench.budget import Budget
+    from vitctl.bench.loader import bench_data
 
     asked[0].check()
     start_command()
@@ -377,12 +405,16 @@ def show_data(r: Mapping[str, Any]) -> None:
     rows = [
         (
             "images",
-            f"{r['data']}: {r['num_images']:,} images, {bytes_text(r['image_bytes'])} each, to {r['image_size']} pixels",
+            f"{r['data']}: {r['num_images']:,} images, {bytes_text(r['image_bytes'])} each, to "
+            f"{r['image_size']} pixels",
         ),
         ("loader", f"{_rate(r['images_per_second'])} images/s with {r['workers']} worker(s)"),
         ("", f"{_rate(r['images_per_worker'])} of a worker{of_cpu}"),
         ("the step", f"{_rate(needs)} images/s ({r['step_source']})" if needs else "not measured"),
-        ("machine", f"{r['machine']['cpu']}, {r['machine']['cores']} cores, load {r['machine'].get('load', 0):.1f}"),
+        (
+            "machine",
+            f"{r['machine']['cpu']}, {r['machine']['cores']} cores, load {r['machine'].get('load', 0):.1f}",
+        ),
     ]
     show_table(("", ""), rows, left=None, title=f"bench data: {r['recipe']}")
     CONSOLE.print()

@@ -15,11 +15,15 @@ _FILE: Any = Console.file  # a property
 
 
 class PlainConsole(Console):
-    """Rich's console that escapes control characters in text; its own codes, for colours and the cursor, are not escaped."""
+    """Rich's console that escapes control characters in text; its own codes, for colours and the cursor, are
+    not escaped.
+    """
 
     @property
     def file(self) -> IO[str]:
-        """The underlying stream, without the wrapper that escapes text, also while a live view replaces standard output."""
+        """The underlying stream, without the wrapper that escapes text, also while a live view replaces
+        standard output.
+        """
         found: Any = _FILE.fget(self)
         while isinstance(found, PlainStream):
             found = found.stream

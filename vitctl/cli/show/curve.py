@@ -12,7 +12,12 @@ _LABEL = 8
 
 
 def draw_curve(
-    points: Sequence[tuple[float, float]], *, width: int, height: int, unit: Unit = "number", plain: bool = False
+    points: Sequence[tuple[float, float]],
+    *,
+    width: int,
+    height: int,
+    unit: Unit = "number",
+    plain: bool = False,
 ) -> list[str]:
     """The lines of a chart, with labels at the left and below; none where no point is finite.
 
@@ -32,7 +37,10 @@ def draw_curve(
     places = [(round(horizontal.at(x)), round(vertical.at(y))) for x, y in points]
     cells = {place for pair in zip(places, places[1:] or places, strict=False) for place in _between(*pair)}
     grid = _stars(cells, across, rows) if plain else _braille(cells, across, rows)
-    labels = {round(vertical.at(tick) / (1 if plain else 4) - (0 if plain else 0.5)): tick for tick in vertical.ticks}
+    labels = {
+        round(vertical.at(tick) / (1 if plain else 4) - (0 if plain else 0.5)): tick
+        for tick in vertical.ticks
+    }
     mark, corner, line = ("|", "+", "-") if plain else ("┤", "└", "─")
     side = "|" if plain else "│"
     made = [

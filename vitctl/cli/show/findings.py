@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from vitctl.cli.show.render import CONSOLE, clock
-from vitctl.jobs.verification.finding import FAILS, Finding
+from vitctl.verify.finding import FAILS, Finding
 
 _LABEL = 12
 

@@ -70,7 +70,8 @@ def _show(rows: Sequence[Row], out: Path) -> None:
     drawn = [file for row in rows for file in row.files]
     kinds = len({file.with_suffix("") for file in drawn})
     CONSOLE.print(
-        f"{kinds} picture{'s' * (kinds != 1)}, each as .png and .svg, and {NUMBERS} in {typed(out)}; `vitctl report RUN` shows those "
+        f"{kinds} picture{'s' * (kinds != 1)}, each as .png and .svg, and {NUMBERS} in {typed(out)}; `vitctl "
+        f"report RUN` shows those "
         "in RUN/inspect",
         markup=False,
         soft_wrap=True,

@@ -1,4 +1,6 @@
-"""What `vitctl data shards` reports before it writes: files that are not images, damaged images, doubtful classes."""
+"""What `vitctl data shards` reports before it writes: files that are not images, damaged images, doubtful
+classes.
+"""
 
 import shlex
 import shutil
@@ -58,7 +60,8 @@ def show_intake(intake: "Intake", source: str, out: Path, *, stops: bool, comman
         options += doubt.options
     if problems:
         raise DataError(
-            f"{source}: {' and '.join(problems)}, listed above; nothing was written; correct the files, or type: "
+            f"{source}: {' and '.join(problems)}, listed above; nothing was written; correct the files, "
+            f"or type: "
             f"{shlex.join(['vitctl', *command, *options])}"
         )
     if not intake.splits:
@@ -85,7 +88,10 @@ def say_splits(splits: "Mapping[str, Originals]") -> None:
 
     first = next(iter(splits.values()))
     if first.is_user_data and len(first.class_names) == 1:
-        say(f"only one class, {first.class_names[0]!r}: if the classes are folders inside of it, give that folder")
+        say(
+            f"only one class, {first.class_names[0]!r}: if the classes are folders inside of it, give "
+            f"that folder"
+        )
     found = own_splits(list(splits))
     if found is not None and found.note:
         say(found.note)

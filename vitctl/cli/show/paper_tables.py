@@ -21,7 +21,24 @@ from vitctl.report.paper_table import (
 )
 from vitctl.system.figures import NOT_INSTALLED, can_plot
 
-TABLES = ("1", "2", "3", "4", "5", "6", "7", "8", "9", "fig2", "fig3", "fig4", "fig5", "fig13", "4.6", "figures")
+TABLES = (
+    "1",
+    "2",
+    "3",
+    "4",
+    "5",
+    "6",
+    "7",
+    "8",
+    "9",
+    "fig2",
+    "fig3",
+    "fig4",
+    "fig5",
+    "fig13",
+    "4.6",
+    "figures",
+)
 OF_TASKS = {
     "9": "Table 9: VTAB-1k by task",
     "fig2": "Figure 2: VTAB-1k by group, means of Table 9's tasks",
@@ -53,9 +70,13 @@ def show_paper_tables(
     gpu = find_gpu(device, mfu)
     if number is not None and number not in TABLES:
         raise RecipeError(f"there is no table '{number}' here; there are {', '.join(TABLES)}")
-    known = [column for n in ([number] if number else RESULTS) if n in RESULTS for column in RESULTS[n].columns]
+    known = [
+        column for n in ([number] if number else RESULTS) if n in RESULTS for column in RESULTS[n].columns
+    ]
     if wrong := [target for target in targets if target not in known]:
-        raise RecipeError(f"--target {wrong[0]}: no such column; there are {', '.join(dict.fromkeys(known)) or 'none'}")
+        raise RecipeError(
+            f"--target {wrong[0]}: no such column; there are {', '.join(dict.fromkeys(known)) or 'none'}"
+        )
     if plot is not None:
         _check_plot(number, plot)
     ours = our_results(runs)
@@ -68,7 +89,8 @@ def show_paper_tables(
             _show_results(name, targets, ours, gpu)
     if number not in ("1", "4", *OF_TASKS):
         CONSOLE.print(
-            f"GPU-days: days of one {gpu.device} at {mfu:.0%} of its bf16 peak. TPU-days: the paper's TPUv3-core-days. EFLOPs: 10^18 "
+            f"GPU-days: days of one {gpu.device} at {mfu:.0%} of its bf16 peak. TPU-days: the paper's "
+            f"TPUv3-core-days. EFLOPs: 10^18 "
             "operations of the pre-training.",
             markup=False,
         )
@@ -81,7 +103,8 @@ def show_paper_tables(
 def _check_plot(number: str | None, plot: Path) -> None:
     if number not in PLOTS:
         raise RecipeError(
-            f"--plot {plot}: there are plots of {', '.join(PLOTS)}, e.g. `vitctl recipes table fig5 --plot {plot}`"
+            f"--plot {plot}: there are plots of {', '.join(PLOTS)}, e.g. `vitctl recipes table fig5 "
+            f"--plot {plot}`"
         )
     if plot.suffix.lower() != ".png":
         raise RecipeError(f"--plot {plot}: should be the name of a .png file")
@@ -95,7 +118,8 @@ def _say_runs(ours: OurResults, runs: Path) -> None:
     """Print what the columns "ours" show, and which runs are in none of them."""
     say = f"ours: finished runs of these recipes, unchanged and on all of their images, under {runs}/"
     CONSOLE.print(
-        f"{say}; ± is the deviation over seeds, ours of the population; the paper does not say which.", markup=False
+        f"{say}; ± is the deviation over seeds, ours of the population; the paper does not say which.",
+        markup=False,
     )
     for run in ours.left_out[:_SHOWN_RUNS]:
         CONSOLE.print(f"left out: {run.run} ({run.recipe}): {run.reason}", markup=False, soft_wrap=True)
@@ -115,7 +139,10 @@ def _show_settings(number: str, gpu: Gpu) -> None:
 
 def _show_tasks(number: str, ours: OurResults) -> None:
     rows = task_rows(number, ours)
-    header = ("task" if number == "9" else "group", *(name for column in TABLE_9_RECIPES for name in (column, "ours")))
+    header = (
+        "task" if number == "9" else "group",
+        *(name for column in TABLE_9_RECIPES for name in (column, "ours")),
+    )
     cells = [(row.name, *(text for one in row.accuracies for text in _pair(one, 1))) for row in rows]
     show_table(header, cells, title=f"{OF_TASKS[number]}; top-1 in percent")
     if others := rows[0].others:
@@ -133,7 +160,13 @@ def _show_results(number: str, targets: tuple[str, ...], ours: OurResults, gpu: 
     has_exaflops = any(row.paper_exaflops for row in rows)
     has_days = any(row.paper_core_days for row in rows)
     is_brief = has_numbers and len(shown) > 1 and CONSOLE.width < WIDE
-    costs = ["steps", "EFLOPs", *(("paper",) if has_exaflops else ()), *(("TPU-days",) if has_days else ()), "GPU-days"]
+    costs = [
+        "steps",
+        "EFLOPs",
+        *(("paper",) if has_exaflops else ()),
+        *(("TPU-days",) if has_days else ()),
+        "GPU-days",
+    ]
     columns = (name for target in shown for name in ((target, "ours") if has_numbers else (target,)))
     header = ("recipe", *columns, *(costs[1:2] if is_brief else costs))
     title = f"{_kind(number)} {table.caption}; top-1 in percent"
@@ -148,7 +181,9 @@ def _show_results(number: str, targets: tuple[str, ...], ours: OurResults, gpu: 
         accuracies = [
             text for target in shown for text in ("-" if known[target] is None else f"{known[target]:g}", "-")
         ]
-        cells.append((name, *accuracies, *(known_costs.get(column, "-") for column in header[len(accuracies) + 1 :])))
+        cells.append(
+            (name, *accuracies, *(known_costs.get(column, "-") for column in header[len(accuracies) + 1 :]))
+        )
     show_table(header, cells, title=title)
     for row in rows:
         for target, one in zip(shown, row.accuracies, strict=True):

@@ -24,7 +24,8 @@ GPU, MFU, GPU_TEXT = "H100", 0.4, "80 GiB"
 def show_plan(
     loaded: Loaded, run_dir: Path, config: LaunchConfig = LaunchConfig(), *, everything: bool = False
 ) -> None:
-    """Print what a run does, how long it takes and whether it fits into memory, then the values that were set.
+    """Print what a run does, how long it takes and whether it fits into memory, then the values that were
+    set.
 
     Args:
         loaded: a recipe that trains.
@@ -36,19 +37,27 @@ def show_plan(
 
     loaded, plan = plan_loaded(loaded)
     recipe = cast(Pretrain | Finetune, loaded.recipe)
-    images = f"{plan.num_images:,} images, {plan.num_classes:,} classes" if plan.num_images else "size unknown"
+    images = (
+        f"{plan.num_images:,} images, {plan.num_classes:,} classes" if plan.num_images else "size unknown"
+    )
     per_epoch = f", {plan.epochs:.2f} epochs" if plan.num_images else ""
     tokens = f", {plan.tokens:,} tokens" if plan.tokens else ""
     processes = recipe.machine.processes
     rows = [
         ("data", f"{images} ({plan.data})"),
         ("model", f"{_model(plan.config)}: {plan.parameters:,} parameters"),
-        ("an image", f"{plan.config.image_size} pixels{tokens}, forward {plan.macs_per_image / 1e9:.3f} GMACs"),
+        (
+            "an image",
+            f"{plan.config.image_size} pixels{tokens}, forward {plan.macs_per_image / 1e9:.3f} GMACs",
+        ),
         ("steps", f"{plan.steps:,} of {recipe.schedule.batch_size:,} images{per_epoch}"),
         ("training", f"{plan.training_flops / 1e18:,.4g} exaFLOPs: {_time(plan, processes)}"),
         ("micro-batch", f"{plan.micro_batch:,} images in each of {processes} process(es)"),
         ("memory", f"{bytes_text(plan.memory_bytes)} per process: {_fit(plan)}"),
-        *(("to fit" if n == 0 else "or", f"{way} ({bytes_text(size)})") for n, (way, size) in enumerate(plan.ways)),
+        *(
+            ("to fit" if n == 0 else "or", f"{way} ({bytes_text(size)})")
+            for n, (way, size) in enumerate(plan.ways)
+        ),
         ("checkpoint", f"{bytes_text(plan.checkpoint_bytes)}, at most {bytes_text(plan.disk_bytes)} on disk"),
         ("run folder", str(run_dir)),
     ]
@@ -60,7 +69,8 @@ def show_plan(
     for step, lr in plan.curve:
         CONSOLE.print(f"  step {step:>9,}  {lr:.3e}  {'#' * round(BAR * lr / top)}")
     CONSOLE.print(
-        "\nlaunch [dim](the line of RUN/launch.txt; it needs the folder that this command makes without --dry-run)[/dim]",
+        "\nlaunch [dim](the line of RUN/launch.txt; it needs the folder that this command makes without "
+        "--dry-run)[/dim]",
         style="bold",
     )
     CONSOLE.print(escape(f"  {launch_line(run_dir, recipe, config)}"), soft_wrap=True)
@@ -97,7 +107,10 @@ def _model(config: Config) -> str:
         else []
     )
     if isinstance(config, ViTConfig):
-        grid, of = "x".join(str(side) for side in config.grid), "pixels" if config.map_channels == 3 else "positions"
+        grid, of = (
+            "x".join(str(side) for side in config.grid),
+            "pixels" if config.map_channels == 3 else "positions",
+        )
         words += [
             f"{config.depth} layers",
             f"width {config.hidden_size}",

@@ -23,7 +23,8 @@ Lines = Callable[[Sequence[Prediction]], str]
 def show_predictions(
     batches: Iterable[Sequence[Prediction]], format_: str, names: Sequence[str], total: int
 ) -> Counter[str]:
-    """Print predictions on standard output as they come, flushed after each batch, with progress on a terminal's standard error.
+    """Print predictions on standard output as they come, flushed after each batch, with progress on a
+    terminal's standard error.
 
     Args:
         batches: of predictions.
@@ -48,7 +49,9 @@ def show_predictions(
 
 
 def show_errors(errors: Counter[str], total: int) -> None:
-    """One line on standard error with the number of images that could not be used, and the reasons; nothing without any."""
+    """One line on standard error with the number of images that could not be used, and the reasons; nothing
+    without any.
+    """
     if errors:
         reasons = ", ".join(f"{count:,} {one_line(reason)}" for reason, count in errors.most_common())
         print(f"{errors.total():,} of {total:,} images cannot be used: {reasons}", file=sys.stderr)
@@ -82,7 +85,9 @@ def _format(format_: str, names: Sequence[str]) -> tuple[str, Lines]:
         raise RecipeError(f"--format {format_}: choose table, csv or jsonl")
     width = min(_WIDEST, max([cell_len(one_line(name)) for name in names], default=0))
     width = max(width, len("image"))
-    return f"{'image':{width}}  probability  class\n", lambda batch: "".join(_block(one, width) for one in batch)
+    return f"{'image':{width}}  probability  class\n", lambda batch: "".join(
+        _block(one, width) for one in batch
+    )
 
 
 def _block(one: Prediction, width: int) -> str:
@@ -92,7 +97,9 @@ def _block(one: Prediction, width: int) -> str:
     if one.error:
         rows = [f"{'-':>11}  cannot be used: {one_line(one.error)}"]
     else:
-        rows = [f"{probability:>11.2%}  {one_line(label)}" for label, probability in one.classes] or [f"{'-':>11}"]
+        rows = [f"{probability:>11.2%}  {one_line(label)}" for label, probability in one.classes] or [
+            f"{'-':>11}"
+        ]
     firsts = [name + " " * (width - cell_len(name)), *[" " * width] * (len(rows) - 1)]
     return above + "".join(f"{first}  {row}\n" for first, row in zip(firsts, rows, strict=True))
 

@@ -26,9 +26,11 @@ CONSOLE = PlainConsole(highlight=False)
 
 
 class Screen:
-    """Shows log records while a job runs: on a terminal a view redrawn every second, elsewhere one line per record.
+    """Shows log records while a job runs: on a terminal a view redrawn every second, elsewhere one line per
+    record.
 
-    The view has a bar with steps, time and time left, and below it loss, learning rate, images/s and the last accuracy.
+    The view has a bar with steps, time and time left, and below it loss, learning rate, images/s and the last
+    accuracy.
     """
 
     def __init__(self, run_dir: Path, console: Console = CONSOLE) -> None:
@@ -36,7 +38,9 @@ class Screen:
         self.began = time.monotonic()
         self.name, self.waiting_for = "", "starting"  # what is trained, what the run waits for
         self.training: Mapping[str, Any] = {}  # its newest record
-        self.image_pass: Mapping[str, Any] = {}  # a pass over images; the next record of another kind is its result
+        self.image_pass: Mapping[
+            str, Any
+        ] = {}  # a pass over images; the next record of another kind is its result
         self.accuracy = ""
         self.has_unprinted = False  # whether the view shows numbers that were not printed as a line
         self.changed = self.latest = 0.0
@@ -55,7 +59,9 @@ class Screen:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self.live is not None:
-            with suppress(Exception):  # the job has finished: an error of the display must not lose its result
+            with suppress(
+                Exception
+            ):  # the job has finished: an error of the display must not lose its result
                 self.live.stop()
                 if self.has_unprinted:
                     self._print(self._last_line())
@@ -70,7 +76,9 @@ class Screen:
         raise_output_error()
 
     def report_foreign(self, record: Mapping[str, Any]) -> None:
-        """Show a record that was read from a file; nothing of one that lacks what its kind has, or has it of another type."""
+        """Show a record that was read from a file; nothing of one that lacks what its kind has, or has it of
+        another type.
+        """
         trial = copy(self)
         try:
             _line(record)
@@ -93,7 +101,9 @@ class Screen:
                 return
             self.printed = time.monotonic()
         if text := _line(record):
-            self._print((f"{record['task']}: " if "task" in record and record["kind"] != "task" else "") + text)
+            self._print(
+                (f"{record['task']}: " if "task" in record and record["kind"] != "task" else "") + text
+            )
 
     def view(self) -> RenderableType:
         """The current view: two lines, or three during a pass over images while training."""
@@ -127,7 +137,11 @@ class Screen:
             return
         self.image_pass = {}
         if "total_steps" in record and record["kind"] in ("train", "now"):
-            self.name, self.training, self.has_unprinted = record.get("task", "training"), record, "loss" in record
+            self.name, self.training, self.has_unprinted = (
+                record.get("task", "training"),
+                record,
+                "loss" in record,
+            )
             self.changed, self.waiting_for = time.monotonic(), "" if "loss" in record else "the first images"
         elif record["kind"] == "now":
             self.waiting_for = record["text"]
@@ -150,7 +164,11 @@ class Screen:
         now = self.training
         if "loss" not in now:
             return self.accuracy
-        parts = [f"loss {now['loss']:.4f}", f"lr {now['lr']:.3g}", f"{_rate(now['images_per_second'])} images/s"]
+        parts = [
+            f"loss {now['loss']:.4f}",
+            f"lr {now['lr']:.3g}",
+            f"{_rate(now['images_per_second'])} images/s",
+        ]
         parts += [self.accuracy] if self.accuracy else []
         parts += [f"bad {now['num_bad']}"] if now["num_bad"] else []
         parts += [f"data-wait {now['data_wait']:.0%}"]
@@ -167,7 +185,10 @@ class Screen:
 
 @contextmanager
 def waiting(text: str, console: Console = CONSOLE) -> Iterator[None]:
-    """Show a line on a terminal during work before there is a `Screen`. The cursor stays visible, also after an error."""
+    """Show a line on a terminal during work before there is a `Screen`.
+
+    The cursor stays visible, also after an error.
+    """
     if not console.is_terminal:
         yield
         return
@@ -204,7 +225,8 @@ _SILENT_SECONDS = 30.0  # without a terminal: at most this long between two line
 
 def _numbers(record: Mapping[str, Any]) -> str:
     return (
-        f"loss {record['loss']:.4f}  {record['images_per_second']:,.0f} images/s  data-wait {record['data_wait']:.0%}"
+        f"loss {record['loss']:.4f}  {record['images_per_second']:,.0f} images/s  data-wait "
+        f"{record['data_wait']:.0%}"
         + (f"  MFU {record['mfu']:.0%}" if record.get("mfu") else "")
         + (f"  bad {record['num_bad']}" if record["num_bad"] else "")
     )  # fmt: skip
@@ -247,8 +269,8 @@ def _line(record: Mapping[str, Any]) -> str:
             return f"{record['task']}  accuracy {record['accuracy']:.2%}"
         case "export":
             return (
-                f"{record['path']}: verified, largest difference {record['difference']:.1e} of the logits' deviation"
-                + "".join(f"\n  note: {note}" for note in record["notes"])
+                f"{record['path']}: verified, largest difference {record['difference']:.1e} of the logits' "
+                f"deviation" + "".join(f"\n  note: {note}" for note in record["notes"])
             )
         case _:
             return ""
@@ -271,19 +293,30 @@ def show_result(result: Mapping[str, Any], run_dir: Path) -> None:
     elif "accuracy" in metrics:
         if "sweep" in metrics:
             split, lr = result["provenance"]["sweep"]["split"], result["provenance"]["lr"]
-            tried = [(rate, f"{value:.2%}", "chosen" * (float(rate) == lr)) for rate, value in metrics["sweep"].items()]
+            tried = [
+                (rate, f"{value:.2%}", "chosen" * (float(rate) == lr))
+                for rate, value in metrics["sweep"].items()
+            ]
             show_table(("lr", f"accuracy on {split}", ""), tried)
         if "by_seed" in metrics:
-            show_table(("seed", "accuracy"), [(seed, f"{v['accuracy']:.2%}") for seed, v in metrics["by_seed"].items()])
+            show_table(
+                ("seed", "accuracy"),
+                [(seed, f"{v['accuracy']:.2%}") for seed, v in metrics["by_seed"].items()],
+            )
             runs, images = len(metrics["by_seed"]), f"{metrics['total']:,} images"
             CONSOLE.print(
-                f"accuracy {metrics['accuracy']:.2%} ± {metrics['std']:.2%} (mean of {runs} seeds, {images} each)"
+                f"accuracy {metrics['accuracy']:.2%} ± {metrics['std']:.2%} (mean of {runs} seeds, "
+                f"{images} each)"
             )
         else:
-            CONSOLE.print(f"accuracy {metrics['accuracy']:.2%} ({metrics['correct']:,} of {metrics['total']:,})")
+            CONSOLE.print(
+                f"accuracy {metrics['accuracy']:.2%} ({metrics['correct']:,} of {metrics['total']:,})"
+            )
         if "last" in metrics:
             last, step = metrics["last"], result["provenance"]["weights_step"]
-            CONSOLE.print(f"of the best checkpoint, step {step}; the last, step {last['step']}: {last['accuracy']:.2%}")
+            CONSOLE.print(
+                f"of the best checkpoint, step {step}; the last, step {last['step']}: {last['accuracy']:.2%}"
+            )
         _print_baselines(metrics)
     for kind, path in result.get("files", {}).items():
         CONSOLE.print(escape(f"{kind}: {path}"), soft_wrap=True)
@@ -294,9 +327,15 @@ def _print_baselines(metrics: Mapping[str, Any]) -> None:
     """Print the baselines of an accuracy, and a warning where it is no better than a constant prediction."""
     if "majority_class" not in metrics:
         return
-    mean = f"mean over classes {metrics['mean_per_class']:.2%}, " if metrics.get("mean_per_class") is not None else ""
+    mean = (
+        f"mean over classes {metrics['mean_per_class']:.2%}, "
+        if metrics.get("mean_per_class") is not None
+        else ""
+    )
     majority = metrics["majority_class"]
-    CONSOLE.print(f"  {mean}majority class alone {majority:.2%}, chance {metrics['chance']:.2%}", soft_wrap=True)
+    CONSOLE.print(
+        f"  {mean}majority class alone {majority:.2%}, chance {metrics['chance']:.2%}", soft_wrap=True
+    )
     if warning := verdict(metrics):
         CONSOLE.print(f"warning: {warning}", style="bold yellow", soft_wrap=True)
 
@@ -344,13 +383,16 @@ def _fewshot_rows(metrics: Mapping[str, Any]) -> tuple[Sequence[str], list[Seque
     ]
     if len(sets) > 1:
         rows += [
-            (f"mean of {len(sets)}", shots, f"{v:.2%}", "", "", "", "") for shots, v in metrics["accuracy"].items()
+            (f"mean of {len(sets)}", shots, f"{v:.2%}", "", "", "", "")
+            for shots, v in metrics["accuracy"].items()
         ]
     return ("data set", "shots", "accuracy", "std", "per class", "majority", "l2"), rows
 
 
 def _vtab_rows(metrics: Mapping[str, Any]) -> tuple[Sequence[str], list[Sequence[str]]]:
-    """Accuracy of each task, group and all, and the paper's of the same tasks; 80 columns have no space for the deviation of both."""
+    """Accuracy of each task, group and all, and the paper's of the same tasks; 80 columns have no space for
+    the deviation of both.
+    """
     paper = metrics["paper"]
     has_seeds = any(len(row["by_seed"]) > 1 for row in metrics["tasks"].values())
 
@@ -369,7 +411,9 @@ def _vtab_rows(metrics: Mapping[str, Any]) -> tuple[Sequence[str], list[Sequence
         for name, value in metrics["groups"].items()
     ]
     whole = [f"{column['mean']:.2%}" for column in paper.values()]
-    rows.append((metrics["label"], f"{metrics['mean']:.2%}", second(metrics) if has_seeds else "", "", *whole))
+    rows.append(
+        (metrics["label"], f"{metrics['mean']:.2%}", second(metrics) if has_seeds else "", "", *whole)
+    )
     rows.append(("mean of the groups", f"{metrics['mean_of_groups']:.2%}", "", ""))
     return ("task", "accuracy", "std" if has_seeds else "per class", "majority", *paper), rows
 
@@ -381,13 +425,17 @@ def _percent(paper: Mapping[str, Any], part: str, name: str) -> list[str]:
 def show_table(
     header: Sequence[str], rows: Sequence[Sequence[str]], *, title: str = "", left: Sequence[str] | None = ()
 ) -> None:
-    """A table whose first column and those named in `left` are text, all of them when it is None; the others are numbers."""
+    """A table whose first column and those named in `left` are text, all of them when it is None; the others
+    are numbers.
+    """
     if title:
         CONSOLE.print(escape(title), soft_wrap=True)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for i, name in enumerate(header):
         side: Literal["left", "right"] = "left" if i == 0 or left is None or name in left else "right"
-        whole = side == "right" or (i == 0 and all(len(str(row[0])) <= _SHORT_NAME for row in rows))  # to be copied
+        whole = side == "right" or (
+            i == 0 and all(len(str(row[0])) <= _SHORT_NAME for row in rows)
+        )  # to be copied
         table.add_column(escape(name), justify=side, overflow="fold", no_wrap=whole)
     for row in rows:
         table.add_row(*(escape(str(cell)) for cell in row))

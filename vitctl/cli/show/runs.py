@@ -1,4 +1,6 @@
-"""What `vitctl runs` prints: the list, one run with its curves, a run as it goes on, and what a clean-up frees."""
+"""What `vitctl runs` prints: the list, one run with its curves, a run as it goes on, and what a clean-up
+frees.
+"""
 
 import sys
 import time
@@ -38,7 +40,9 @@ def show_list(lines: Sequence[RunLine], root: Path) -> None:
         )
         for line in lines
     ]
-    show_table(("run", "recipe", "state", "step", "result", "updated", "size"), rows, left=("recipe", "state"))
+    show_table(
+        ("run", "recipe", "state", "step", "result", "updated", "size"), rows, left=("recipe", "state")
+    )
     total = bytes_text(sum(line.num_bytes for line in lines))
     CONSOLE.print(escape(f"{len(lines)} run{'s' * (len(lines) > 1)} in {root}, {total}"), soft_wrap=True)
 
@@ -90,7 +94,12 @@ def tail(folder: Path) -> None:
     elif result.status == "done":
         with parsing(folder / RESULT, CheckpointError, "not a valid result of vitctl"):
             show_result(
-                {"job": result.job, "metrics": result.metrics, "provenance": result.provenance, "files": result.files},
+                {
+                    "job": result.job,
+                    "metrics": result.metrics,
+                    "provenance": result.provenance,
+                    "files": result.files,
+                },
                 folder,
             )
     else:
@@ -145,7 +154,9 @@ def clean_runs(runs: Sequence[Path], *, yes: bool) -> None:
     if not found:
         CONSOLE.print("nothing to delete: every checkpoint is the last or the best of its run", markup=False)
         return
-    rows = [(str(p.run), f"{len(p.folders)}", bytes_text(p.num_bytes), ", ".join(map(str, p.kept))) for p in found]
+    rows = [
+        (str(p.run), f"{len(p.folders)}", bytes_text(p.num_bytes), ", ".join(map(str, p.kept))) for p in found
+    ]
     show_table(("run", "checkpoints to delete", "frees", "steps that stay"), rows, left=("steps that stay",))
     total = sum(plan.num_bytes for plan in found)
     number = sum(len(p.folders) for p in found)

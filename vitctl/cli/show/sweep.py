@@ -52,7 +52,13 @@ def show_outcomes(outcomes: Sequence[Outcome], metric: str) -> None:
     """A line for each run: its varied values, the metric, the last loss, the time."""
     names = shared_words([one.name for one in outcomes])
     rows = [
-        (name, one.status, _number(one.value), _plain(one.loss), f"{one.seconds:,.0f} s" if one.seconds else "-")
+        (
+            name,
+            one.status,
+            _number(one.value),
+            _plain(one.loss),
+            f"{one.seconds:,.0f} s" if one.seconds else "-",
+        )
         for name, one in zip(names, outcomes, strict=True)
     ]
     show_table(("run", "status", metric, "loss", "training"), rows, left=("status",))
@@ -73,10 +79,14 @@ def show_costs(cells: Sequence[SweepCell]) -> None:
     for cell, name in zip(cells, shared_words([cell.name for cell in cells]), strict=True):
         recipe = load_recipe(cell.recipe, cell.overrides).recipe
         if not isinstance(recipe, Pretrain | Finetune):
-            raise RecipeError(f"--dry-run plans training runs only; '{cell.recipe}' is for `vitctl {recipe.job}`")
+            raise RecipeError(
+                f"--dry-run plans training runs only; '{cell.recipe}' is for `vitctl {recipe.job}`"
+            )
         plan = plan_training(recipe)
         macs, flops = plan.macs_per_image / 1e9, plan.training_flops / 1e18
-        rows.append((name, f"{plan.parameters / 1e6:,.1f}M", f"{macs:,.4g}", f"{plan.steps:,}", f"{flops:,.4g}"))
+        rows.append(
+            (name, f"{plan.parameters / 1e6:,.1f}M", f"{macs:,.4g}", f"{plan.steps:,}", f"{flops:,.4g}")
+        )
     show_table(("run", "parameters", "GMACs", "steps", "EFLOPs"), rows)
 
 
@@ -88,7 +98,9 @@ def _draw(found: Sweep, outcomes: Sequence[Outcome], folder: Path, metric: str) 
             raise VitctlError(f"--metric {metric}: no run has this metric; they have {', '.join(known)}")
     elif can_plot():
         CONSOLE.print(
-            f"plot: {draw_sweep(finished, metric, found.note or found.name, folder)}", markup=False, soft_wrap=True
+            f"plot: {draw_sweep(finished, metric, found.note or found.name, folder)}",
+            markup=False,
+            soft_wrap=True,
         )
     else:
         CONSOLE.print(f"no plot: {NOT_INSTALLED}", markup=False)

@@ -23,7 +23,9 @@ from vitctl.system.text import did_you_mean, nearest, typed_command
 
 def _make_digits(out: Path) -> None:
     for split in digits.SIZES:
-        write_originals(Originals(digits.items(split), digits.CLASS_NAMES, "scikit-learn digit scans"), out, split)
+        write_originals(
+            Originals(digits.items(split), digits.CLASS_NAMES, "scikit-learn digit scans"), out, split
+        )
 
 
 def _make_glyphs(out: Path) -> None:
@@ -41,7 +43,9 @@ def _make_shapes(out: Path, *, task: str, sizes: Mapping[str, int]) -> None:
 
 def _shapes(task: str, sizes: Mapping[str, int]) -> DataSet:
     name = "shapes" if task == "all" else f"shapes-{task}"
-    return DataSet(name, len(shapes.TASKS[task].class_names), sizes, make=partial(_make_shapes, task=task, sizes=sizes))
+    return DataSet(
+        name, len(shapes.TASKS[task].class_names), sizes, make=partial(_make_shapes, task=task, sizes=sizes)
+    )
 
 
 GLYPHS_SIZES = {"train": 10_000, "test": 1_000}
@@ -79,12 +83,15 @@ def find_data_set(name: str) -> DataSet:
     near = starts[:3] or list(dict.fromkeys(by_name[alias].name for alias in close))
     hint = f"{did_you_mean(near)} " if near else ""
     raise DataError(
-        f"no data set is called '{name}'; {hint}known: {', '.join(DATA_SETS)}; for your own images use --data FOLDER"
+        f"no data set is called '{name}'; {hint}known: {', '.join(DATA_SETS)}; for your own images use "
+        f"--data FOLDER"
     )
 
 
 def known_size(dataset: str, split: str) -> tuple[int, int] | None:
-    """(images of a split expression, classes) from the catalog, for planning; None where they depend on the data."""
+    """(images of a split expression, classes) from the catalog, for planning; None where they depend on the
+    data.
+    """
     row = find_data_set(dataset)
     try:
         return sum(part.stop - part.start for part in resolve(split, row.sizes)), row.num_classes
@@ -149,7 +156,8 @@ def open_split(
         whole: refuse splits of a known set that have not all of its images.
 
     Returns:
-        the samples, numbered from 0: `len`, `class_names`, `labels`, `key` and `read`. It travels to other processes by pickling.
+        the samples, numbered from 0: `len`, `class_names`, `labels`, `key` and `read`. It travels to other
+            processes by pickling.
 
     Raises:
         DataError: in one line what is missing, and how to get it.
@@ -187,7 +195,9 @@ def synthetic(num_images: int, *, dataset: str, image_size: int) -> Source:
 
 def _folder(split: str, dataset: str, root: str, scratch: Path | None) -> Path:
     if not dataset:
-        raise DataError("no data was given; use --data FOLDER (shards made by `vitctl data shards`) or --dataset NAME")
+        raise DataError(
+            "no data was given; use --data FOLDER (shards made by `vitctl data shards`) or --dataset NAME"
+        )
     row = find_data_set(dataset)
     folder = Path(root) / row.name
     if row.make is not None and scratch is not None and not find_splits(folder):
@@ -196,7 +206,9 @@ def _folder(split: str, dataset: str, root: str, scratch: Path | None) -> Path:
     if message := missing_shards(row, root, split):
         command = typed_command("vitctl COMMAND")
         again = (
-            "the same line with --data SHARDS for --dataset" if "--dataset" in command else f"`{command} --data SHARDS`"
+            "the same line with --data SHARDS for --dataset"
+            if "--dataset" in command
+            else f"`{command} --data SHARDS`"
         )
         raise DataError(
             f"{message} Other images: `vitctl data shards PHOTOS SHARDS`, then {again}. "
@@ -224,10 +236,14 @@ def originals_of(row: DataSet, root: Path) -> Path:
 def _check_against_table(row: DataSet, sources: Mapping[str, Source], folder: Path) -> None:
     sizes = row.sizes if "train" in find_splits(folder) else {"train800": 800, "val200": 200}
     for name, opened in sources.items():
-        source = opened.source if isinstance(opened, Without) else opened  # what is left out on purpose is no mistake
+        source = (
+            opened.source if isinstance(opened, Without) else opened
+        )  # what is left out on purpose is no mistake
         wanted = sizes.get(name)
         if len(source.class_names) != row.num_classes or (wanted is not None and len(source) != wanted):
             raise DataError(
-                f"{folder / name}: {len(source):,} images of {len(source.class_names):,} classes, {row.name} has "
-                f"{wanted or '?':,} of {row.num_classes:,}; if it is another data set give it with --data {folder}"
+                f"{folder / name}: {len(source):,} images of {len(source.class_names):,} classes, "
+                f"{row.name} has "
+                f"{wanted or '?':,} of {row.num_classes:,}; if it is another data set give it with --data "
+                f"{folder}"
             )

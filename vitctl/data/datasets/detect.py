@@ -14,9 +14,10 @@ def open_originals(source: str, *, download: bool = False, root: Path | None = N
     """Open the original files of a data set, to be written by `write_split`.
 
     Args:
-        source: a folder or a plain `.tar` of class folders or of a tar per class, a `.csv` or `.tsv` table, `torchvision:NAME`,
-            `known:NAME` (a set of the catalog, from its original files below `root`), a folder with ImageNet's archives or
-            Kaggle's tree, a `.parquet` file or a folder of them, or a folder of shards.
+        source: a folder or a plain `.tar` of class folders or of a tar per class, a `.csv` or `.tsv` table,
+            `torchvision:NAME`, `known:NAME` (a set of the catalog, from its original files below `root`), a
+            folder with ImageNet's archives or Kaggle's tree, a `.parquet` file or a folder of them, or a
+            folder of shards.
         download: `torchvision:` only: fetch what is missing.
         root: folder of the files of `torchvision:` (`torchvision_data` when not given) and `known:`.
 
@@ -39,7 +40,9 @@ def _open(source: str, *, download: bool, root: Path | None) -> dict[str, Origin
 
     path = Path(source)
     if source.startswith(_TORCHVISION):
-        return read_torchvision(source.removeprefix(_TORCHVISION), root or Path("torchvision_data"), download=download)
+        return read_torchvision(
+            source.removeprefix(_TORCHVISION), root or Path("torchvision_data"), download=download
+        )
     if source.startswith(_KNOWN):
         return read_originals(source.removeprefix(_KNOWN), root or Path(source.removeprefix(_KNOWN)))
     if path.is_dir():
@@ -54,7 +57,8 @@ def _open(source: str, *, download: bool, root: Path | None) -> dict[str, Origin
     }
     if path.suffix.lower() not in readers:
         raise DataError(
-            f"{source}: should be a folder of class folders, a .tar of them, a .csv or .tsv table, or .parquet"
+            f"{source}: should be a folder of class folders, a .tar of them, a .csv or .tsv table, or "
+            f".parquet"
         )
     return readers[path.suffix.lower()](path)
 

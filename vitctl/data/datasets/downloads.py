@@ -1,6 +1,7 @@
 """Download URLs of known data sets, for those that need no account.
 
-Digests are those that TensorFlow Datasets keeps of the same files, or that torchvision does for the CIFAR archives and EuroSAT.
+Digests are those that TensorFlow Datasets keeps of the same files, or that torchvision does for the CIFAR
+archives and EuroSAT.
 """
 
 from dataclasses import dataclass
@@ -60,10 +61,26 @@ _DSPRITES = (
 _SMALLNORB = tuple(
     _sha(url, sha256, num_bytes, packed=True)
     for url, sha256, num_bytes in (
-        (f"{_NORB_TEST}-dat.mat.gz", "cf7104eed3e51174d2f65b66d1e5878b9da233b886f161b0d88f4510ba2c7474", 130_799_817),
-        (f"{_NORB_TEST}-info.mat.gz", "16adf314226327ee006d1a44db8cfef52773c06c829951d5653a9f6f310248a2", 10_428),
-        (f"{_NORB_TRAIN}-dat.mat.gz", "5ffd6272a07d32695ee1082a26a41a93a37aab8c28da047f8c34ed348d214873", 131_896_188),
-        (f"{_NORB_TRAIN}-info.mat.gz", "de7eb932ebe7a4ee16217fead60660d0eb3d23632c2f4d1c51f88c501c17bf32", 71_052),
+        (
+            f"{_NORB_TEST}-dat.mat.gz",
+            "cf7104eed3e51174d2f65b66d1e5878b9da233b886f161b0d88f4510ba2c7474",
+            130_799_817,
+        ),
+        (
+            f"{_NORB_TEST}-info.mat.gz",
+            "16adf314226327ee006d1a44db8cfef52773c06c829951d5653a9f6f310248a2",
+            10_428,
+        ),
+        (
+            f"{_NORB_TRAIN}-dat.mat.gz",
+            "5ffd6272a07d32695ee1082a26a41a93a37aab8c28da047f8c34ed348d214873",
+            131_896_188,
+        ),
+        (
+            f"{_NORB_TRAIN}-info.mat.gz",
+            "de7eb932ebe7a4ee16217fead60660d0eb3d23632c2f4d1c51f88c501c17bf32",
+            71_052,
+        ),
     )
 )
 _PCAM_FILES = tuple(
@@ -89,7 +106,9 @@ DOWNLOADS: dict[str, tuple[Archive, ...]] = {
         ),
     ),
     "cifar10": (Archive(f"{_CIFAR}-10-python.tar.gz", "md5:c58f30108f718f92721af3b95e74349a", 170_498_071),),
-    "cifar100": (Archive(f"{_CIFAR}-100-python.tar.gz", "md5:eb9058c3a382ffc7106e4002c42a8d85", 169_001_437),),
+    "cifar100": (
+        Archive(f"{_CIFAR}-100-python.tar.gz", "md5:eb9058c3a382ffc7106e4002c42a8d85", 169_001_437),
+    ),
     "dtd": (
         _sha(
             "https://www.robots.ox.ac.uk/~vgg/data/dtd/download/dtd-r1.0.1.tar.gz",
@@ -122,7 +141,11 @@ DOWNLOADS: dict[str, tuple[Archive, ...]] = {
             "52425fb6de5c424942b7626b428656fcbd798db970a937df61750c0f1d358e91",
             19_173_078,
         ),
-        _sha(f"{_PETS}/images.tar.gz", "67195c5e1c01f1ab5f9b6a5d22b8c27a580d896ece458917e61d459337fa318d", 791_918_971),
+        _sha(
+            f"{_PETS}/images.tar.gz",
+            "67195c5e1c01f1ab5f9b6a5d22b8c27a580d896ece458917e61d459337fa318d",
+            791_918_971,
+        ),
     ),
     "svhn": (
         _sha(

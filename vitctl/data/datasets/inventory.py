@@ -7,7 +7,13 @@ from pathlib import Path
 from vitctl.data.datasets.catalog import DATA_SETS, find_data_set, open_split
 from vitctl.data.datasets.originals import DataSet
 from vitctl.data.datasets.readers.caltech101 import SPLIT_NAME
-from vitctl.data.datasets.vtab import VAL200_AND_TEST_DIGESTS, VTAB, VtabTask, is_published_train800, names_digest
+from vitctl.data.datasets.vtab import (
+    VAL200_AND_TEST_DIGESTS,
+    VTAB,
+    VtabTask,
+    is_published_train800,
+    names_digest,
+)
 from vitctl.data.shards.index import find_splits, read_index
 from vitctl.data.source.provenance import source_texts
 from vitctl.data.source.read import Source
@@ -60,7 +66,9 @@ def _holding(row: DataSet, root: Path) -> InventoryEntry:
             row.name, uses_of(row), row.num_classes, dict(row.sizes), f"damaged: {error}", ready=False
         )
     found = [
-        text for text in dict.fromkeys(index.source for index in held.values()) if "partial" in text or "copy" in text
+        text
+        for text in dict.fromkeys(index.source for index in held.values())
+        if "partial" in text or "copy" in text
     ]
     missing = [name for name in row.sizes if name not in held and "train800" not in held]
     if held and missing:
@@ -72,7 +80,12 @@ def _holding(row: DataSet, root: Path) -> InventoryEntry:
     else:
         state = ABSENT
     return InventoryEntry(
-        row.name, uses_of(row), row.num_classes, dict(row.sizes), state, ready=bool(held) or row.make is not None
+        row.name,
+        uses_of(row),
+        row.num_classes,
+        dict(row.sizes),
+        state,
+        ready=bool(held) or row.make is not None,
     )
 
 
@@ -132,7 +145,9 @@ def check_task(
     return TaskCheck(task.name, task.num_classes, sizes, digests, *_verdict(task, opened, keys[0], digests))
 
 
-def _verdict(task: VtabTask, opened: list[Source], train800: list[str], digests: tuple[str, ...]) -> tuple[str, bool]:
+def _verdict(
+    task: VtabTask, opened: list[Source], train800: list[str], digests: tuple[str, ...]
+) -> tuple[str, bool]:
     copies = [text for source in opened for text in source_texts(source) if "copy" in text]
     published = is_published_train800(task, train800)
     ruled = VAL200_AND_TEST_DIGESTS.get(task.name)
@@ -150,4 +165,8 @@ def _verdict(task: VtabTask, opened: list[Source], train800: list[str], digests:
 
 
 def _same(digests: tuple[str, ...], wanted: tuple[str, str] | None) -> tuple[bool | None, ...]:
-    return (None, None) if wanted is None else tuple(found == want for found, want in zip(digests, wanted, strict=True))
+    return (
+        (None, None)
+        if wanted is None
+        else tuple(found == want for found, want in zip(digests, wanted, strict=True))
+    )

@@ -72,9 +72,13 @@ def _row(
     *aliases: str,
     **arguments: Any,
 ) -> DataSet:
-    """A set read by a module of `datasets/`; the `arguments` tell its reader which of several labels or releases is meant."""
+    """A set read by a module of `datasets/`; the `arguments` tell its reader which of several labels or
+    releases is meant.
+    """
     obtain = f"Make them from {reader.ARCHIVE}: `vitctl data prepare {name} --root ROOT`."
-    return DataSet(name, num_classes, sizes, obtain, aliases, read=partial(reader.read, **arguments), native=native)
+    return DataSet(
+        name, num_classes, sizes, obtain, aliases, read=partial(reader.read, **arguments), native=native
+    )
 
 
 def _three(train: int, validation: int, test: int) -> dict[str, int]:
@@ -100,15 +104,42 @@ KNOWN = (
     _row("patch_camelyon", 2, _three(262_144, 32_768, 32_768), "96x96", patch_camelyon, "pcam", "camelyon"),
     _row("eurosat", 10, {"train": 27_000}, "64x64", eurosat),
     _row("resisc45", 45, {"train": 31_500}, "256x256", resisc45),
-    _row("retinopathy", 5, _three(35_126, 10_906, 42_670), "at most 540x540", retinopathy, "diabetic_retinopathy"),
+    _row(
+        "retinopathy",
+        5,
+        _three(35_126, 10_906, 42_670),
+        "at most 540x540",
+        retinopathy,
+        "diabetic_retinopathy",
+    ),
     _row("clevr-count", 8, _CLEVR, "480x320", clevr, "clevr_count", task="count"),
     _row("clevr-dist", 6, _CLEVR, "480x320", clevr, "clevr_dist", "clevr-distance", task="distance"),
     _row("dmlab", 6, _three(65_550, 22_628, 22_735), "480x360", dmlab),
     _row("kitti-dist", 4, _three(6_347, 423, 711), "about 1242x375", kitti, "kitti", "kitti-distance"),
     _row("dsprites-loc", 16, _DSPRITES, "64x64", dsprites, "dsprites_loc", "dsprites-xpos", task="location"),
-    _row("dsprites-ori", 16, _DSPRITES, "64x64", dsprites, "dsprites_ori", "dsprites-orientation", task="orientation"),
-    _row("smallnorb-azim", 18, _NORB, "96x96", smallnorb, "smallnorb_azi", "smallnorb-azimuth", task="azimuth"),
-    _row("smallnorb-elev", 9, _NORB, "96x96", smallnorb, "smallnorb_ele", "smallnorb-elevation", task="elevation"),
+    _row(
+        "dsprites-ori",
+        16,
+        _DSPRITES,
+        "64x64",
+        dsprites,
+        "dsprites_ori",
+        "dsprites-orientation",
+        task="orientation",
+    ),
+    _row(
+        "smallnorb-azim", 18, _NORB, "96x96", smallnorb, "smallnorb_azi", "smallnorb-azimuth", task="azimuth"
+    ),
+    _row(
+        "smallnorb-elev",
+        9,
+        _NORB,
+        "96x96",
+        smallnorb,
+        "smallnorb_ele",
+        "smallnorb-elevation",
+        task="elevation",
+    ),
     _row("cars196", 196, {"train": 8_144, "test": 8_041}, "about 700x480", cars196, "cars", "stanford_cars"),
     _row("birds", 200, {"train": 5_994, "test": 5_794}, "about 500x375", birds, "cub", "caltech_birds2011"),
     _row("uc_merced", 21, {"train": 2_100}, "256x256", uc_merced),
@@ -117,13 +148,22 @@ KNOWN = (
         "imagenet",
         1000,
         {"train": 1_281_167, "validation": 50_000},
-        "Make them: `vitctl data shards IMAGENET_FOLDER ROOT/NAME`, a folder with train/<wnid>/ and val/<wnid>/.",
+        "Make them: `vitctl data shards IMAGENET_FOLDER ROOT/NAME`, a folder with train/<wnid>/ and "
+        "val/<wnid>/.",
         ("imagenet2012", "ilsvrc2012", "in1k"),
         read=imagenet.read,
         native="about 500x375",
     ),
     # The 14,197,122 here and the 18,574 of ObjectNet are unverified: recalled, no source at hand shows them.
-    _row("imagenet21k", imagenet21k.NUM_CLASSES, {"train": 14_197_122}, "about 500x375", imagenet21k, "in21k", "i21k"),
+    _row(
+        "imagenet21k",
+        imagenet21k.NUM_CLASSES,
+        {"train": 14_197_122},
+        "about 500x375",
+        imagenet21k,
+        "in21k",
+        "i21k",
+    ),
     _row("imagenet_v2", 1000, {"test": 10_000}, "about 500x375", imagenet_v2, "imagenet-v2", "imagenetv2"),
     _row("objectnet", objectnet.NUM_CLASSES, {"test": 18_574}, "about 1000x1000", objectnet),
 )

@@ -64,7 +64,8 @@ def _check_digest(archive: Archive, path: Path) -> None:
     if found != wanted:
         path.unlink()
         raise DataError(
-            f"{archive.url}: its {algorithm} is {found[:16]}..., should be {wanted[:16]}...; removed; run again to download it"
+            f"{archive.url}: its {algorithm} is {found[:16]}..., should be {wanted[:16]}...; removed; run "
+            f"again to download it"
         )
 
 
@@ -81,29 +82,43 @@ def _extract(path: Path, name: str, into: Path) -> None:
         elif name.endswith(".zip"):
             with zipfile.ZipFile(path) as packed:
                 for entry in packed.infolist():
-                    most = _check_member(path, entry.filename, entry.file_size, most, is_plain=not _is_link(entry))
+                    most = _check_member(
+                        path, entry.filename, entry.file_size, most, is_plain=not _is_link(entry)
+                    )
                 packed.extractall(into)
         else:
             _gunzip(path, into / name.removesuffix(".gz"), most)
-    except (tarfile.TarError, zipfile.BadZipFile, RuntimeError, zlib.error, lzma.LZMAError, EOFError, OSError) as error:
+    except (
+        tarfile.TarError,
+        zipfile.BadZipFile,
+        RuntimeError,
+        zlib.error,
+        lzma.LZMAError,
+        EOFError,
+        OSError,
+    ) as error:
         raise DataError(f"{path}: cannot be unpacked ({' '.join(str(error).split())})") from None
 
 
 def _check_member(path: Path, name: str, num_bytes: int, most: int, *, is_plain: bool) -> int:
-    """Python's own filter has been escaped from by links (CVE-2025-4517): no link is unpacked at all, and no name climbs.
+    """Python's own filter has been escaped from by links (CVE-2025-4517): no link is unpacked at all, and no
+    name climbs.
 
     Returns:
         the bytes that the members after this one may have.
 
     Raises:
-        DataError: the member is no file or folder, its name leaves the folder, or the archive claims too much.
+        DataError: the member is no file or folder, its name leaves the folder, or the archive claims too
+            much.
     """
     if not is_plain:
         raise DataError(
             f"{path}: {one_line(name)} is a link or a device; archives of images hold files and folders alone"
         )
     if leads_out(name) or has_control(name):
-        raise DataError(f"{path}: {one_line(name)} leads out of its folder, or is no plain name; not unpacked")
+        raise DataError(
+            f"{path}: {one_line(name)} leads out of its folder, or is no plain name; not unpacked"
+        )
     if not 0 <= num_bytes <= most:
         raise DataError(f"{path}: claims to hold more than {_MAX_RATIO} times its own size; not unpacked")
     return most - num_bytes

@@ -1,4 +1,6 @@
-"""Export of VTAB-1k in the community's layout: a folder per task with four lists and the images, with their original bytes."""
+"""Export of VTAB-1k in the community's layout: a folder per task with four lists and the images, with their
+original bytes.
+"""
 
 import hashlib
 import json
@@ -23,11 +25,14 @@ from vitctl.system.text import escaped_json
 Progress = Callable[[int, int], None]
 
 
-def export_task(task: VtabTask, root: Path, out: Path, progress: Progress = lambda _done, _total: None) -> Path:
-    """Write a task in the community's layout, which trainers of adapters read; the folder appears whole, or not at all.
+def export_task(
+    task: VtabTask, root: Path, out: Path, progress: Progress = lambda _done, _total: None
+) -> Path:
+    """Write a task in the community's layout, which trainers of adapters read; the folder appears whole, or
+    not at all.
 
-    Images keep their bytes and their format. `train800val200.txt` names the files of the other two lists, so nothing lies
-    there twice. The original names are in `keys/`, so that `vitctl data check` can prove a copy.
+    Images keep their bytes and their format. `train800val200.txt` names the files of the other two lists, so
+    nothing lies there twice. The original names are in `keys/`, so that `vitctl data check` can prove a copy.
 
     Args:
         task: a row of `VTAB`.
@@ -52,28 +57,41 @@ def export_task(task: VtabTask, root: Path, out: Path, progress: Progress = lamb
     note = {
         "format": FORMAT,
         "task": task.name,
-        "source": "; ".join(dict.fromkeys(text for source in splits.values() for text in source_texts(source))),
-        "lists_sha256": {split: hashlib.sha256((aside / f"{split}.txt").read_bytes()).hexdigest() for split in lists},
+        "source": "; ".join(
+            dict.fromkeys(text for source in splits.values() for text in source_texts(source))
+        ),
+        "lists_sha256": {
+            split: hashlib.sha256((aside / f"{split}.txt").read_bytes()).hexdigest() for split in lists
+        },
     }
     write_text(aside / NOTE, escaped_json(json.dumps(note, indent=1, ensure_ascii=False)) + "\n")
     os.replace(aside, folder)
     return folder
 
 
-def export_shards(task: VtabTask, root: Path, out: Path, progress: Progress = lambda _done, _total: None) -> Path:
-    """Write a task's train800, val200 and test as shards, which `vitctl vtab --data OUT` takes. As `export_task`."""
+def export_shards(
+    task: VtabTask, root: Path, out: Path, progress: Progress = lambda _done, _total: None
+) -> Path:
+    """Write a task's train800, val200 and test as shards, which `vitctl vtab --data OUT` takes.
+
+    As `export_task`.
+    """
     folder = out / task.data_set
     for split, source in _open(task, root).items():
         if not (folder / split / INDEX_FILE).exists():
             labels = source.labels().tolist()
             items = [Item(source.key(n), labels[n], partial(source.read, n)) for n in range(len(source))]
-            write_originals(Originals(items, source.class_names, source_text(source)), folder, split, progress=progress)
+            write_originals(
+                Originals(items, source.class_names, source_text(source)), folder, split, progress=progress
+            )
     return folder
 
 
 def _open(task: VtabTask, root: Path) -> dict[str, Source]:
     expressions = {"train800": task.train800, "val200": task.val200, "test": task.test}
-    return {name: open_split(split, dataset=task.data_set, root=str(root)) for name, split in expressions.items()}
+    return {
+        name: open_split(split, dataset=task.data_set, root=str(root)) for name, split in expressions.items()
+    }
 
 
 def _write_images(folder: Path, split: str, source: Source, progress: Progress) -> list[str]:

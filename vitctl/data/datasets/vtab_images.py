@@ -32,8 +32,8 @@ class TaskData:
         train800, val200, train, test: images; `train` is the first two together.
         names: the split expressions, by those four words.
         source: where the images came from, in words.
-        proven: whether the 800 training images are the benchmark's by a published digest of their names; None where no digest
-            is known.
+        proven: whether the 800 training images are the benchmark's by a published digest of their names; None
+            where no digest is known.
         copy: in what the images are not those of the benchmark; empty when they are.
     """
 
@@ -55,7 +55,8 @@ def open_task(task: VtabTask, root: Path, *, scratch: Path | None, allow_partial
         task: a row of a suite.
         root: folder of known data sets.
         scratch: gets the shards of the community's copy, and of sets that come with vitctl.
-        allow_partial: take splits that have not all of their images, where the expressions still mean something.
+        allow_partial: take splits that have not all of their images, where the expressions still mean
+            something.
 
     Raises:
         DataError: in one line what is missing or wrong.
@@ -109,21 +110,30 @@ def _written(task: VtabTask, root: Path, scratch: Path) -> dict[str, Path]:
 
 
 def _check(task: VtabTask, sources: Mapping[str, Source], root: Path, allow_partial: bool) -> None:
-    """Classes are those of the task, each image is of one; numbers too, which expressions over whole splits settle but lists do not."""
+    """Classes are those of the task, each image is of one; numbers too, which expressions over whole splits
+    settle but lists do not.
+    """
     classes = {source.class_names for source in sources.values()}
     counts = {len(names) for names in classes}
     if counts != {task.num_classes} or len(classes) > 1:
         raise DataError(
-            f"{root}: {task.name} has {task.num_classes} classes, the same in each split; found {sorted(counts)}"
+            f"{root}: {task.name} has {task.num_classes} classes, the same in each split; found "
+            f"{sorted(counts)}"
         )
     for name, source in sources.items():
-        check_labels(source, f"{task.name}, {name}", "training" if name == "train800" else "scoring", single=True)
+        check_labels(
+            source, f"{task.name}, {name}", "training" if name == "train800" else "scoring", single=True
+        )
     wanted = {"train800": {800}, "val200": {200}, "test": {num_test(task)}}
     if task.name == "caltech101":
         wanted["test"].add(num_test(task) + 1)  # two splits of it were drawn, see its reader
-    wrong = [f"{name} has {len(sources[name]):,}" for name in wanted if len(sources[name]) not in wanted[name]]
+    wrong = [
+        f"{name} has {len(sources[name]):,}" for name in wanted if len(sources[name]) not in wanted[name]
+    ]
     if wrong and not allow_partial:
-        raise DataError(f"{root}: not the whole of {task.name}: {', '.join(wrong)} images; data.allow_partial takes it")
+        raise DataError(
+            f"{root}: not the whole of {task.name}: {', '.join(wrong)} images; data.allow_partial takes it"
+        )
 
 
 def _copy(task: VtabTask, opened: tuple[Source, ...], *, again: bool, proven: bool | None) -> str:
@@ -139,12 +149,15 @@ def _copy(task: VtabTask, opened: tuple[Source, ...], *, again: bool, proven: bo
     if proven is False:
         said.append("other training images than the benchmark's, by the digest of their names")
     if task.name == "caltech101" and not again:
-        said.append("a split of our own: the published one hung on the order of a folder, and differs per machine")
+        said.append(
+            "a split of our own: the published one hung on the order of a folder, and differs per machine"
+        )
     return "; ".join(said)
 
 
 def read_community(task: VtabTask, root: Path) -> dict[str, Originals]:
-    """The splits `train800`, `val200`, `train800val200` and `test` of a task in the community's copy of VTAB-1k.
+    """The splits `train800`, `val200`, `train800val200` and `test` of a task in the community's copy of
+    VTAB-1k.
 
     Args:
         task: a row of `VTAB`.
@@ -155,6 +168,8 @@ def read_community(task: VtabTask, root: Path) -> dict[str, Originals]:
     """
     (test,) = resolve(task.test, find_data_set(task.data_set).sizes)
     num_test = test.stop - test.start
-    one_more = {num_test + 1} if task.name == "caltech101" else set()  # two splits of it were drawn, see its reader
+    one_more = (
+        {num_test + 1} if task.name == "caltech101" else set()
+    )  # two splits of it were drawn, see its reader
     with parsing(root / task.community, DataError):
         return community.read(root / task.community, task.num_classes, {num_test} | one_more)

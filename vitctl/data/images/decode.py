@@ -1,4 +1,7 @@
-"""Decode images to pixels. An image that cannot be decoded raises `BadSample`, whose reason is a category to count by."""
+"""Decode images to pixels.
+
+An image that cannot be decoded raises `BadSample`, whose reason is a category to count by.
+"""
 
 import io
 import warnings
@@ -98,9 +101,10 @@ class Picture:
             left: first column.
             height: of the region, in pixels.
             width: of the region, in pixels.
-            reduce: 1 for the exact pixels; 2, 4 or 8 to decode a JPEG directly to 1/2, 1/4 or 1/8 of the size, with the region
-                rounded outwards to whole pixels. Other formats ignore it.
-            reuse_buffer: decode into a buffer of this thread, which the next call with `reuse_buffer` overwrites; faster.
+            reduce: 1 for the exact pixels; 2, 4 or 8 to decode a JPEG directly to 1/2, 1/4 or 1/8 of the
+                size, with the region rounded outwards to whole pixels. Other formats ignore it.
+            reuse_buffer: decode into a buffer of this thread, which the next call with `reuse_buffer`
+                overwrites; faster.
 
         Returns:
             uint8 `[height, width, 3]`, or that divided by `reduce`.
@@ -111,7 +115,9 @@ class Picture:
         part = stored_box(self._turn, (top, left, height, width), self.height, self.width)
         return turned(self._stored(*part, reduce, reuse_buffer), self._turn)
 
-    def _stored(self, top: int, left: int, height: int, width: int, reduce: int, reuse_buffer: bool) -> np.ndarray:
+    def _stored(
+        self, top: int, left: int, height: int, width: int, reduce: int, reuse_buffer: bool
+    ) -> np.ndarray:
         if self._jpeg is not None:
             acquire(_jpeg_bytes(self._jpeg, top + height))
             pixels = decode_rows(self._data, self._jpeg, top + height, reduce, reuse_buffer=reuse_buffer)
@@ -124,9 +130,14 @@ class Picture:
 
 
 def open_picture(
-    data: bytes, *, max_pixels: int | None = None, exif_orientation: bool = True, truncated: Truncated = "refuse"
+    data: bytes,
+    *,
+    max_pixels: int | None = None,
+    exif_orientation: bool = True,
+    truncated: Truncated = "refuse",
 ) -> Picture:
-    """Open an image lazily: of an 8-bit baseline or progressive JPEG only the header is parsed; other formats are decoded at once.
+    """Open an image lazily: of an 8-bit baseline or progressive JPEG only the header is parsed; other formats
+    are decoded at once.
 
     Args and errors are those of `decode`.
     """
@@ -137,7 +148,9 @@ def open_picture(
         pixels, orientation = _decode_with_pillow(data, max_pixels, truncated)
         return Picture(pixels, orientation=orientation if exif_orientation else 1)
     if jpeg.width * jpeg.height > max_pixels:
-        raise BadSample("too large", f"{jpeg.width}x{jpeg.height} pixels, should be at most {_limit_text(max_pixels)}")
+        raise BadSample(
+            "too large", f"{jpeg.width}x{jpeg.height} pixels, should be at most {_limit_text(max_pixels)}"
+        )
     _check_memory(jpeg.width, jpeg.height, _jpeg_bytes(jpeg, jpeg.height))
     _check_scans(data, jpeg.width * jpeg.height)
     if truncated == "refuse" and not jpeg.can_stop_early and lacks_scans(data, jpeg.num_components):
@@ -163,7 +176,11 @@ def from_pillow(image: Image.Image, *, exif_orientation: bool = True) -> Picture
 
 
 def decode(
-    data: bytes, *, max_pixels: int | None = None, exif_orientation: bool = True, truncated: Truncated = "refuse"
+    data: bytes,
+    *,
+    max_pixels: int | None = None,
+    exif_orientation: bool = True,
+    truncated: Truncated = "refuse",
 ) -> np.ndarray:
     """Decode an image to RGB.
 
@@ -173,10 +190,12 @@ def decode(
     Args:
         data: the bytes of a JPEG, PNG, WEBP, GIF, BMP or TIFF file.
         max_pixels: refuse images with more pixels, before decoding; None: the limit in docs/bounds.md.
-        exif_orientation: rotate and mirror the image according to its Exif or XMP orientation; False keeps the stored pixels, as
-            the authors' pipeline does. TIFF files are always oriented, because there it is part of the format.
-        truncated: how to treat a JPEG whose data are truncated or damaged: `refuse` raises BadSample; `pad` returns an image
-            with the missing rows as the decoder fills them (grey). A region above the damage is decoded either way.
+        exif_orientation: rotate and mirror the image according to its Exif or XMP orientation; False keeps
+            the stored pixels, as the authors' pipeline does. TIFF files are always oriented, because there it
+            is part of the format.
+        truncated: how to treat a JPEG whose data are truncated or damaged: `refuse` raises BadSample; `pad`
+            returns an image with the missing rows as the decoder fills them (grey). A region above the damage
+            is decoded either way.
 
     Returns:
         uint8 `[H, W, 3]`, writable.
@@ -184,12 +203,17 @@ def decode(
     Raises:
         BadSample: `not an image`, `too large`, `truncated` or `damaged`.
     """
-    picture = open_picture(data, max_pixels=max_pixels, exif_orientation=exif_orientation, truncated=truncated)
+    picture = open_picture(
+        data, max_pixels=max_pixels, exif_orientation=exif_orientation, truncated=truncated
+    )
     return picture.region(0, 0, picture.height, picture.width)
 
 
 def _decode_with_pillow(data: bytes, max_pixels: int, truncated: Truncated) -> tuple[np.ndarray, int]:
-    """The stored pixels, and the orientation. Pillow does not report damage in the compressed data of a JPEG."""
+    """The stored pixels, and the orientation.
+
+    Pillow does not report damage in the compressed data of a JPEG.
+    """
     if is_webp(data):
         _check_size("WEBP", *webp_size(data), max_pixels)  # before Pillow allocates memory for all pixels
     with _pillow_problems(data, max_pixels), Image.open(io.BytesIO(data), formats=_FORMATS) as image:
@@ -206,7 +230,10 @@ def _decode_with_pillow(data: bytes, max_pixels: int, truncated: Truncated) -> t
 
 @contextmanager
 def _pillow_problems(data: bytes, max_pixels: int) -> Iterator[None]:
-    """Whatever Pillow raises inside becomes a BadSample. Its warnings, about metadata and size, are ignored: we check the size."""
+    """Whatever Pillow raises inside becomes a BadSample.
+
+    Its warnings, about metadata and size, are ignored: we check the size.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -225,7 +252,10 @@ def _pillow_problems(data: bytes, max_pixels: int) -> Iterator[None]:
 
 
 def _check_size(kind: str, width: int, height: int, max_pixels: int) -> None:
-    """Check the size before decoding, and acquire the memory lock for a large image. Raises BadSample where it is too large."""
+    """Check the size before decoding, and acquire the memory lock for a large image.
+
+    Raises BadSample where it is too large.
+    """
     if width * height > max_pixels:
         raise BadSample("too large", f"{width}x{height} pixels, should be at most {_limit_text(max_pixels)}")
     needed = width * height * _BYTES_PER_PIXEL.get(kind, _OTHER_BYTES_PER_PIXEL)
@@ -241,7 +271,8 @@ def _check_memory(width: int, height: int, needed: int) -> None:
     if needed > PICTURE.limit:
         raise BadSample(
             "too large",
-            f"{width}x{height} pixels need {needed >> 20} MiB to decode, should be at most {PICTURE.limit >> 20} ({PICTURE.variable})",
+            f"{width}x{height} pixels need {needed >> 20} MiB to decode, should be at most "
+            f"{PICTURE.limit >> 20} ({PICTURE.variable})",
         )
 
 
@@ -253,7 +284,10 @@ def _jpeg_bytes(jpeg: Jpeg, num_rows: int) -> int:
 
 
 def _check_scans(data: bytes, num_pixels: int) -> None:
-    """Limit decoding time: each scan of a JPEG processes all pixels, however few bytes it has. Raises BadSample above the limit."""
+    """Limit decoding time: each scan of a JPEG processes all pixels, however few bytes it has.
+
+    Raises BadSample above the limit.
+    """
     scans = num_scans(data)
     if scans > SCANS.limit or (scans > 1 and scans * num_pixels > SCANNED.limit):
         bounds = f"{SCANS.variable}, {SCANNED.variable}"
@@ -263,7 +297,10 @@ def _check_scans(data: bytes, num_pixels: int) -> None:
 
 
 def _orientation(image: Image.Image) -> int:
-    """The Exif orientation of a loaded image. It must be loaded, because a PNG may store it after the pixels."""
+    """The Exif orientation of a loaded image.
+
+    It must be loaded, because a PNG may store it after the pixels.
+    """
     if image.format == "TIFF":
         return 1  # Pillow has applied it
     try:

@@ -1,4 +1,6 @@
-"""Detects the type of a file from its name and first bytes: an image to decode, or a file to leave out, with the reason."""
+"""Detects the type of a file from its name and first bytes: an image to decode, or a file to leave out, with
+the reason.
+"""
 
 from collections.abc import Callable
 
@@ -8,8 +10,17 @@ IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff")
 IMAGE_SUFFIXES = tuple(f".{extension}" for extension in IMAGE_EXTENSIONS)
 SYSTEM_FILE = "system file"
 HEAD_BYTES = 300
-_SYSTEM = {"__macosx", "thumbs.db", "ehthumbs.db", "desktop.ini", "@eadir", "$recycle.bin", "system volume information"}
-# Extensions of images: a file with one that cannot be decoded counts as a bad image, not as another kind of file.
+_SYSTEM = {
+    "__macosx",
+    "thumbs.db",
+    "ehthumbs.db",
+    "desktop.ini",
+    "@eadir",
+    "$recycle.bin",
+    "system volume information",
+}
+# Extensions of images: a file with one that cannot be decoded counts as a bad image, not as another kind of
+# file.
 _CALLED_IMAGE = {
     *IMAGE_EXTENSIONS,
     "jpe",
@@ -40,7 +51,9 @@ _OTHERS = (
 
 
 def is_system_file(name: str) -> bool:
-    """Whether a part of a path is hidden, or a metadata file of an operating system (Thumbs.db, __MACOSX ...)."""
+    """Whether a part of a path is hidden, or a metadata file of an operating system (Thumbs.db, __MACOSX
+    ...).
+    """
     return any(part.startswith(".") or part.lower() in _SYSTEM for part in name.split("/"))
 
 
@@ -81,7 +94,9 @@ def _is_bitmap(data: bytes) -> bool:
 
 
 def image_extension(data: bytes) -> str | None:
-    """The extension for the image format that the first bytes of a file show; None when it is not a supported format."""
+    """The extension for the image format that the first bytes of a file show; None when it is not a supported
+    format.
+    """
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
         return "webp"
     return next((extension for signature, extension in _SIGNATURES if data.startswith(signature)), None)

@@ -23,7 +23,10 @@ def is_heic(data: bytes) -> bool:
 
 
 def without_heic(data: bytes) -> bytes:
-    """HEIC as the JPEG that `vitctl data shards` makes of it; any other file unchanged. Raises `BadSample` with the reason in words."""
+    """HEIC as the JPEG that `vitctl data shards` makes of it; any other file unchanged.
+
+    Raises `BadSample` with the reason in words.
+    """
     if not is_heic(data):
         return data
     try:

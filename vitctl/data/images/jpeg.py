@@ -1,7 +1,7 @@
 """Partial decoding of common JPEGs: rows below the crop are not decoded.
 
-The compressed data of a JPEG can only be decoded from the start, but decoding can stop early: with a smaller height written
-into the header, the decoder stops below the crop. The decoded rows are the same, bit for bit.
+The compressed data of a JPEG can only be decoded from the start, but decoding can stop early: with a smaller
+height written into the header, the decoder stops below the crop. The decoded rows are the same, bit for bit.
 All other JPEGs are decoded with Pillow, in `decode.py`; the pixels are equal.
 """
 
@@ -25,7 +25,9 @@ _EXIF, _XMP = b"Exif\0\0", b"http://ns.adobe.com/xap/1.0/\0"
 _HEIGHT_IN_FRAME = 5  # bytes from the frame's marker to its height
 _MAX_SEGMENTS = 500
 _EXTRANEOUS = "extraneous bytes before marker"
-_CORRUPT = "Corrupt JPEG data"  # prefix of the decoder's messages about compressed data; others are about the header
+_CORRUPT = (
+    "Corrupt JPEG data"  # prefix of the decoder's messages about compressed data; others are about the header
+)
 _HOLE = bytes(64)  # in compressed data: a block that was never written, or an image of one colour
 _FEW_ZEROS = bytes(16)  # more than the decoder reads ahead
 _MAX_SCRATCH = 1 << 25  # bytes of the reused buffer of a thread; larger images get a new buffer
@@ -40,7 +42,8 @@ class Jpeg:
         height: in pixels.
         width: in pixels.
         frame: byte offset of the frame marker (SOF).
-        can_stop_early: whether one scan holds all components, from top to bottom and without a hole, so that decoding can stop early.
+        can_stop_early: whether one scan holds all components, from top to bottom and without a hole, so that
+            decoding can stop early.
         orientation: Exif orientation, 1 to 8; height and width are those of the stored pixels.
         num_components: 1 (grey) or 3 (colour).
     """
@@ -66,7 +69,8 @@ LACKS_SCANS = Fault("truncated", "the JPEG lacks its last scans")
 def with_end_marker(data: bytes) -> bytes:
     """A JPEG cut after its end marker (EOI), which is appended where it is missing; other formats unchanged.
 
-    Bytes after the marker are not part of the image, and an image with all rows is complete without the marker.
+    Bytes after the marker are not part of the image, and an image with all rows is complete without the
+    marker.
     """
     if data.endswith(_END_OF_IMAGE) or not data.startswith(_START_OF_IMAGE):
         return data
@@ -75,10 +79,12 @@ def with_end_marker(data: bytes) -> bytes:
 
 
 def find_fault(data: bytes) -> Fault | None:
-    """Decode a whole JPEG that has an end marker, to find out whether its compressed data are truncated or damaged.
+    """Decode a whole JPEG that has an end marker, to find out whether its compressed data are truncated or
+    damaged.
 
-    A few extraneous bytes after the last row are harmless and common, except where zeros stand in place of compressed data.
-    None for an intact image, and for one whose header this decoder does not support, which Pillow may decode.
+    A few extraneous bytes after the last row are harmless and common, except where zeros stand in place of
+    compressed data. None for an intact image, and for one whose header this decoder does not support, which
+    Pillow may decode.
     """
     import simplejpeg
 
@@ -109,7 +115,8 @@ def find_fault(data: bytes) -> Fault | None:
 
 
 def lacks_scans(data: bytes, num_components: int) -> bool:
-    """Whether a progressive JPEG ends before its scans hold every coefficient of every component to the last bit.
+    """Whether a progressive JPEG ends before its scans hold every coefficient of every component to the last
+    bit.
 
     Source: ITU-T T.81, sections B.2.3 and G.1.1.1
     """
@@ -186,7 +193,9 @@ def _header(data: bytes, frame: int, num_in_scan: int, can_stop_early: bool, ori
     num_bits, num_components = data[frame + 4], data[frame + 9]
     if not frame or num_bits != 8 or num_components not in (1, 3) or not height or not width:
         return None
-    return Jpeg(height, width, frame, can_stop_early and num_in_scan == num_components, orientation, num_components)
+    return Jpeg(
+        height, width, frame, can_stop_early and num_in_scan == num_components, orientation, num_components
+    )
 
 
 class _Scratch(threading.local):
@@ -218,7 +227,8 @@ def decode_rows(
         jpeg: its header.
         num_rows: rows to decode, 1 to the height.
         reduce: 1, 2, 4 or 8: decode to 1/reduce of the size, which is faster and changes the pixels slightly.
-        reuse_buffer: decode into the buffer of this thread, which the next call with `reuse_buffer` overwrites; faster.
+        reuse_buffer: decode into the buffer of this thread, which the next call with `reuse_buffer`
+            overwrites; faster.
 
     Returns:
         uint8 `[H, W, 3]`, of `num_rows / reduce` rows or more; None when the data do not match the header.
@@ -236,6 +246,7 @@ def decode_rows(
     try:
         simplejpeg.decode_jpeg(data, "RGB", buffer=pixels, **smallest)
     except ValueError as error:
-        # This message is expected: the data below the crop are extraneous. After any other message rows may be missing.
+        # This message is expected: the data below the crop are extraneous. After any other message rows may
+        # be missing.
         return pixels if stop and _EXTRANEOUS in str(error) else None
     return pixels

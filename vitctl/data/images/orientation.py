@@ -1,6 +1,7 @@
 """The orientation of a photograph, from Exif or XMP metadata, applied to pixels and to boxes.
 
-Cameras store the pixels as the sensor delivers them; the metadata say how to rotate and mirror them for display.
+Cameras store the pixels as the sensor delivers them; the metadata say how to rotate and mirror them for
+display.
 """
 
 import re
@@ -63,7 +64,9 @@ def xmp_orientation(xmp: bytes) -> int:
     return int(found[1]) if found else 1
 
 
-def stored_box(turn: Turn, box: tuple[int, int, int, int], height: int, width: int) -> tuple[int, int, int, int]:
+def stored_box(
+    turn: Turn, box: tuple[int, int, int, int], height: int, width: int
+) -> tuple[int, int, int, int]:
     """Convert a box from the displayed image to the stored pixels.
 
     Args:

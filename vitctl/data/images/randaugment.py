@@ -18,17 +18,20 @@ def rand_augment(image: Tensor, rng: np.random.Generator, *, layers: int, magnit
 
     Args:
         image: uint8 `[3, H, W]`.
-        rng: the only source of randomness. torchvision draws from torch's global generator, which is seeded from `rng` here
-            and restored afterwards.
+        rng: the only source of randomness. torchvision draws from torch's global generator, which is seeded
+            from `rng` here and restored afterwards.
         layers: number of operations, at least 1.
-        magnitude: 0 to 30, as torchvision counts it: 30 is the strongest that AutoAugment had (10 in its authors' code).
+        magnitude: 0 to 30, as torchvision counts it: 30 is the strongest that AutoAugment had (10 in its
+            authors' code).
 
     Returns:
         uint8 `[3, H, W]`, channels last in memory.
 
     Source: RandAugment (arXiv 1909.13719), by torchvision.transforms.v2
     """
-    picture = Image.fromarray(image.permute(1, 2, 0).numpy())  # operations on Pillow images take a third of the time
+    picture = Image.fromarray(
+        image.permute(1, 2, 0).numpy()
+    )  # operations on Pillow images take a third of the time
     with _torch_seeded(int(rng.integers(2**63))):
         distorted = distortion(layers, magnitude)(picture)
     return torch.from_numpy(np.array(distorted)).permute(2, 0, 1)
@@ -36,7 +39,10 @@ def rand_augment(image: Tensor, rng: np.random.Generator, *, layers: int, magnit
 
 @lru_cache
 def distortion(layers: int, magnitude: int) -> Callable[[Image.Image], Image.Image]:
-    """torchvision's transform. Created before workers are forked, so that they share the memory of the import."""
+    """torchvision's transform.
+
+    Created before workers are forked, so that they share the memory of the import.
+    """
     from torchvision.transforms import v2
 
     transform: Callable[[Image.Image], Image.Image] = v2.RandAugment(
@@ -47,7 +53,10 @@ def distortion(layers: int, magnitude: int) -> Callable[[Image.Image], Image.Ima
 
 @contextmanager
 def _torch_seeded(seed: int) -> Iterator[None]:
-    """Seed torch's CPU generator within the block, and restore it. `torch.manual_seed` would also reset the generators of GPUs."""
+    """Seed torch's CPU generator within the block, and restore it.
+
+    `torch.manual_seed` would also reset the generators of GPUs.
+    """
     generator = torch.default_generator
     state = generator.get_state()
     generator.manual_seed(seed)

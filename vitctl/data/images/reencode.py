@@ -1,4 +1,7 @@
-"""Optional re-encoding of JPEG files to smaller ones. Nothing else in vitctl changes the bytes of an image."""
+"""Optional re-encoding of JPEG files to smaller ones.
+
+Nothing else in vitctl changes the bytes of an image.
+"""
 
 import io
 import warnings
@@ -18,8 +21,9 @@ class Reencode:
     """How JPEG files are re-encoded; all other files stay unchanged.
 
     Args:
-        max_side: limit on the longer side, in pixels: larger images are resized to it, all others stay unchanged. 0 for no limit:
-            then every JPEG is compressed again, and the result is used only where it is smaller.
+        max_side: limit on the longer side, in pixels: larger images are resized to it, all others stay
+            unchanged. 0 for no limit: then every JPEG is compressed again, and the result is used only where
+            it is smaller.
         quality: of the JPEG, 1 to 100; 0 for 90.
 
     Raises:
@@ -31,16 +35,23 @@ class Reencode:
 
     def __post_init__(self) -> None:
         if not (self.max_side >= 0 <= self.quality <= 100 and (self.max_side or self.quality)):
-            raise DataError(f"max side {self.max_side}, quality {self.quality}: should be 1 pixel or more, 1 to 100")
+            raise DataError(
+                f"max side {self.max_side}, quality {self.quality}: should be 1 pixel or more, 1 to 100"
+            )
 
     def __str__(self) -> str:
-        which = f"JPEG longer than {self.max_side} pixels shrunk to that" if self.max_side else "JPEG compressed again"
+        which = (
+            f"JPEG longer than {self.max_side} pixels shrunk to that"
+            if self.max_side
+            else "JPEG compressed again"
+        )
         return f"{which}, quality {self.quality or _USUAL_QUALITY}, Pillow {PIL.__version__}"
 
     def __call__(self, data: bytes) -> bytes:
         """Return the file to store in place of a JPEG.
 
-        Resizing uses Pillow's Lanczos filter; grey stays grey, CMYK becomes RGB; colour profile and EXIF data are kept.
+        Resizing uses Pillow's Lanczos filter; grey stays grey, CMYK becomes RGB; colour profile and EXIF data
+        are kept.
 
         Raises:
             BadSample: it cannot be decoded.
@@ -52,7 +63,11 @@ class Reencode:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # Pillow's warnings about metadata
                 smaller = self._encode(data)
-        except (OSError, SyntaxError, ValueError) as error:  # from Pillow, for damage that the header does not show
+        except (
+            OSError,
+            SyntaxError,
+            ValueError,
+        ) as error:  # from Pillow, for damage that the header does not show
             raise BadSample("damaged", " ".join(str(error).split())) from None
         return smaller if self.max_side or len(smaller) < len(data) else data
 

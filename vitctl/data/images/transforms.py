@@ -1,4 +1,7 @@
-"""Transforms from an image to the square input of a model. Random choices come from a generator passed by the caller."""
+"""Transforms from an image to the square input of a model.
+
+Random choices come from a generator passed by the caller.
+"""
 
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
@@ -23,7 +26,9 @@ _CROP_ATTEMPTS = 100
 
 
 class Drawn(NamedTuple):
-    """The random choices for one image: the crop box, the corner of the square in the resized image, whether to flip."""
+    """The random choices for one image: the crop box, the corner of the square in the resized image, whether
+    to flip.
+    """
 
     box: Box
     corner: tuple[int, int]
@@ -37,16 +42,16 @@ class TrainTransform:
 
     Args:
         image_size: height and width of the result, in pixels.
-        crop: `inception` crops a random box and resizes it; `random` resizes to a square of `resize` pixels and crops at a random
-            position (as in BiT); `none` only resizes.
+        crop: `inception` crops a random box and resizes it; `random` resizes to a square of `resize` pixels
+            and crops at a random position (as in BiT); `none` only resizes.
         flip: flip horizontally with probability 0.5.
-        resample: `bilinear` as in TensorFlow, without antialiasing; `bilinear_antialias` and `bicubic_antialias` as in
-            Pillow.
+        resample: `bilinear` as in TensorFlow, without antialiasing; `bilinear_antialias` and
+            `bicubic_antialias` as in Pillow.
         area_range: `inception`: fraction of the image area, 0 to 1.
         aspect_range: `inception`: aspect ratio, width / height.
         resize: `random`: size before the crop, in pixels.
-        decode: `exact`, or `scaled` to decode a large JPEG to 1/2, 1/4 or 1/8 of its size where the crop is still at least as
-            large as the result. This is faster, and antialiases.
+        decode: `exact`, or `scaled` to decode a large JPEG to 1/2, 1/4 or 1/8 of its size where the crop is
+            still at least as large as the result. This is faster, and antialiases.
         randaugment_layers: number of RandAugment operations; 0 for none.
         randaugment_magnitude: of the operations, 0 to 30; see `rand_augment`.
         exif_orientation: whether the loader applies the Exif orientation; see `decode`.
@@ -77,11 +82,13 @@ class TrainTransform:
         _check_choice("decode", self.decode, ("exact", "scaled"))
         if self.crop == "random" and self.resize < self.image_size:
             raise DataError(
-                f"crop 'random': resize is {self.resize}, should be at least image_size, which is {self.image_size}"
+                f"crop 'random': resize is {self.resize}, should be at least image_size, which is "
+                f"{self.image_size}"
             )
         if self.randaugment_layers < 0 or not 0 <= self.randaugment_magnitude <= MAX_MAGNITUDE:
             raise DataError(
-                f"randaugment_layers is {self.randaugment_layers}, randaugment_magnitude {self.randaugment_magnitude}; "
+                f"randaugment_layers is {self.randaugment_layers}, randaugment_magnitude "
+                f"{self.randaugment_magnitude}; "
                 f"should be at least 0, and 0 to {MAX_MAGNITUDE}"
             )
         if self.randaugment_layers:
@@ -101,7 +108,10 @@ class TrainTransform:
         return self.apply(picture, self.draw(picture.height, picture.width, rng))
 
     def draw(self, height: int, width: int, rng: np.random.Generator) -> Drawn:
-        """Draw the random choices for an image of this size. `apply` uses `rng` again for RandAugment only."""
+        """Draw the random choices for an image of this size.
+
+        `apply` uses `rng` again for RandAugment only.
+        """
         num_offsets = self.resize - self.image_size + 1
         corner, box = (0, 0), (0, 0, height, width)
         if self.crop == "inception":
@@ -119,7 +129,9 @@ class TrainTransform:
         pixels = pixels.flip(2) if drawn.flip else pixels
         if not self.randaugment_layers:
             return pixels
-        return rand_augment(pixels, drawn.rng, layers=self.randaugment_layers, magnitude=self.randaugment_magnitude)
+        return rand_augment(
+            pixels, drawn.rng, layers=self.randaugment_layers, magnitude=self.randaugment_magnitude
+        )
 
 
 @dataclass(frozen=True)
@@ -128,11 +140,11 @@ class EvalTransform:
 
     Args:
         image_size: height and width of the result, in pixels.
-        method: `square` resizes to a square, whatever the aspect ratio; `shorter_side` keeps the aspect ratio and resizes the
-            shorter side.
+        method: `square` resizes to a square, whatever the aspect ratio; `shorter_side` keeps the aspect ratio
+            and resizes the shorter side.
         resize: size of the square, or of the shorter side, before the centre crop; 0 for image_size.
-        resample: see `TrainTransform`; or `area`, TensorFlow's `ResizeMethod.AREA`, which the authors use in evaluation during
-            pre-training: see `area_resized`.
+        resample: see `TrainTransform`; or `area`, TensorFlow's `ResizeMethod.AREA`, which the authors use in
+            evaluation during pre-training: see `area_resized`.
         decode: see `TrainTransform`.
         exif_orientation, truncated: see `TrainTransform`.
 
@@ -155,7 +167,9 @@ class EvalTransform:
         _check_choice("resample", self.resample, _EVAL_RESAMPLES)
         _check_choice("decode", self.decode, ("exact", "scaled"))
         if 0 < self.resize < self.image_size:
-            raise DataError(f"resize is {self.resize}, should be 0 or at least image_size, which is {self.image_size}")
+            raise DataError(
+                f"resize is {self.resize}, should be 0 or at least image_size, which is {self.image_size}"
+            )
 
     def __str__(self) -> str:
         """A description for the terminal."""
@@ -180,7 +194,9 @@ class EvalTransform:
         if self.method == "shorter_side":
             height, width = self.scaled(picture.height, picture.width)
             if height * width > PIXELS.limit:
-                raise BadSample("too large", f"{picture.width}x{picture.height} pixels would become {width}x{height}")
+                raise BadSample(
+                    "too large", f"{picture.width}x{picture.height} pixels would become {width}x{height}"
+                )
         pixels = _resized(picture, _whole(picture), (height, width), self.resample, self.decode)
         top, left = self.margin(height), self.margin(width)
         return pixels[:, top : top + size, left : left + size]
@@ -196,7 +212,9 @@ class EvalTransform:
 
 
 class TorchvisionTransform(EvalTransform):
-    """`EvalTransform` with torchvision's rounding: the longer side is rounded down, a margin of half a pixel to the even number."""
+    """`EvalTransform` with torchvision's rounding: the longer side is rounded down, a margin of half a pixel
+    to the even number.
+    """
 
     def scaled(self, height: int, width: int) -> tuple[int, int]:
         """The size of an image whose shorter side is scaled to `resize`."""
@@ -209,7 +227,10 @@ class TorchvisionTransform(EvalTransform):
 
 
 def augmentation_rng(seed: int, epoch: int, sample: int) -> np.random.Generator:
-    """The random generator for one sample in one epoch. It depends on these numbers only, not on worker, rank or order."""
+    """The random generator for one sample in one epoch.
+
+    It depends on these numbers only, not on worker, rank or order.
+    """
     return np.random.default_rng((seed, epoch, sample))
 
 
@@ -222,10 +243,10 @@ def inception_box(
 ) -> Box:
     """Draw a random crop box with the distribution of `tf.image.sample_distorted_bounding_box`.
 
-    The aspect ratio is uniform in its range; then the height is uniform among those that keep the area in its range and
-    the box inside the image (so the side is uniform, not the area). A box that is too small after rounding is made one pixel
-    higher, one that is too large one pixel lower, which matters for small images. After 100 failures: the whole image.
-    As in TensorFlow, arithmetic is float32.
+    The aspect ratio is uniform in its range; then the height is uniform among those that keep the area in its
+    range and the box inside the image (so the side is uniform, not the area). A box that is too small after
+    rounding is made one pixel higher, one that is too large one pixel lower, which matters for small images.
+    After 100 failures: the whole image. As in TensorFlow, arithmetic is float32.
 
     Args:
         height: of the image, in pixels.
@@ -237,7 +258,9 @@ def inception_box(
     Returns:
         top, left, height and width of the box, in pixels.
     """
-    smallest, largest = (np.float32(fraction) * np.float32(width) * np.float32(height) for fraction in area_range)
+    smallest, largest = (
+        np.float32(fraction) * np.float32(width) * np.float32(height) for fraction in area_range
+    )
     for _ in range(_CROP_ATTEMPTS):
         aspect = np.float32(rng.uniform(*aspect_range))
         highest = min(height, _highest(width, largest, aspect))
@@ -256,7 +279,9 @@ def inception_box(
 
 
 def _highest(width: int, largest: np.float32, aspect: np.float32) -> int:
-    """The largest height of a box of this aspect ratio whose area is at most `largest` and whose width fits the image."""
+    """The largest height of a box of this aspect ratio whose area is at most `largest` and whose width fits
+    the image.
+    """
     height: int = round(np.sqrt(largest / aspect))
     if _width_and_area(height, aspect)[0] > width:
         height = int(
@@ -272,7 +297,10 @@ def _width_and_area(height: int, aspect: np.float32) -> tuple[int, np.float32]:
 
 
 def _offset(largest: int, rng: np.random.Generator) -> int:
-    """Draw an offset from 0 to `largest`. As in TensorFlow, `largest` itself is never drawn, unless it is 0."""
+    """Draw an offset from 0 to `largest`.
+
+    As in TensorFlow, `largest` itself is never drawn, unless it is 0.
+    """
     return int(rng.integers(largest)) if largest else 0
 
 
@@ -285,10 +313,11 @@ def _whole(picture: Picture) -> Box:
 
 
 def area_resized(pixels: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """Resize by area averaging: each new pixel is the mean of the rectangle that it covers, with fractional weights at the edges.
+    """Resize by area averaging: each new pixel is the mean of the rectangle that it covers, with fractional
+    weights at the edges.
 
-    This is TensorFlow's `ResizeMethod.AREA` (and OpenCV's INTER_AREA for downsampling). Pillow's BOX and torch's `area` differ:
-    they use whole pixels only.
+    This is TensorFlow's `ResizeMethod.AREA` (and OpenCV's INTER_AREA for downsampling). Pillow's BOX and
+    torch's `area` differ: they use whole pixels only.
 
     Args:
         pixels: uint8 `[H, W, C]`.
@@ -314,11 +343,15 @@ def _area_means(values: np.ndarray, size: int) -> np.ndarray:
     return means
 
 
-def _resized(picture: Picture, box: Box, size: tuple[int, int], resample: EvalResample, decode: Decode) -> Tensor:
+def _resized(
+    picture: Picture, box: Box, size: tuple[int, int], resample: EvalResample, decode: Decode
+) -> Tensor:
     """Crop a box and resize it with half-pixel centres; returns uint8 `[3, *size]`, channels last in memory."""
     reduce = 1
     if decode == "scaled":
-        reduce = next(by for by in (8, 4, 2, 1) if by == 1 or (box[2] >= by * size[0] and box[3] >= by * size[1]))
+        reduce = next(
+            by for by in (8, 4, 2, 1) if by == 1 or (box[2] >= by * size[0] and box[3] >= by * size[1])
+        )
     region = picture.region(*box, reduce=reduce, reuse_buffer=True)
     if resample == "area":
         return torch.from_numpy(area_resized(region, size)).permute(2, 0, 1)

@@ -12,10 +12,16 @@ def is_webp(data: bytes) -> bool:
 
 
 def webp_size(data: bytes) -> tuple[int, int]:
-    """The largest width and height in any of the first chunks; 0, 0 where there is none, which the decoder will refuse."""
+    """The largest width and height in any of the first chunks; 0, 0 where there is none, which the decoder
+    will refuse.
+    """
     at, width, height = 12, 0, 0
     for _ in range(_MAX_CHUNKS):
-        name, size, body = data[at : at + 4], int.from_bytes(data[at + 4 : at + 8], "little"), data[at + 8 : at + 18]
+        name, size, body = (
+            data[at : at + 4],
+            int.from_bytes(data[at + 4 : at + 8], "little"),
+            data[at + 8 : at + 18],
+        )
         if len(body) < 10:
             break
         own = _chunk_size(name, body)

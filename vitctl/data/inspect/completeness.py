@@ -25,7 +25,8 @@ def unused_files(folder: Path) -> tuple[list[str], list[str]]:
         folder: of splits, or of one.
 
     Returns:
-        problems, among them shards without an index and writing that was not finished; and notes on other files. One line each.
+        problems, among them shards without an index and writing that was not finished; and notes on other
+        files. One line each.
     """
     splits = find_splits(folder)
     problems, notes = [], []
@@ -42,7 +43,8 @@ def unused_files(folder: Path) -> tuple[list[str], list[str]]:
         if path.is_dir() and path.name.startswith(".") and path.name.endswith(".partial"):
             split = path.name[1:].removesuffix(".partial")
             problems.append(
-                f"{path}: writing of '{split}' was not finished; type the same `vitctl data shards` line again"
+                f"{path}: writing of '{split}' was not finished; type the same `vitctl data shards` "
+                f"line again"
             )
         elif shards or (path / SAMPLES).exists():
             problems.append(
@@ -64,7 +66,8 @@ def _names_differ(splits: Mapping[str, Path]) -> list[str]:
             names[split] = read_index(place).class_names
     first = next(iter(names), "")
     return [
-        f"{splits[split].parent}: '{split}' has other class names, or in another order, than '{first}'; make both with one class list"
+        f"{splits[split].parent}: '{split}' has other class names, or in another order, than '{first}'; make "
+        f"both with one class list"
         for split, own in names.items()
         if own != names[first]
     ]
@@ -84,14 +87,16 @@ def _of_split(folder: Path) -> tuple[list[str], list[str]]:
     problems = []
     if changed:
         problems.append(
-            f"{folder / EXCLUDED}: {len(changed):,} image(s) have other bytes than when they were left out, first {one_line(changed[0])}; "
+            f"{folder / EXCLUDED}: {len(changed):,} image(s) have other bytes than when they were left out, "
+            f"first {one_line(changed[0])}; "
             "make the list again with `vitctl data dedup ... --apply`"
         )
     if shards:
         more = f" and {len(shards) - _SHOWN} more" if len(shards) > _SHOWN else ""
         names = ", ".join(shards[:_SHOWN]) + more
         problems.append(
-            f"{folder}: {names}: not in the index, so they are not read; `vitctl data index {folder}` takes all"
+            f"{folder}: {names}: not in the index, so they are not read; `vitctl data index {folder}` "
+            f"takes all"
         )
     return problems, [f"{path}: left over, of no split" for path in others if path.suffix != ".tar"]
 

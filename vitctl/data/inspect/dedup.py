@@ -1,4 +1,5 @@
-"""Finds exact and near-duplicates, of test images in training data or within a data set, and shows them in pairs.
+"""Finds exact and near-duplicates, of test images in training data or within a data set, and shows them in
+pairs.
 
 Paper: Section 4.1: "we de-duplicate all pre-training datasets w.r.t. the test sets of the downstream tasks"
 """
@@ -25,7 +26,9 @@ _MAX_PAGES = 20
 
 @dataclass(frozen=True)
 class Found:
-    """The images of a split that are duplicates of images in one test set, or of earlier images in the split itself."""
+    """The images of a split that are duplicates of images in one test set, or of earlier images in the split
+    itself.
+    """
 
     name: str
     source: Source
@@ -74,7 +77,9 @@ def compare(
     hashes, found = read(own), []
     for name, folder in tests.items():
         source = ShardSource(read_index(folder))
-        found.append(Found(name, source, tuple(find_matches(hashes, read(source), max_bits=max_bits)), own, own_name))
+        found.append(
+            Found(name, source, tuple(find_matches(hashes, read(source), max_bits=max_bits)), own, own_name)
+        )
     return found
 
 
@@ -93,7 +98,9 @@ def compare_within(
     }
     pairs = [*combinations(sides, 2), *((name, name) for name in sides)]
     return [
-        Found(two, sides[two], tuple(find_matches(hashes[one], hashes[two], max_bits=max_bits)), sides[one], one)
+        Found(
+            two, sides[two], tuple(find_matches(hashes[one], hashes[two], max_bits=max_bits)), sides[one], one
+        )
         for one, two in pairs
     ]
 
@@ -105,7 +112,9 @@ def label_text(source: Source, sample: int) -> str:
 
 
 def free_folder(wanted: Path) -> Path:
-    """The given folder, or the first of NAME-2, NAME-3 ... that is new or empty: an earlier report is never overwritten."""
+    """The given folder, or the first of NAME-2, NAME-3 ... that is new or empty: an earlier report is never
+    overwritten.
+    """
     tries = (wanted if number == 1 else wanted.with_name(f"{wanted.name}-{number}") for number in count(1))
     return next(path for path in tries if not path.exists() or (path.is_dir() and _is_ours_to_fill(path)))
 
@@ -117,7 +126,8 @@ def _is_ours_to_fill(folder: Path) -> bool:
 
 
 def write_report(found: Sequence[Found], folder: Path) -> list[Path]:
-    """Write `matches.csv`, and pages of image pairs (image of the split, test image), the least certain first.
+    """Write `matches.csv`, and pages of image pairs (image of the split, test image), the least certain
+    first.
 
     Returns:
         the files; at most twenty pages.
@@ -133,7 +143,9 @@ def write_report(found: Sequence[Found], folder: Path) -> list[Path]:
             keys = sample_key(one.own, match.sample), one.name, sample_key(one.source, match.other)
             shard = Path(one.own.location(match.sample)).name
             rows.append((*keys, kind, match.bits, shard, one.own_name, *one.labels(match)))
-    table = folder / MATCHES  # written last: a folder without it holds an unfinished report, and is used again
+    table = (
+        folder / MATCHES
+    )  # written last: a folder without it holds an unfinished report, and is used again
     write_csv(table, rows)
     return [table, *pages]
 
@@ -148,7 +160,10 @@ def _write_pages(found: Sequence[Found], folder: Path) -> list[Path]:
         files.append(folder / f"pairs_{number:03d}.png")
         subtitle = "right: of a test set, or the earlier of the two; the most doubtful first"
         title = f"{len(pairs):,} pairs, page {number + 1}"
-        save(draw_sheet(cells, columns=min(2 * _PAIRS_IN_A_ROW, len(cells)), title=title, subtitle=subtitle), files[-1])
+        save(
+            draw_sheet(cells, columns=min(2 * _PAIRS_IN_A_ROW, len(cells)), title=title, subtitle=subtitle),
+            files[-1],
+        )
     return files
 
 

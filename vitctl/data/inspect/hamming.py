@@ -14,7 +14,9 @@ _MAX_CANDIDATES = 2**21  # compared at a time
 
 @dataclass(frozen=True)
 class Match:
-    """An image and its duplicate; `bits` is the Hamming distance of their perceptual hashes, 0 for exact duplicates."""
+    """An image and its duplicate; `bits` is the Hamming distance of their perceptual hashes, 0 for exact
+    duplicates.
+    """
 
     sample: int
     other: int
@@ -66,8 +68,8 @@ def shared(digests: np.ndarray, others: np.ndarray) -> list[tuple[int, int]]:
 def near_pairs(a: np.ndarray, b: np.ndarray, max_bits: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """All pairs of 64-bit words with a small Hamming distance.
 
-    Words are split into four chunks of 16 bits. Where at most `max_bits` bits differ, at least one chunk differs in at most a
-    quarter of them; so only words with a similar chunk are compared.
+    Words are split into four chunks of 16 bits. Where at most `max_bits` bits differ, at least one chunk
+    differs in at most a quarter of them; so only words with a similar chunk are compared.
 
     Args:
         a: uint64 `[n]`.
@@ -101,11 +103,16 @@ def near_pairs(a: np.ndarray, b: np.ndarray, max_bits: int) -> tuple[np.ndarray,
 def _near_in_buckets(
     a: np.ndarray, b: np.ndarray, buckets: np.ndarray, order: np.ndarray, starts: np.ndarray, max_bits: int
 ) -> np.ndarray:
-    """Near pairs of the words of `a` and the words of `b` in the bucket of each; a pair (i, j) as `i * len(b) + j`."""
+    """Near pairs of the words of `a` and the words of `b` in the bucket of each; a pair (i, j) as `i * len(b)
+    + j`.
+    """
     counts = starts[buckets + 1] - starts[buckets]
     rows = np.flatnonzero(counts)
     ends = np.cumsum(counts[rows])
-    cuts = np.searchsorted(ends, np.arange(_MAX_CANDIDATES, int(ends[-1]) if len(ends) else 0, _MAX_CANDIDATES)) + 1
+    cuts = (
+        np.searchsorted(ends, np.arange(_MAX_CANDIDATES, int(ends[-1]) if len(ends) else 0, _MAX_CANDIDATES))
+        + 1
+    )
     found = [np.zeros(0, np.int64)]
     for part in np.split(rows, cuts):
         sizes = counts[part]

@@ -1,4 +1,6 @@
-"""Two hashes of an image: the digest of its bytes, and a 64-bit perceptual hash that is robust to resizing and compression."""
+"""Two hashes of an image: the digest of its bytes, and a 64-bit perceptual hash that is robust to resizing
+and compression.
+"""
 
 from dataclasses import dataclass
 from functools import cache
@@ -73,10 +75,12 @@ def _fingerprint(source: Source, sample: int, *, perceptual: bool) -> tuple[byte
 
 
 def perceptual_hash(data: bytes) -> int | None:
-    """The 64-bit perceptual hash (pHash): whether each of the 64 lowest DCT coefficients is above their median.
+    """The 64-bit perceptual hash (pHash): whether each of the 64 lowest DCT coefficients is above their
+    median.
 
-    The image is resized to 32 x 32 grey pixels, for JPEG partly while decoding. The mean (DC coefficient) is not used. Copies that
-    differ in size, compression or brightness have a Hamming distance of a few bits; unrelated images of 32 bits on average.
+    The image is resized to 32 x 32 grey pixels, for JPEG partly while decoding. The mean (DC coefficient) is
+    not used. Copies that differ in size, compression or brightness have a Hamming distance of a few bits;
+    unrelated images of 32 bits on average.
 
     Returns:
         None for an image that cannot be decoded, or is flat.

@@ -67,7 +67,9 @@ class _Image:
     is_turned: bool = False
 
 
-def measure(source: Source, *, num_images: int = 1000, workers: int = 0, done: Done = lambda _: None) -> Stats:
+def measure(
+    source: Source, *, num_images: int = 1000, workers: int = 0, done: Done = lambda _: None
+) -> Stats:
     """Count the labels of a split, and decode some of its images.
 
     Args:
@@ -131,7 +133,13 @@ def _measured(source: Source, sample: int) -> _Image:
     mean, square = flat.mean(axis=0, dtype=np.float64), (flat * flat).mean(axis=0, dtype=np.float64)
     height, width = pixels.shape[:2]
     return _Image(
-        form, len(data), height, width, tuple(mean.tolist()), tuple(square.tolist()), is_turned=picture.is_turned
+        form,
+        len(data),
+        height,
+        width,
+        tuple(mean.tolist()),
+        tuple(square.tolist()),
+        is_turned=picture.is_turned,
     )
 
 

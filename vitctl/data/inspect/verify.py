@@ -1,4 +1,6 @@
-"""A full check of a split: shards against their digests, members against the index, every image decoded, duplicates found."""
+"""A full check of a split: shards against their digests, members against the index, every image decoded,
+duplicates found.
+"""
 
 import tempfile
 from collections.abc import Callable, Iterator
@@ -39,7 +41,8 @@ class Report:
         num_problems: all that was found.
         problems: one line each, the first hundred.
         kinds: how many problems of which kind each file has, and the first of them.
-        digests: of the bytes of every image, `[n]` of 16 bytes; the same where images are the same; empty for a sample.
+        digests: of the bytes of every image, `[n]` of 16 bytes; the same where images are the same; empty for
+            a sample.
         repeated: images whose bytes an earlier one of the split has, with that one: `(first, later)`.
     """
 
@@ -90,8 +93,9 @@ def verify_index(
 
     Args:
         index: an opened split.
-        decode_images: "all": every byte is read and every image decoded; "none": every byte is read; "sample": a thousand
-            images spread over the split are read and decoded, and no shard is read whole.
+        decode_images: "all": every byte is read and every image decoded; "none": every byte is read;
+            "sample": a thousand images spread over the split are read and decoded, and no shard is read
+            whole.
         workers: processes; 0: this one.
         progress: called with (steps done, steps in all); a step is a shard or an image.
     """
@@ -168,7 +172,9 @@ def _only(index: Index, number: int) -> Index:
     rows = slice(ends[number] - index.shards[number].num_samples, ends[number])
     labels = None if index.labels is None else index.labels[rows]
     shard = index.shards[number]
-    return replace(index, shards=(shard,), num_samples=shard.num_samples, rows=index.rows[rows], labels=labels)
+    return replace(
+        index, shards=(shard,), num_samples=shard.num_samples, rows=index.rows[rows], labels=labels
+    )
 
 
 @contextmanager
@@ -211,12 +217,16 @@ def _shard_problems(own: Index, address: str) -> list[_Problem]:
         text = "tells other class names than the index, or in another order; index it again"
         problems.append(problem("other class names", text))
     if len(rows) != shard.num_samples:
-        problems.append(problem("other samples", f"holds {len(rows)} samples, should hold {shard.num_samples}"))
+        problems.append(
+            problem("other samples", f"holds {len(rows)} samples, should hold {shard.num_samples}")
+        )
         return problems
     differ = rows != own.rows
     if own.labels is not None:
         labels = rows["label"][:, None] if scan.labels is None else scan.labels
-        padded = np.pad(labels, ((0, 0), (0, max(0, own.labels.shape[1] - labels.shape[1]))), constant_values=-1)
+        padded = np.pad(
+            labels, ((0, 0), (0, max(0, own.labels.shape[1] - labels.shape[1]))), constant_values=-1
+        )
         differ = differ | (padded[:, : own.labels.shape[1]] != own.labels).any(axis=1)
     if len(wrong := np.flatnonzero(differ)):
         text = f"sample {wrong[0]} of it is not where, or not labelled as, samples.npy says"
@@ -228,7 +238,9 @@ def _label_problems(index: Index) -> list[_Problem]:
     try:
         check_labels(ShardSource(index), index.folder.name, "pixels")
     except DataError as error:
-        return [_Problem(LABELS if index.labels is not None else SAMPLES, "labels of no class", "", str(error))]
+        return [
+            _Problem(LABELS if index.labels is not None else SAMPLES, "labels of no class", "", str(error))
+        ]
     return []
 
 

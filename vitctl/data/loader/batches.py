@@ -48,17 +48,18 @@ class Batch:
 
     Args:
         images: uint8 `[B, 3, S, S]`, channels last in memory; zeros where the weight is 0.
-        labels: int64 `[B]`, 0 where the weight is 0 and the label is unknown; or `[B, L]` where images may have several, padded
-            with -1.
+        labels: int64 `[B]`, 0 where the weight is 0 and the label is unknown; or `[B, L]` where images may
+            have several, padded with -1.
         weights: float32 `[B]`, 0 for a bad sample or padding, else 1.
         samples: int64 `[B]`, numbers in the source, -1 for padding.
         bad: sample, key and reason of each bad sample.
-        neighbour: the sample at the position before the first, as the mixup partner of the first. It is counted, and its `bad`
-            listed, in its own batch.
+        neighbour: the sample at the position before the first, as the mixup partner of the first. It is
+            counted, and its `bad` listed, in its own batch.
         memory: in a worker, the shared memory of the images.
-        digests: hexadecimal SHA-256 of each encoded image, where they were asked for; "" of padding, and of what cannot be read.
-        checksums: int64 `[B, 2]`, where they were asked for: CRC-32 of each encoded image, 0 of what cannot be read, and of its
-            pixels in `images`.
+        digests: hexadecimal SHA-256 of each encoded image, where they were asked for; "" of padding, and of
+            what cannot be read.
+        checksums: int64 `[B, 2]`, where they were asked for: CRC-32 of each encoded image, 0 of what cannot
+            be read, and of its pixels in `images`.
     """
 
     images: Tensor
@@ -75,7 +76,10 @@ class Batch:
         return len(self.labels)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle for another process. Only the images use shared memory, because each shared tensor needs a connection."""
+        """Pickle for another process.
+
+        Only the images use shared memory, because each shared tensor needs a connection.
+        """
         small = (self.labels.numpy(), self.weights.numpy(), self.samples.numpy())
         return _received, (
             self.memory or self.images,
@@ -92,7 +96,9 @@ class Batch:
         """The same batch in page-locked memory; called by the DataLoader."""
         tensors = (self.images, self.labels, self.weights, self.samples)
         images, labels, weights, samples = (tensor.pin_memory() for tensor in tensors)
-        return Batch(images, labels, weights, samples, self.bad, digests=self.digests, checksums=self.checksums)
+        return Batch(
+            images, labels, weights, samples, self.bad, digests=self.digests, checksums=self.checksums
+        )
 
 
 def _received(images: SharedMemory | Tensor, shape: tuple[int, ...], *others: Any) -> Batch:
@@ -100,7 +106,9 @@ def _received(images: SharedMemory | Tensor, shape: tuple[int, ...], *others: An
         num_images, colours, height, width = shape
         images = images.tensor().view(num_images, height, width, colours).permute(0, 3, 1, 2)
     labels, weights, samples, *rest = others
-    return Batch(images, torch.from_numpy(labels), torch.from_numpy(weights), torch.from_numpy(samples), *rest)
+    return Batch(
+        images, torch.from_numpy(labels), torch.from_numpy(weights), torch.from_numpy(samples), *rest
+    )
 
 
 def train_batches(
@@ -123,8 +131,9 @@ def train_batches(
 ) -> Iterator[Batch]:
     """An infinite iterator over the micro-batches of one process, from any step on.
 
-    Step s trains on positions `s * batch_size` to `(s + 1) * batch_size` of the order; a process takes its `share`
-    of them, cut into micro-batches. A sample that cannot be used becomes zeros with weight 0 and is listed in `bad`.
+    Step s trains on positions `s * batch_size` to `(s + 1) * batch_size` of the order; a process takes its
+    `share` of them, cut into micro-batches. A sample that cannot be used becomes zeros with weight 0 and is
+    listed in `bad`.
 
     Args:
         source: the training split.
@@ -137,9 +146,10 @@ def train_batches(
         num_processes: that share the global batch.
         first_step: finished steps; starting late costs nothing.
         num_workers: loader processes, 0 to work in this one.
-        lanes: of `batch_size`; a process takes the leaves that it owns, instead of micro-batches of its `share`.
-        neighbours: give each micro-batch the sample at the position before it in the global batch, or in its lane; before the
-            first the last.
+        lanes: of `batch_size`; a process takes the leaves that it owns, instead of micro-batches of its
+            `share`.
+        neighbours: give each micro-batch the sample at the position before it in the global batch, or in its
+            lane; before the first the last.
         needs_labels: take an image without a label for one that cannot be used.
         checksums: fill `Batch.checksums`.
         pinned: give batches in page-locked memory, for a GPU.
@@ -154,7 +164,11 @@ def train_batches(
         )
     if order.num_samples != len(source):
         raise DataError(f"the order covers {order.num_samples} samples, the source has {len(source)}")
-    parts = lanes.parts(rank, num_processes) if lanes else micro_batches(batch_size, num_processes, rank, micro_batch)
+    parts = (
+        lanes.parts(rank, num_processes)
+        if lanes
+        else micro_batches(batch_size, num_processes, rank, micro_batch)
+    )
 
     def positions() -> Iterator[list[int]]:
         for first in count(first_step * batch_size, batch_size):
@@ -193,7 +207,8 @@ def eval_batches(
 ) -> Iterator[Batch]:
     """Batches of one process for evaluation; over all processes, every sample occurs exactly once.
 
-    Every process gets the same number of batches of the same size; the last are padded with samples -1 of weight 0.
+    Every process gets the same number of batches of the same size; the last are padded with samples -1 of
+    weight 0.
 
     Args:
         source: the split to evaluate on.
@@ -202,14 +217,16 @@ def eval_batches(
         rank: of this process.
         num_processes: that share the split.
         num_workers: loader processes, 0 to work in this one.
-        whole_batches: divide batches among the processes, not samples: then each holds the same images for any number of processes.
-        unchecked: the images were not checked when shards were made of them: HEIC is converted here, and a sample that cannot be
-            used is left as zeros of weight 0, listed in `bad`.
+        whole_batches: divide batches among the processes, not samples: then each holds the same images for
+            any number of processes.
+        unchecked: the images were not checked when shards were made of them: HEIC is converted here, and a
+            sample that cannot be used is left as zeros of weight 0, listed in `bad`.
         digests: fill `Batch.digests`.
         pinned: as of `train_batches`.
 
     Raises:
-        DataError: without `unchecked`, a sample cannot be used, named by key and shard; or a loader process was killed.
+        DataError: without `unchecked`, a sample cannot be used, named by key and shard; or a loader process
+            was killed.
     """
     longest = len(source) if whole_batches else -(-len(source) // num_processes)
     size = min(batch_size, longest)
@@ -224,7 +241,9 @@ def eval_batches(
         for begin in range(own.start, own.start + longest, size):
             yield [sample if sample < own.stop else PADDING for sample in range(begin, begin + size)]
 
-    for batch in _batches(_EvalSamples(source, transform, unchecked, digests), positions(), num_workers, pinned):
+    for batch in _batches(
+        _EvalSamples(source, transform, unchecked, digests), positions(), num_workers, pinned
+    ):
         for sample, key, reason in () if unchecked else batch.bad:
             can_pad = reason in ("truncated", "damaged") and transform.truncated == "refuse"
             pad = "; of a JPEG data.truncated = 'pad' scores what is there" if can_pad else ""
@@ -314,9 +333,16 @@ def _opened(data: bytes, transform: TrainTransform | EvalTransform) -> Picture:
 
 
 def _batch(
-    source: Source, samples: np.ndarray, labels: np.ndarray, image_size: int, begin: Callable[[int, int], Begun]
+    source: Source,
+    samples: np.ndarray,
+    labels: np.ndarray,
+    image_size: int,
+    begin: Callable[[int, int], Begun],
 ) -> Batch:
-    """Assemble a batch. Images are opened in groups and then transformed, because alternating per image loses CPU cache locality."""
+    """Assemble a batch.
+
+    Images are opened in groups and then transformed, because alternating per image loses CPU cache locality.
+    """
     images, memory = empty_images(len(samples), image_size)
     weights = np.zeros(len(samples), np.float32)
     bad: dict[int, str] = {}
@@ -338,7 +364,8 @@ def _batch(
     for row in bad:
         labels[row] = np.clip(labels[row], 0, len(source.class_names) - 1)
     bad_samples = tuple(
-        (int(samples[row]), sample_key(source, int(samples[row])), reason) for row, reason in sorted(bad.items())
+        (int(samples[row]), sample_key(source, int(samples[row])), reason)
+        for row, reason in sorted(bad.items())
     )
     return Batch(
         images,

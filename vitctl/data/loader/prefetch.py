@@ -24,7 +24,8 @@ def reads_whole_shards(source: Source) -> bool:
 
 
 class Prefetcher:
-    """A thread that prefetches the shards of the next window: it reads one sample of each, which fetches the shard into the cache.
+    """A thread that prefetches the shards of the next window: it reads one sample of each, which fetches the
+    shard into the cache.
 
     Errors are ignored here: the loader raises them when it reads the sample.
 
@@ -33,7 +34,8 @@ class Prefetcher:
         order: whose `window_size` is the prefetch distance.
         part: number of this worker; the workers share the shards.
         num_parts: number of workers.
-        slots: with lanes, those of the global batch that this process serves; None: all slots read the same window.
+        slots: with lanes, those of the global batch that this process serves; None: all slots read the same
+            window.
     """
 
     def __init__(
@@ -60,7 +62,9 @@ class Prefetcher:
             positions = self._probed(np.arange(begin, begin + self._chunk))
             ours = {self._source.location(sample): sample for sample in self._order.at(positions)[1].tolist()}
             ours = {
-                shard: sample for shard, sample in ours.items() if crc32(shard.encode()) % self._num_parts == self._part
+                shard: sample
+                for shard, sample in ours.items()
+                if crc32(shard.encode()) % self._num_parts == self._part
             }
             for shard, sample in ours.items():
                 if not any(shard in shards for shards in recent):
@@ -69,7 +73,9 @@ class Prefetcher:
             recent.append(set(ours))
 
     def _probed(self, positions: np.ndarray) -> np.ndarray:
-        """The positions of a chunk at which shards are looked up: _PROBES of them in each window that is read at a time."""
+        """The positions of a chunk at which shards are looked up: _PROBES of them in each window that is read
+        at a time.
+        """
         if self._slots is None or not isinstance(self._order, LaneOrder):
             return _spread(positions)
         own = positions[np.isin(positions % self._order.batch_size, self._slots)]

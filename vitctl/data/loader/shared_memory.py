@@ -54,7 +54,9 @@ def _attached(descriptor: Any, size: int) -> SharedMemory:
 
 
 def empty_images(num_images: int, image_size: int) -> tuple[Tensor, SharedMemory | None]:
-    """Zeros, uint8 `[num_images, 3, S, S]`, channels last; in a worker they are allocated in shared memory, which is returned too."""
+    """Zeros, uint8 `[num_images, 3, S, S]`, channels last; in a worker they are allocated in shared memory,
+    which is returned too.
+    """
     shape = (num_images, image_size, image_size, 3)
     if get_worker_info() is None or sys.platform != "linux":
         return torch.zeros(shape, dtype=torch.uint8).permute(0, 3, 1, 2), None

@@ -44,7 +44,10 @@ class Workers:
     oom_kills: int
 
     def cause_of_death(self) -> str:
-        """Why the first dead worker ended, as text. Waits shortly, because the kernel needs a moment to report it."""
+        """Why the first dead worker ended, as text.
+
+        Waits shortly, because the kernel needs a moment to report it.
+        """
         until = time.monotonic() + _GRACE_SECONDS
         while not (dead := [p for p in self.processes if p.exitcode]) and time.monotonic() < until:
             time.sleep(0.01)
@@ -63,12 +66,17 @@ class Workers:
 def start_workers(loader: Any) -> tuple[Iterator[Any], Workers]:
     """Start iterating over a DataLoader, and remove the SIGCHLD handler that torch installs.
 
-    That handler would raise at any line of the training loop; without it a dead worker is detected while the loop waits for its
-    batch.
+    That handler would raise at any line of the training loop; without it a dead worker is detected while the
+    loop waits for its batch.
     """
     ensure_descriptors(loader.num_workers)
-    handler, others, kills = signal.getsignal(signal.SIGCHLD), set(multiprocessing.active_children()), oom_kills()
-    # Until a worker ignores signals, it would write them to the signal pipe of this process: they would be counted twice.
+    handler, others, kills = (
+        signal.getsignal(signal.SIGCHLD),
+        set(multiprocessing.active_children()),
+        oom_kills(),
+    )
+    # Until a worker ignores signals, it would write them to the signal pipe of this process: they would be
+    # counted twice.
     with (
         blocked_signals(),
         writing("/dev/shm"),
@@ -82,14 +90,22 @@ def start_workers(loader: Any) -> tuple[Iterator[Any], Workers]:
 
 
 def _lost_batch(error: BaseException, _: object) -> None:
-    """End a worker that cannot send a batch: the parent detects that, and does not wait for the batch forever."""
+    """End a worker that cannot send a batch: the parent detects that, and does not wait for the batch
+    forever.
+    """
     print(f"a loader process cannot send a batch: {error}", file=sys.stderr, flush=True)
     os._exit(_LOST_BATCH)
 
 
 def worker_init() -> Callable[[int], None]:
-    """The `worker_init_fn` of a DataLoader. A worker forked by the main thread is killed when that thread ends."""
-    tied = threading.current_thread() is threading.main_thread() and multiprocessing.get_start_method() != "forkserver"
+    """The `worker_init_fn` of a DataLoader.
+
+    A worker forked by the main thread is killed when that thread ends.
+    """
+    tied = (
+        threading.current_thread() is threading.main_thread()
+        and multiprocessing.get_start_method() != "forkserver"
+    )
     return partial(_init_worker, os.getpid() if tied else None, memory_lock.shared_lock())
 
 
@@ -107,13 +123,17 @@ def _init_worker(parent: int | None, lock: memory_lock.MemoryLock | None, _: int
 
 @atexit.register
 def _kill_workers() -> None:
-    """Kill the workers at exit: Python sends SIGTERM to its daemon processes, which workers ignore, and would wait forever."""
+    """Kill the workers at exit: Python sends SIGTERM to its daemon processes, which workers ignore, and would
+    wait forever.
+    """
     for worker in _WORKERS:
         worker.kill()
 
 
 def oom_kills(root: Path = Path("/")) -> int:
-    """Processes killed by the out-of-memory killer so far: in our control group, else on this machine, else 0."""
+    """Processes killed by the out-of-memory killer so far: in our control group, else on this machine, else
+    0.
+    """
     for file in _counters(root):
         try:
             counts = dict(line.split() for line in file.read_text(encoding="ascii").splitlines())
@@ -135,17 +155,25 @@ def _counters(root: Path) -> Iterator[Path]:
             yield groups / path.lstrip("/") / "memory.events"
         elif "memory" in controllers.split(","):
             yield groups / "memory" / path.lstrip("/") / "memory.oom_control"
-    yield groups / "memory.events"  # within a container the path is that of the host, and the group is the root
+    yield (
+        groups / "memory.events"
+    )  # within a container the path is that of the host, and the group is the root
     yield groups / "memory" / "memory.oom_control"
     yield root / "proc" / "vmstat"
 
 
 def original_message(text: str) -> str:
-    """The original message: torch wraps an exception of a worker into the text of its traceback, message last."""
+    """The original message: torch wraps an exception of a worker into the text of its traceback, message
+    last.
+    """
     return text.strip().rpartition("\n")[2].partition(": ")[2] if text.startswith("Caught ") else text
 
 
 def is_worker_death(error: Exception) -> bool:
     """Whether a worker died: torch reports it, or its connection broke while it sent a batch."""
     text = str(error)
-    return text.startswith("DataLoader worker") if isinstance(error, RuntimeError) else not text.startswith("Caught")
+    return (
+        text.startswith("DataLoader worker")
+        if isinstance(error, RuntimeError)
+        else not text.startswith("Caught")
+    )

@@ -1,6 +1,8 @@
-"""Untrusted tar files, read with Python's tarfile within limits: tarfile alone accepts negative sizes and names of gigabytes.
+"""Untrusted tar files, read with Python's tarfile within limits: tarfile alone accepts negative sizes and
+names of gigabytes.
 
-Source: IEEE Std 1003.1-2017, pax; CVE-2025-8194 (negative sizes), which the tarfile of older Pythons still has
+Source: IEEE Std 1003.1-2017, pax; CVE-2025-8194 (negative sizes), which the tarfile of older Pythons still
+has
 """
 
 import re
@@ -15,7 +17,8 @@ _MEMBER_HEADERS = (*_LONG_NAMES, tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE)
 _SPARSE = tarfile.GNUTYPE_SPARSE
 # What tarfile raises itself behind a first header; typeshed lacks the name.
 _HeaderError: type[tarfile.HeaderError] = tarfile.SubsequentHeaderError  # type: ignore[attr-defined]
-# tarfile's search for a number before a space takes time quadratic in the length of a run of digits (CVE-2024-6232).
+# tarfile's search for a number before a space takes time quadratic in the length of a run of digits
+# (CVE-2024-6232).
 _LONG_NUMBER = re.compile(rb"\d{100}")
 _LENGTH = re.compile(rb"(\d{1,10}) ")
 
@@ -38,7 +41,9 @@ class _Header(tarfile.TarInfo):
         return header
 
     def _proc_pax(self, archive: "BoundedTar") -> tarfile.TarInfo:
-        """Check the syntax of pax records before tarfile parses them: its search takes quadratic time on malformed ones."""
+        """Check the syntax of pax records before tarfile parses them: its search takes quadratic time on
+        malformed ones.
+        """
         begin = archive.fileobj.tell()
         _check_records(archive.fileobj.read(self.size))
         archive.fileobj.seek(begin)
@@ -47,7 +52,9 @@ class _Header(tarfile.TarInfo):
 
 
 class BoundedTar(tarfile.TarFile):
-    """An uncompressed tar file, member by member; only the last header is kept, so that memory does not grow with their number."""
+    """An uncompressed tar file, member by member; only the last header is kept, so that memory does not grow
+    with their number.
+    """
 
     tarinfo = _Header
     firstmember: tarfile.TarInfo | None  # attributes of the base class that its type stubs lack
@@ -65,7 +72,9 @@ class BoundedTar(tarfile.TarFile):
         try:
             member = super().next()
         except (RecursionError, ValueError, OverflowError, MemoryError) as error:
-            raise tarfile.ReadError(f"the header at byte {before} cannot be read ({type(error).__name__})") from None
+            raise tarfile.ReadError(
+                f"the header at byte {before} cannot be read ({type(error).__name__})"
+            ) from None
         if member is not None and (member.size < 0 or self.offset <= before):
             raise tarfile.ReadError(f"the size of the member at byte {before} points back to an earlier byte")
         if sum(len(key) + len(value) for key, value in self.pax_headers.items()) > TAR_COMMENT.limit:
@@ -89,7 +98,9 @@ def open_tar(file: IO[bytes]) -> BoundedTar:
 
 
 def _check_records(data: bytes) -> None:
-    """Check that each record is `<length> <key>=<value>` and a newline, where the length counts the whole record."""
+    """Check that each record is `<length> <key>=<value>` and a newline, where the length counts the whole
+    record.
+    """
     if _LONG_NUMBER.search(data) or b"GNU.sparse" in data:
         raise _HeaderError("a sparse member, or a number of 100 digits in its header")
     at = 0

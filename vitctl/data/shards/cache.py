@@ -1,4 +1,6 @@
-"""A cache of remote shards on the local disk: whole files, verified by digest, limited in size, shared by all processes."""
+"""A cache of remote shards on the local disk: whole files, verified by digest, limited in size, shared by all
+processes.
+"""
 
 import fcntl
 import hashlib
@@ -21,9 +23,9 @@ _TRIES = 3
 class ShardCache:
     """Files named by the SHA-256 of their content; the least recently used are evicted first.
 
-    A file is written to a temporary file, verified and renamed, so that a file with its final name is complete. A lock for each
-    shard keeps two processes from fetching it twice; the kernel releases it when its holder dies. A process that has a file open
-    can still read it after it was evicted.
+    A file is written to a temporary file, verified and renamed, so that a file with its final name is
+    complete. A lock for each shard keeps two processes from fetching it twice; the kernel releases it when
+    its holder dies. A process that has a file open can still read it after it was evicted.
 
     Args:
         folder: of the cache; created when missing.
@@ -46,7 +48,8 @@ class ShardCache:
             sha256: of its content, 64 hex digits.
 
         Raises:
-            DataError: size or digest are wrong, it does not fit into the cache, or it cannot be fetched or written.
+            DataError: size or digest are wrong, it does not fit into the cache, or it cannot be fetched or
+                written.
         """
         target = self.path(sha256)
         for _ in range(_TRIES):
@@ -59,14 +62,17 @@ class ShardCache:
                         self._fetch(url, target, num_bytes, sha256)
             except OSError as error:
                 raise DataError(
-                    f"{error.filename or self.folder}: cannot be written ({error.strerror}); set VITCTL_CACHE to a disk with free space"
+                    f"{error.filename or self.folder}: cannot be written ({error.strerror}); set "
+                    f"VITCTL_CACHE to a disk with free space"
                 ) from None
         raise DataError(
             f"{self.folder}: shards are evicted before they are read; make the cache larger (data.cache_gib)"
         )
 
     def _fetch(self, url: str, target: Path, num_bytes: int, sha256: str) -> None:
-        for left in self.folder.glob(f".{target.name}.*.partial"):  # of a process that was killed: we hold the lock
+        for left in self.folder.glob(
+            f".{target.name}.*.partial"
+        ):  # of a process that was killed: we hold the lock
             left.unlink(missing_ok=True)
         self._evict(url, num_bytes)
         with atomic_write(target) as aside:
@@ -80,14 +86,18 @@ class ShardCache:
                     file.write(chunk)
             if size != num_bytes or found.hexdigest() != sha256:
                 raise DataError(
-                    f"{url}: {'more than ' if size > num_bytes else ''}{min(size, num_bytes)} bytes with sha256 "
-                    f"{found.hexdigest()[:12]}, its index says {num_bytes} bytes with {sha256[:12]}; index it again"
+                    f"{url}: {'more than ' if size > num_bytes else ''}{min(size, num_bytes)} bytes "
+                    f"with sha256 "
+                    f"{found.hexdigest()[:12]}, its index says {num_bytes} bytes with {sha256[:12]}; index "
+                    f"it again"
                 )
 
     def _evict(self, url: str, num_bytes: int) -> None:
         """Delete the least recently used shards until `num_bytes` more fit."""
         if num_bytes > self.max_bytes:
-            raise DataError(f"{url}: {num_bytes} bytes, the cache holds {self.max_bytes}; raise data.cache_gib")
+            raise DataError(
+                f"{url}: {num_bytes} bytes, the cache holds {self.max_bytes}; raise data.cache_gib"
+            )
         with self._locked("room"):
             now, cached = time.time(), []
             for path in self.folder.iterdir():
@@ -108,7 +118,10 @@ class ShardCache:
 
     @contextmanager
     def _locked(self, name: str) -> Iterator[None]:
-        """Hold a lock against other processes. The lock files are not deleted: two processes could then hold the lock."""
+        """Hold a lock against other processes.
+
+        The lock files are not deleted: two processes could then hold the lock.
+        """
         locks = self.folder / "locks"
         locks.mkdir(parents=True, exist_ok=True)
         with open_lock(locks / name) as file:
@@ -128,5 +141,7 @@ def _open_whole(path: Path, num_bytes: int) -> int | None:
         path.unlink(missing_ok=True)
         return None
     with suppress(OSError):  # owned by another user: reading is enough
-        os.utime(descriptor, ns=(time.time_ns(), found.st_mtime_ns))  # keep the mtime, the time of the download
+        os.utime(
+            descriptor, ns=(time.time_ns(), found.st_mtime_ns)
+        )  # keep the mtime, the time of the download
     return descriptor

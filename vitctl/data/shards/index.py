@@ -1,8 +1,8 @@
 """The index of a split, stored beside its shards: `index.json` and `samples.npy`.
 
-A *split folder* holds shards, `index.json` and `samples.npy`; a *data set folder* holds split folders. The index names the
-address of shards that are stored elsewhere, and a whole split folder may be remote.
-Opening a split takes constant time: the same for a thousand samples and for three hundred million.
+A *split folder* holds shards, `index.json` and `samples.npy`; a *data set folder* holds split folders. The
+index names the address of shards that are stored elsewhere, and a whole split folder may be remote. Opening a
+split takes constant time: the same for a thousand samples and for three hundred million.
 """
 
 import hashlib
@@ -39,7 +39,10 @@ _USUAL_SPLITS = ("train", "validation", "test")
 
 @dataclass(frozen=True)
 class Shard:
-    """One tar file of a split. `sha256` is in hex; `url` is its address when it is not in the folder of the index."""
+    """One tar file of a split.
+
+    `sha256` is in hex; `url` is its address when it is not in the folder of the index.
+    """
 
     name: str
     num_samples: int
@@ -60,11 +63,13 @@ class Index:
         source: provenance of the images, as text.
         index_sha256: of `index.json`.
         rows: one `ROW` per sample in shard order, `[num_samples]`, memory-mapped.
-        base: address of a remote split folder, of which `folder` holds only the index; empty for a local split.
-        labels: of samples that may have several: int32 `[num_samples, L]`, padded with -1, memory-mapped; None for others.
+        base: address of a remote split folder, of which `folder` holds only the index; empty for a local
+            split.
+        labels: of samples that may have several: int32 `[num_samples, L]`, padded with -1, memory-mapped;
+            None for others.
         members: which members of a sample are its image and its label.
-        tables: num_bytes and sha256 of `samples.npy` and `labels.npy` by name, as in `index.json`; empty for indexes of older
-            releases, which do not record them.
+        tables: num_bytes and sha256 of `samples.npy` and `labels.npy` by name, as in `index.json`; empty for
+            indexes of older releases, which do not record them.
     """
 
     folder: Path
@@ -81,9 +86,11 @@ class Index:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of the content: the bytes of every shard and table, the class names, and which members are used.
+        """SHA-256 of the content: the bytes of every shard and table, the class names, and which members are
+        used.
 
-        Location and provenance are not part of it. Tables whose digests the index does not record are read once for it.
+        Location and provenance are not part of it. Tables whose digests the index does not record are read
+        once for it.
         """
         names = (SAMPLES,) if self.labels is None else (SAMPLES, LABELS)
         content = {
@@ -91,7 +98,8 @@ class Index:
             "members": asdict(self.members),
             "shards": [[shard.num_samples, shard.num_bytes, shard.sha256] for shard in self.shards],
             "tables": [
-                self.tables[name]["sha256"] if self.tables else table_sha256(self.folder / name) for name in names
+                self.tables[name]["sha256"] if self.tables else table_sha256(self.folder / name)
+                for name in names
             ],
         }
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
@@ -108,9 +116,11 @@ class Index:
 
 
 def read_index(folder: Path, base: str = "") -> Index:
-    """Open a split, after checking that its index is valid and that every local shard exists with its full size.
+    """Open a split, after checking that its index is valid and that every local shard exists with its full
+    size.
 
-    Tables of up to 64 MiB are verified against their digests too; larger ones during the run (see integrity.py).
+    Tables of up to 64 MiB are verified against their digests too; larger ones during the run (see
+    integrity.py).
 
     Args:
         folder: holds the index.
@@ -123,7 +133,11 @@ def read_index(folder: Path, base: str = "") -> Index:
     fields, digest = _read_json(path)
     problems = field_problems(fields)
     if not problems:
-        problems = _address_problems(fields, base) if base or any("url" in shard for shard in fields["shards"]) else []
+        problems = (
+            _address_problems(fields, base)
+            if base or any("url" in shard for shard in fields["shards"])
+            else []
+        )
         problems += _size_problems(folder, fields) if not base else []
         problems += _row_problems(folder, fields)
     if problems:
@@ -158,14 +172,17 @@ def index_shards(
         paths: the shards of one split, all in one folder; their order becomes the storage order.
         class_names: in label order; None: the names embedded in the shards, else the class numbers.
         source: provenance of the images, as text.
-        members: which members of a sample are its image and its label, where the default extensions do not apply.
+        members: which members of a sample are its image and its label, where the default extensions do not
+            apply.
         progress: called with (shards done, total number of shards).
 
     Raises:
         DataError: a shard is damaged or unsafe, a sample lacks a field, a label has no class name.
     """
     if not paths or len({path.parent for path in paths}) > 1:
-        raise DataError(f"{len(paths)} shards in {len({path.parent for path in paths})} folders, should be in one")
+        raise DataError(
+            f"{len(paths)} shards in {len({path.parent for path in paths})} folders, should be in one"
+        )
     scans = []
     for done, path in enumerate(paths):
         scans.append(read_shard(path, members))
@@ -182,7 +199,10 @@ def write_index(
     source: str = "",
     members: Fields = _ANY,
 ) -> Index:
-    """Write the index of shards that were scanned already; see `index_shards`. Multiple labels go to `labels.npy`."""
+    """Write the index of shards that were scanned already; see `index_shards`.
+
+    Multiple labels go to `labels.npy`.
+    """
     shards = [
         Shard(path.name, len(scan.rows), path.stat().st_size, scan.sha256)
         for path, scan in zip(paths, scans, strict=True)
@@ -212,7 +232,9 @@ def index_addresses(
     urls = without_queries(*urls, error=DataError)
     names = [url.rpartition("/")[2] for url in urls]
     if not urls or len(set(names)) < len(names):
-        raise DataError(f"{len(urls)} addresses with {len(set(names))} file names, each shard should have its own")
+        raise DataError(
+            f"{len(urls)} addresses with {len(set(names))} file names, each shard should have its own"
+        )
     out.mkdir(parents=True, exist_ok=True)
     scans, shards = [], []
     for done, (url, name) in enumerate(zip(urls, names, strict=True)):
@@ -341,7 +363,9 @@ def _address_problems(fields: dict[str, Any], base: str) -> list[str]:
     """An index is untrusted: the URLs in it may only name files to read."""
     problems = []
     try:
-        urls = without_queries(*(shard.get("url", "") for shard in fields["shards"]), error=DataError, over=False)
+        urls = without_queries(
+            *(shard.get("url", "") for shard in fields["shards"]), error=DataError, over=False
+        )
     except DataError as error:
         return [str(error)]
     for shard, url in zip(fields["shards"], urls, strict=True):
@@ -368,7 +392,9 @@ def _size_problems(folder: Path, fields: dict[str, Any]) -> list[str]:
             problems.append(f"{one_line(shard['name'])} is missing")
             continue
         if num_bytes != shard["num_bytes"]:
-            problems.append(f"{one_line(shard['name'])} has {num_bytes} bytes, should have {shard['num_bytes']}")
+            problems.append(
+                f"{one_line(shard['name'])} has {num_bytes} bytes, should have {shard['num_bytes']}"
+            )
     return problems
 
 
@@ -376,5 +402,7 @@ def _row_problems(folder: Path, fields: dict[str, Any]) -> list[str]:
     num_samples, width, recorded = fields["num_samples"], fields.get("max_labels"), fields.get("tables", {})
     problems = table_problems(folder / SAMPLES, (num_samples,), ROW, recorded.get(SAMPLES))
     if width is not None:
-        problems += table_problems(folder / LABELS, (num_samples, width), np.dtype("<i4"), recorded.get(LABELS))
+        problems += table_problems(
+            folder / LABELS, (num_samples, width), np.dtype("<i4"), recorded.get(LABELS)
+        )
     return problems

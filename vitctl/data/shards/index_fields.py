@@ -67,7 +67,11 @@ def field_problems(fields: dict[str, Any]) -> list[str]:
         wrong = {problem["loc"][0] for problem in error.errors(include_input=False, include_url=False)}
         return [text for name, text in _SHOULD.items() if name in wrong]
     total = sum(shard.num_samples for shard in index.shards)
-    problems = [] if index.num_samples == total else [f"num_samples is {index.num_samples}, the shards sum to {total}"]
+    problems = (
+        []
+        if index.num_samples == total
+        else [f"num_samples is {index.num_samples}, the shards sum to {total}"]
+    )
     wanted = {SAMPLES, LABELS} if "max_labels" in fields else {SAMPLES}
     if "tables" in fields and not has_table_digests(fields["tables"], wanted):
         problems.append(f"tables should hold num_bytes and sha256 of {' and '.join(sorted(wanted))}")

@@ -25,10 +25,15 @@ def check_same_shards(out: Path, names: Sequence[str]) -> None:
         return
     fields = read_json(path, INDEX.limit, error=DataError)
     listed = fields.get("shards") if isinstance(fields, dict) else None
-    others = {str(one.get("name")) for one in listed if isinstance(one, dict)} if isinstance(listed, list) else set()
+    others = (
+        {str(one.get("name")) for one in listed if isinstance(one, dict)}
+        if isinstance(listed, list)
+        else set()
+    )
     if others - set(names):
         raise DataError(
-            f"{path}: is the index of other shards ({one_line(min(others - set(names)))}) and would be replaced; choose another folder "
+            f"{path}: is the index of other shards ({one_line(min(others - set(names)))}) and would be "
+            f"replaced; choose another folder "
             "with --out"
         )
 
@@ -43,7 +48,8 @@ def link_shards(paths: Sequence[Path], out: Path) -> list[Path]:
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise DataError(
-            f"{len(paths)} shards, two of them called {twice}; give those of one split, each with its own name"
+            f"{len(paths)} shards, two of them called {twice}; give those of one split, each with its "
+            f"own name"
         )
     links = [out / name for name in names]
     for path, link in zip(paths, links, strict=True):

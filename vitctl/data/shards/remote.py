@@ -10,7 +10,14 @@ from urllib.parse import urlsplit
 from vitctl.errors import DataError
 from vitctl.system import http
 from vitctl.system.address import check
-from vitctl.system.http import Client, TransientError, content_range, hub_address, parse_num_bytes, read_chunks
+from vitctl.system.http import (
+    Client,
+    TransientError,
+    content_range,
+    hub_address,
+    parse_num_bytes,
+    read_chunks,
+)
 
 _ATTEMPTS_TO_REVALIDATE = 3  # then the cached copy is used
 _ETAG = re.compile(r'(?:W/)?"[!-~]{0,500}"')
@@ -32,7 +39,9 @@ class _NotModifiedError(Exception):
 
 
 class _Response(NamedTuple):
-    """Bytes from the requested offset on, in chunks; the size of the whole file (None: unknown); its ETag ("": none)."""
+    """Bytes from the requested offset on, in chunks; the size of the whole file (None: unknown); its ETag
+    ("": none).
+    """
 
     chunks: Iterator[bytes]
     num_bytes: int | None
@@ -45,7 +54,10 @@ def is_remote(location: str) -> bool:
 
 
 def check_address(url: str) -> str:
-    """Return the text of an address that reads a file: https, hf, s3, gs, and http from this machine. Raises DataError."""
+    """Return the text of an address that reads a file: https, hf, s3, gs, and http from this machine.
+
+    Raises DataError.
+    """
     return check(url, DataError, ("hf", *_PACKAGES))
 
 
@@ -105,7 +117,10 @@ def read_changed(url: str, max_bytes: int, etag: str) -> tuple[bytes, str] | Non
 
 
 def bounded(url: str, max_bytes: int) -> Iterator[bytes]:
-    """Stream a whole remote file in chunks. Raises as `stream`, and DataError where it is larger than `max_bytes`."""
+    """Stream a whole remote file in chunks.
+
+    Raises as `stream`, and DataError where it is larger than `max_bytes`.
+    """
     url = check_address(url)
     return _bounded(url, stream(url), max_bytes)
 
@@ -122,8 +137,8 @@ def _bounded(url: str, chunks: Iterator[bytes], max_bytes: int) -> Iterator[byte
 def stream(url: str, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
     """Stream the bytes `start` to `stop` (None: the end) of a remote file, in chunks.
 
-    Transient failures (a dropped connection, a short response, 5xx, 429) are retried from the last byte received, with
-    exponential backoff and jitter.
+    Transient failures (a dropped connection, a short response, 5xx, 429) are retried from the last byte
+    received, with exponential backoff and jitter.
 
     Raises:
         MissingError: the file does not exist.
@@ -136,7 +151,9 @@ def stream(url: str, start: int = 0, stop: int | None = None) -> Iterator[bytes]
         try:
             response = request(url, done, stop)
             if whole is not None and response.num_bytes not in (None, whole):
-                raise DataError(f"{url}: changed from {whole} to {response.num_bytes} bytes while it was read")
+                raise DataError(
+                    f"{url}: changed from {whole} to {response.num_bytes} bytes while it was read"
+                )
             whole = response.num_bytes if whole is None else whole
             end = whole if stop is None else stop
             if whole is not None and end is not None and end > whole:
@@ -151,7 +168,9 @@ def stream(url: str, start: int = 0, stop: int | None = None) -> Iterator[bytes]
         except TransientError as error:
             failures += 1
             if failures >= min(http.ATTEMPTS, error.attempts):
-                raise DataError(f"{url}: {error}; gave up after {failures} attempts, run again to continue") from None
+                raise DataError(
+                    f"{url}: {error}; gave up after {failures} attempts, run again to continue"
+                ) from None
             error.pause(failures)
 
 
@@ -173,9 +192,13 @@ def _from_http(url: str, start: int, stop: int | None, etag: str = "") -> _Respo
         return _Response(read_chunks(response), span[1])
     if stop is not None and start:
         response.close()
-        raise DataError(f"{url}: the server supports no byte ranges; read whole shards with data.cache_gib above 0")
+        raise DataError(
+            f"{url}: the server supports no byte ranges; read whole shards with data.cache_gib above 0"
+        )
     found, length = response.headers.get("ETag", ""), response.headers.get("Content-Length")
-    return _Response(read_chunks(response, start), parse_num_bytes(length), found if _ETAG.fullmatch(found) else "")
+    return _Response(
+        read_chunks(response, start), parse_num_bytes(length), found if _ETAG.fullmatch(found) else ""
+    )
 
 
 def _hub_address(url: str) -> str:
@@ -183,7 +206,8 @@ def _hub_address(url: str) -> str:
     parts = _HUB_ADDRESS.fullmatch(url)
     if parts is None:
         raise DataError(
-            f"{url}: should look like hf://datasets/OWNER/NAME/FOLDER, or hf://datasets/OWNER/NAME@REVISION/..."
+            f"{url}: should look like hf://datasets/OWNER/NAME/FOLDER, or "
+            f"hf://datasets/OWNER/NAME@REVISION/..."
         )
     return hub_address(f"datasets/{parts[1]}", parts[3], parts[2] or "main")
 
@@ -193,7 +217,8 @@ def _from_fsspec(url: str, start: int, stop: int | None, _etag: str = "") -> _Re
     try:
         from fsspec.core import url_to_fs
 
-        # Not stored: fsspec caches one instance per process, and an instance from before a fork must not be used.
+        # Not stored: fsspec caches one instance per process, and an instance from before a fork must not be
+        # used.
         files, path = url_to_fs(url)
     except ImportError:
         raise DataError(
@@ -220,6 +245,8 @@ def _call_fsspec(url: str, call: Callable[[], Any]) -> Any:
     except FileNotFoundError:
         raise MissingError(f"{url}: no such file on the server") from None
     except PermissionError as error:
-        raise DataError(f"{url}: access denied ({error}); credentials are read from the environment") from None
+        raise DataError(
+            f"{url}: access denied ({error}); credentials are read from the environment"
+        ) from None
     except Exception as error:  # each file system has its own exception types, also for dropped connections
         raise TransientError(f"{type(error).__name__}: {str(error)[:200]}") from None

@@ -41,8 +41,9 @@ class Fields:
 
     Args:
         image: extension of the image, e.g. `input.jpg`; empty: any image extension.
-        label: extension of the label, e.g. `target.cls`, a text with one number or several; for a JSON file with its field,
-            e.g. `meta.json:category`; empty: `cls`, or `json` with `label`, `cls` or `labels`.
+        label: extension of the label, e.g. `target.cls`, a text with one number or several; for a JSON file
+            with its field, e.g. `meta.json:category`; empty: `cls`, or `json` with `label`, `cls` or
+            `labels`.
     """
 
     image: str = ""
@@ -54,7 +55,9 @@ class Fields:
 
     def is_label(self, extension: str) -> bool:
         """Whether members of this extension are labels."""
-        return extension == self.label.partition(":")[0].lower() if self.label else extension in LABEL_EXTENSIONS
+        return (
+            extension == self.label.partition(":")[0].lower() if self.label else extension in LABEL_EXTENSIONS
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,9 +80,9 @@ class Scan:
 def read_shard(path: Path, fields: Fields = Fields()) -> Scan:
     """Read every header and label of one shard; image bytes are hashed, not decoded.
 
-    Members other than images (jpg, jpeg, png, webp, gif, bmp, tif, tiff) and labels are ignored. Labels are `cls`, one number
-    or several separated by spaces, or `json` with one `label` or `cls`, or a list of `labels`. A single label takes precedence
-    over a list. A label may come before or after its image.
+    Members other than images (jpg, jpeg, png, webp, gif, bmp, tif, tiff) and labels are ignored. Labels are
+    `cls`, one number or several separated by spaces, or `json` with one `label` or `cls`, or a list of
+    `labels`. A single label takes precedence over a list. A label may come before or after its image.
 
     Args:
         path: an uncompressed tar file, members grouped by sample.
@@ -126,10 +129,12 @@ def embedded_class_names(folder: Path, scans: Sequence[Scan]) -> tuple[str, ...]
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """Split a member name into key and extension, at the first dot of its base name; both empty when it belongs to no sample.
+    """Split a member name into key and extension, at the first dot of its base name; both empty when it
+    belongs to no sample.
 
-    Same rule as webdataset's `base_plus_ext`, which is not used: importing it imports torch, and its time is quadratic in the
-    length of a name, seconds for the longest name allowed. It also reads `._a.jpg`, a macOS metadata file, as a sample.
+    Same rule as webdataset's `base_plus_ext`, which is not used: importing it imports torch, and its time is
+    quadratic in the length of a name, seconds for the longest name allowed. It also reads `._a.jpg`, a macOS
+    metadata file, as a sample.
     """
     folder, slash, base = name.rpartition("/")
     stem, dot, extension = base.partition(".")
@@ -141,8 +146,8 @@ def split_name(name: str) -> tuple[str, str]:
 def member_name(header: bytes) -> str:
     """The name in the header blocks of one member; empty when they are not a header.
 
-    The md5 order of a split needs the names of all samples, so the common single block is parsed without tarfile,
-    which takes five times as long.
+    The md5 order of a split needs the names of all samples, so the common single block is parsed without
+    tarfile, which takes five times as long.
     """
     if len(header) == _BLOCK:
         prefix = header[345:500].rstrip(b"\0") if header[257:263] == b"ustar\0" else b""
@@ -206,7 +211,9 @@ def _label(
     path: Path, tar: tarfile.TarFile, member: tarfile.TarInfo, extension: str, wanted: Fields
 ) -> int | tuple[int, ...] | None:
     if member.size > LABEL_FILE.limit:
-        raise DataError(f"{path}: {member.name}: a label of {member.size:,} bytes, should be at most {LABEL_FILE}")
+        raise DataError(
+            f"{path}: {member.name}: a label of {member.size:,} bytes, should be at most {LABEL_FILE}"
+        )
     file = tar.extractfile(member)
     text = file.read() if file is not None else b""
     try:
@@ -227,7 +234,10 @@ def _label(
 
 
 def _integer(value: object) -> int:
-    """An integer from JSON or text. Raises ValueError for anything else, also where `int()` would accept it."""
+    """An integer from JSON or text.
+
+    Raises ValueError for anything else, also where `int()` would accept it.
+    """
     if type(value) is int:
         return value
     text = value.decode("ascii") if isinstance(value, bytes) else value
@@ -240,13 +250,18 @@ def _row(path: Path, sample: _Sample) -> tuple[int, int, int, int]:
     labels = sample.labels if sample.label is None else (sample.label,)
     if sample.image is None or labels is None:
         found = ", ".join(sample.extensions)
-        missing = "an image (jpg, png, webp ...)" if sample.image is None else "a label (cls, or json with label)"
+        missing = (
+            "an image (jpg, png, webp ...)" if sample.image is None else "a label (cls, or json with label)"
+        )
         option = "--image-key" if sample.image is None else "--label-key"
         raise DataError(
-            f"{path}: sample {sample.key} lacks {missing}; found: {found}; `vitctl data index {option}` names another member"
+            f"{path}: sample {sample.key} lacks {missing}; found: {found}; `vitctl data index {option}` "
+            f"names another member"
         )
     if len(labels) > _MAX_LABELS:
-        raise DataError(f"{path}: sample {sample.key} has {len(labels)} labels, should have at most {_MAX_LABELS}")
+        raise DataError(
+            f"{path}: sample {sample.key} has {len(labels)} labels, should have at most {_MAX_LABELS}"
+        )
     lowest = -1 if sample.label is not None else 0
     wrong = next((label for label in labels if not lowest <= label < 2**31), None)
     if wrong is not None:
@@ -260,17 +275,23 @@ def _row(path: Path, sample: _Sample) -> tuple[int, int, int, int]:
 def _multiple_labels(samples: list[_Sample]) -> np.ndarray | None:
     if all(sample.label is not None for sample in samples):
         return None
-    return pad_labels([sample.labels or () if sample.label is None else (sample.label,) for sample in samples])
+    return pad_labels(
+        [sample.labels or () if sample.label is None else (sample.label,) for sample in samples]
+    )
 
 
 def _check_member(path: Path, member: tarfile.TarInfo) -> None:
     name = member.name
     if leads_out(name):
-        raise DataError(f"{path}: member {name!r} points outside the shard, should be a relative path without '..'")
+        raise DataError(
+            f"{path}: member {name!r} points outside the shard, should be a relative path without '..'"
+        )
     if not member.isreg() or member.issparse():
         raise DataError(f"{path}: member {name!r} is a link, a device or sparse, should be a plain file")
     if member.size > IMAGE_FILE.limit:
-        raise DataError(f"{path}: member {name!r} has {member.size} bytes, should have at most {IMAGE_FILE.limit}")
+        raise DataError(
+            f"{path}: member {name!r} has {member.size} bytes, should have at most {IMAGE_FILE.limit}"
+        )
 
 
 def check_end(path: Path, tar: tarfile.TarFile) -> None:
@@ -286,5 +307,6 @@ def check_end(path: Path, tar: tarfile.TarFile) -> None:
     if tar.fileobj.read(_BLOCK) != bytes(_BLOCK):
         after = f" (after {members[-1].name})" if (members := tar.getmembers()) else ""
         raise DataError(
-            f"{path}: damaged or truncated at byte {tar.offset}{after}, should end there with a block of zeros"
+            f"{path}: damaged or truncated at byte {tar.offset}{after}, should end there with a block "
+            f"of zeros"
         )

@@ -1,4 +1,6 @@
-"""The tables of an index: byte offset and label of each sample, and the labels of samples that may have several."""
+"""The tables of an index: byte offset and label of each sample, and the labels of samples that may have
+several.
+"""
 
 import hashlib
 import os
@@ -50,7 +52,8 @@ def table_problems(
         path: of the table.
         shape: expected shape.
         dtype: expected dtype.
-        recorded: num_bytes and sha256 as in the index; None for indexes of older releases, which do not record them.
+        recorded: num_bytes and sha256 as in the index; None for indexes of older releases, which do not
+            record them.
     """
     try:
         rows = mapped(path)
@@ -66,7 +69,8 @@ def table_problems(
         return [f"{path.name} cannot be read ({error_text(error)})"]
     if recorded and found not in (None, recorded["sha256"]):
         return [
-            f"{path.name} changed since its index was written (sha256 {found[:12]}..., should be {recorded['sha256'][:12]}...); "
+            f"{path.name} changed since its index was written (sha256 {found[:12]}..., should be "
+            f"{recorded['sha256'][:12]}...); "
             "copy the split again, or write its index again with `vitctl data index`"
         ]
     return []

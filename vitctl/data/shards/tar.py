@@ -1,4 +1,6 @@
-"""Writes shards with webdataset, and records their digest, their byte offsets and the class names embedded in them."""
+"""Writes shards with webdataset, and records their digest, their byte offsets and the class names embedded in
+them.
+"""
 
 import hashlib
 import json
@@ -17,11 +19,14 @@ class ShardWriter:
 
     Args:
         file: empty, open for writing; it stays open.
-        class_names: in label order; embedded before the first sample, where `stored_names` reads them. Empty: not embedded.
+        class_names: in label order; embedded before the first sample, where `stored_names` reads them. Empty:
+            not embedded.
     """
 
     def __init__(self, file: IO[bytes], class_names: Sequence[str] = ()) -> None:
-        from webdataset import TarWriter  # imported here because it imports torch, which reading shards does not need
+        from webdataset import (
+            TarWriter,  # imported here because it imports torch, which reading shards does not need
+        )
 
         self._stream = _Hashing(file)
         self._writer = TarWriter(
@@ -36,7 +41,8 @@ class ShardWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        # An archive left open would write its end when it is garbage-collected, into a file that is closed by then.
+        # An archive left open would write its end when it is garbage-collected, into a file that is closed by
+        # then.
         with suppress(OSError) if kind else nullcontext():
             self._writer.close()
 
@@ -51,7 +57,9 @@ class ShardWriter:
             extension to the byte offsets of header and content of the member.
         """
         offsets = {}
-        for extension in sorted(members):  # one at a time: the offset after each gives the length of its header
+        for extension in sorted(
+            members
+        ):  # one at a time: the offset after each gives the length of its header
             header, size = self._tar.offset, len(members[extension])
             self._writer.write({"__key__": key, extension: members[extension]})
             offsets[extension] = header, self._tar.offset - size - -size % tarfile.BLOCKSIZE
@@ -82,7 +90,8 @@ class _Hashing:
 
 
 def names_header(class_names: Sequence[str]) -> bytes:
-    """Class names as a comment of the archive, in a global header of POSIX tar, which no program reads as a sample.
+    """Class names as a comment of the archive, in a global header of POSIX tar, which no program reads as a
+    sample.
 
     Source: IEEE Std 1003.1-2017, pax, "pax Extended Header"
     """

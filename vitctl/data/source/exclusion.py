@@ -1,4 +1,7 @@
-"""Excluded images: a list beside the index of a split (excluded.json), applied when the split is opened. Shards stay unchanged."""
+"""Excluded images: a list beside the index of a split (excluded.json), applied when the split is opened.
+
+Shards stay unchanged.
+"""
 
 import hashlib
 import json
@@ -20,12 +23,15 @@ from vitctl.system.files import read_json, write_json
 FILE = "excluded.json"
 _FORMAT, _BY_KEY = "vitctl-excluded/2", "vitctl-excluded/1"
 _MAX_KEYS = 2_000_000  # half a minute
-_OTHER_SHARDS = "made for other shards than these; make it again with `vitctl data dedup ... --apply`, or remove it"
+_OTHER_SHARDS = (
+    "made for other shards than these; make it again with `vitctl data dedup ... --apply`, or remove it"
+)
 
 
 @dataclass(frozen=True, eq=False)
 class Without(View):
-    """A source without the excluded samples; the others keep their order. Memory grows with the number of excluded samples only.
+    """A source without the excluded samples; the others keep their order. Memory grows with the number of
+    excluded samples only.
 
     Args:
         source: all samples.
@@ -81,10 +87,12 @@ def without_excluded(source: ShardSource) -> Source:
 def read_exclusion(index: Index) -> np.ndarray:
     """Read the excluded samples of a split, int64 `[m]`, ascending; empty without a list.
 
-    The list holds sample numbers, and is valid only for shards with the same bytes; their index may have been written again.
+    The list holds sample numbers, and is valid only for shards with the same bytes; their index may have been
+    written again.
 
     Raises:
-        DataError: the list is damaged, belongs to other shards, excludes everything, or uses keys that are not unique.
+        DataError: the list is damaged, belongs to other shards, excludes everything, or uses keys that are
+            not unique.
     """
     path = index.folder / FILE
     if not path.exists():
@@ -114,7 +122,11 @@ def changed_images(index: Index) -> list[str]:
     if isinstance(images, dict):
         return []  # the older format has no digests
     source = ShardSource(index)
-    return [str(one.get("key")) for one in images if one.get("digest") != image_digest(source, one["sample"]).hex()]
+    return [
+        str(one.get("key"))
+        for one in images
+        if one.get("digest") != image_digest(source, one["sample"]).hex()
+    ]
 
 
 def write_exclusion(index: Index, samples: Sequence[int], *, reason: str) -> int:
@@ -138,7 +150,11 @@ def write_exclusion(index: Index, samples: Sequence[int], *, reason: str) -> int
         "rows": _rows_digest(index, excluded),
         "reason": reason,
         "images": [
-            {"sample": sample, "key": sample_key(source, sample), "digest": image_digest(source, sample).hex()}
+            {
+                "sample": sample,
+                "key": sample_key(source, sample),
+                "digest": image_digest(source, sample).hex(),
+            }
             for sample in excluded.tolist()
         ],
     }
@@ -150,21 +166,31 @@ def _numbers(path: Path, listed: Sequence[object], index: Index) -> np.ndarray:
     good = all(type(one) is int and 0 <= one < index.num_samples for one in listed)
     samples = np.unique(np.array(listed if good else [], np.int64))
     if not good or not len(listed) == len(samples) < index.num_samples:
-        raise DataError(f"{path}: images should be different numbers below {index.num_samples}, and not all of them")
+        raise DataError(
+            f"{path}: images should be different numbers below {index.num_samples}, and not all of them"
+        )
     return samples
 
 
 def _read_by_key(path: Path, fields: dict[str, Any], index: Index) -> np.ndarray:
-    """Read the format of an earlier release, which holds one image per key, and so is incomplete where keys repeat."""
+    """Read the format of an earlier release, which holds one image per key, and so is incomplete where keys
+    repeat.
+    """
     if fields.get("index") != index.index_sha256:
         raise DataError(f"{path}: {_OTHER_SHARDS}")
     images = fields.get("images")
     samples = _numbers(path, list(images.values()) if isinstance(images, dict) else [-1], index)
     assert isinstance(images, dict)
-    if index.is_remote or index.num_samples > _MAX_KEYS or _num_named(index, frozenset(images)) != len(images):
+    if (
+        index.is_remote
+        or index.num_samples > _MAX_KEYS
+        or _num_named(index, frozenset(images)) != len(images)
+    ):
         raise DataError(
-            f"{path}: made by an earlier release, which kept one image of each key, and keys repeat in this split or are too many "
-            "to compare: more images may have been meant; remove it and make it again with `vitctl data dedup ... --apply`"
+            f"{path}: made by an earlier release, which kept one image of each key, and keys repeat in this "
+            f"split or are too many "
+            "to compare: more images may have been meant; remove it and make it again with `vitctl data "
+            "dedup ... --apply`"
         )
     return samples
 
@@ -185,5 +211,7 @@ def _shards_digest(index: Index) -> str:
 def _rows_digest(index: Index, samples: np.ndarray) -> str:
     """SHA-256 over the byte offsets of some samples in their shards."""
     rows = index.rows[samples]
-    offsets = np.stack([samples, *(rows[name].astype(np.int64) for name in ("header", "data", "size"))]).astype("<i8")
+    offsets = np.stack(
+        [samples, *(rows[name].astype(np.int64) for name in ("header", "data", "size"))]
+    ).astype("<i8")
     return hashlib.sha256(offsets.tobytes()).hexdigest()

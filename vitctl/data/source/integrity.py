@@ -1,4 +1,6 @@
-"""Verification of the shards and large tables of a run against the digests in their index, in the background, each file once."""
+"""Verification of the shards and large tables of a run against the digests in their index, in the background,
+each file once.
+"""
 
 import json
 import os
@@ -25,7 +27,9 @@ from vitctl.system.bounds import RUN_FILE
 from vitctl.system.files import open_regular, read_bytes
 
 FOLDER = "verified"
-DataVerified = Literal["whole", "part", "none", "damaged"]  # how much of the bytes behind a result match their digests
+DataVerified = Literal[
+    "whole", "part", "none", "damaged"
+]  # how much of the bytes behind a result match their digests
 _RECORDED = ("sha256", "inode", "mtime_ns", "ctime_ns", "problem")
 _POLL_SECONDS = 0.1
 _CHANGED = "changed while it was in use"
@@ -33,7 +37,10 @@ _REMOVED = " (a copy in the cache; it was removed and is fetched again)"
 
 
 class _File(NamedTuple):
-    """A file with its digest from an index. `is_cached`: a copy in the cache, whose atime and ctime change when it is read."""
+    """A file with its digest from an index.
+
+    `is_cached`: a copy in the cache, whose atime and ctime change when it is read.
+    """
 
     path: str
     num_bytes: int
@@ -46,11 +53,13 @@ class Verified:
     """The state of a verification.
 
     Args:
-        share: fraction of the bytes that are verified, 0 to 1. Remote shards count when they are cached as whole files: the cache
-            verifies what it fetches, and files cached before are read like local shards. Read image by image, they do not count.
+        share: fraction of the bytes that are verified, 0 to 1. Remote shards count when they are cached as
+            whole files: the cache verifies what it fetches, and files cached before are read like local
+            shards. Read image by image, they do not count.
         damaged: "path: problem" of every damaged shard, and of every shard that changed while it was in use.
         num_unread: shards on this machine that are not verified yet.
-        damaged_before: "path: problem" of shards that an earlier start of the run found damaged, and that are intact now.
+        damaged_before: "path: problem" of shards that an earlier start of the run found damaged, and that are
+            intact now.
     """
 
     share: float
@@ -69,7 +78,8 @@ class Verified:
 class Verification:
     """Verifies the shards of some sources against their digests, in background processes.
 
-    Results are stored in RUN/verified/, so that a resumed run continues; a file that changed since is read again.
+    Results are stored in RUN/verified/, so that a resumed run continues; a file that changed since is read
+    again.
 
     Args:
         sources: whose shards are verified, in this order; sources without shards are ignored.
@@ -94,7 +104,9 @@ class Verification:
         known = self._known(new)
         mine = new[self._part :: self._num_parts]
         if todo := [file for file in mine if file.path not in known]:
-            self._processes.append(process := self._start(todo, f"part_{self._part}_of_{self._num_parts}.jsonl"))
+            self._processes.append(
+                process := self._start(todo, f"part_{self._part}_of_{self._num_parts}.jsonl")
+            )
             weakref.finalize(self, _end, process, os.getpid())  # also when the job fails: no process is left
 
     def _start(self, todo: Sequence[_File], name: str) -> subprocess.Popen[str]:
@@ -116,12 +128,17 @@ class Verification:
         return process
 
     def wait(self, *sources: Source) -> None:
-        """Wait until the shards of some sources (all without any) are verified, or this process is done with its part."""
+        """Wait until the shards of some sources (all without any) are verified, or this process is done with
+        its part.
+        """
         while any(process.poll() is None for process in self._processes) and self.found(*sources).num_unread:
             time.sleep(_POLL_SECONDS)
 
     def complete(self, *sources: Source) -> None:
-        """Verify here what no process recorded: the disk was full, or the folder was removed. Call it after all have waited."""
+        """Verify here what no process recorded: the disk was full, or the folder was removed.
+
+        Call it after all have waited.
+        """
         files, _ = _files(sources or self._sources)
         known = self._known(files)
         for file in files:
@@ -178,7 +195,11 @@ class Verification:
             records.setdefault(path, []).append((record, line))
         known = {}
         for file in files:
-            found = [(record, line) for record, line in records.get(file.path, ()) if record["sha256"] == file.sha256]
+            found = [
+                (record, line)
+                for record, line in records.get(file.path, ())
+                if record["sha256"] == file.sha256
+            ]
             if (problem := self._problem(file, found)) is not None:
                 known[file.path] = problem
         return known
@@ -186,15 +207,21 @@ class Verification:
     def _problem(self, file: _File, records: Sequence[tuple[dict[str, Any], str]]) -> str | None:
         """The problem of a file by its records, "" for none; None while it is not verified."""
         if new := [
-            record["problem"] for record, line in records if record["problem"] and line not in self._lines_before
+            record["problem"]
+            for record, line in records
+            if record["problem"] and line not in self._lines_before
         ]:
             return str(new[0])
         first, now = self._first[file.path], _status(file.path)
         if file.is_cached and first is None:
             return ""  # fetched since, and verified by the cache
-        if _identity(file, first) != _identity(file, now) and not (file.is_cached and _is_another(first, now)):
+        if _identity(file, first) != _identity(file, now) and not (
+            file.is_cached and _is_another(first, now)
+        ):
             return _CHANGED
-        verified = [record["problem"] for record, _ in records if _recorded(file, record) == _identity(file, first)]
+        verified = [
+            record["problem"] for record, _ in records if _recorded(file, record) == _identity(file, first)
+        ]
         return str(verified[-1]) if verified else None
 
     def _records(self) -> Iterator[tuple[str, dict[str, Any], str]]:
@@ -206,7 +233,9 @@ class Verification:
             except DataError:  # not a record file: everything is verified again
                 continue
             for line in text.splitlines():
-                with suppress(ValueError, KeyError, TypeError, RecursionError):  # an incomplete line is skipped
+                with suppress(
+                    ValueError, KeyError, TypeError, RecursionError
+                ):  # an incomplete line is skipped
                     record = json.loads(line)
                     yield str(record["path"]), {key: record[key] for key in _RECORDED}, line
 
@@ -219,7 +248,10 @@ def _status(path: str) -> os.stat_result | None:
 
 
 def _identity(file: _File, status: os.stat_result | None) -> tuple[int, ...]:
-    """What changes with the content of a file. The ctime of a cached file changes too when it is marked as recently used."""
+    """What changes with the content of a file.
+
+    The ctime of a cached file changes too when it is marked as recently used.
+    """
     if status is None:
         return ()
     return (status.st_ino, status.st_mtime_ns, *(() if file.is_cached else (status.st_ctime_ns,)))
@@ -236,7 +268,9 @@ def _is_another(first: os.stat_result | None, now: os.stat_result | None) -> boo
 
 
 def _files(sources: Sequence[Source]) -> tuple[list[_File], int]:
-    """Local shards, large tables and cached shards, each once; and the total size of shards that cannot be verified."""
+    """Local shards, large tables and cached shards, each once; and the total size of shards that cannot be
+    verified.
+    """
     files: dict[str, _File] = {}
     unread: dict[str, int] = {}
     for source, shards in (found for one in sources for found in _shards_read(one, None)):
@@ -260,7 +294,11 @@ def _shards_read(source: Source, rows: np.ndarray | None) -> Iterator[tuple[Shar
     match source:
         case ShardSource():
             ends = np.cumsum([shard.num_samples for shard in source.index.shards])
-            every = range(len(ends)) if rows is None else np.unique(np.searchsorted(ends, rows, side="right")).tolist()
+            every = (
+                range(len(ends))
+                if rows is None
+                else np.unique(np.searchsorted(ends, rows, side="right")).tolist()
+            )
             yield source, list(every)
         case Subset():
             yield from _shards_read(source.source, source.rows if rows is None else source.rows[rows])

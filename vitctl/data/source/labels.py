@@ -1,4 +1,6 @@
-"""Validation of labels, applied to every source that a job opens: which labels are required, and which are invalid."""
+"""Validation of labels, applied to every source that a job opens: which labels are required, and which are
+invalid.
+"""
 
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
@@ -20,12 +22,13 @@ class _Found(NamedTuple):
 
 
 def check_labels(source: Source, name: str, use: Use, *, single: bool = False) -> None:
-    """Refuse a source whose labels are not valid for the job. Labels are read in chunks, so memory is constant.
+    """Refuse a source whose labels are not valid for the job. Labels are read in chunks, so memory is
+    constant.
 
-    A label is 0 to K - 1 of K classes, or -1 for none; of several the missing ones come last. Anything else is refused for
-    every use: the index is damaged. An image without a label is refused in `training` and in `scoring`; where images may have
-    several labels, a score leaves out those without any. `draws` (few-shot) never take one, `pixels` (masked patch
-    prediction) need none.
+    A label is 0 to K - 1 of K classes, or -1 for none; of several the missing ones come last. Anything else
+    is refused for every use: the index is damaged. An image without a label is refused in `training` and in
+    `scoring`; where images may have several labels, a score leaves out those without any. `draws` (few-shot)
+    never take one, `pixels` (masked patch prediction) need none.
 
     Args:
         source: an opened split.
@@ -48,15 +51,18 @@ def check_labels(source: Source, name: str, use: Use, *, single: bool = False) -
     if odd.number:
         label = source.labels(np.array([odd.first])).tolist()[0]
         raise DataError(
-            f"'{name}': {odd.number:,} of {len(source):,} images have a label that is none of 0 to {num_classes - 1}, first "
-            f"number {odd.first} ({label}) of {source.location(odd.first)}: the index is damaged or was made for other classes; make it "
+            f"'{name}': {odd.number:,} of {len(source):,} images have a label that is none of 0 to "
+            f"{num_classes - 1}, first "
+            f"number {odd.first} ({label}) of {source.location(odd.first)}: the index is damaged or was made "
+            f"for other classes; make it "
             "again with `vitctl data index`"
         )
     is_refused = use == "training" or (use == "scoring" and not width)
     if lacking.number and (is_refused or (use == "scoring" and lacking.number == len(source))):
         raise DataError(
             f"'{name}': {lacking.number:,} of {len(source):,} images have no label and cannot be "
-            f"{'trained on' if use == 'training' else 'scored'}, first number {lacking.first} of {source.location(lacking.first)}; index "
+            f"{'trained on' if use == 'training' else 'scored'}, first number {lacking.first} of "
+            f"{source.location(lacking.first)}; index "
             "the split with its labels"
         )
 

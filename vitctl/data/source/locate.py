@@ -63,7 +63,9 @@ class SplitLocation:
             cache_bytes: size limit of the cache of remote shards; 0 reads single images without a cache.
         """
         index = read_index(self.folder, self.base)
-        cache = ShardCache(cache_folder() / "shards", cache_bytes) if index.is_remote and cache_bytes else None
+        cache = (
+            ShardCache(cache_folder() / "shards", cache_bytes) if index.is_remote and cache_bytes else None
+        )
         source = ShardSource(index, cache)
         if not self.shards:
             return without_excluded(source)
@@ -71,7 +73,8 @@ class SplitLocation:
         numbers = {shard.name: number for number, shard in enumerate(index.shards)}
         if missing := [name for name in self.shards if name not in numbers]:
             raise DataError(
-                f"{self.base or self.folder}: {missing[0]} is not in the index ({len(missing)} shards are not)"
+                f"{self.base or self.folder}: {missing[0]} is not in the index ({len(missing)} shards "
+                f"are not)"
             )
         chosen = [numbers[name] for name in self.shards]
         rows = np.concatenate(
@@ -94,7 +97,8 @@ def locate_all_splits(text: str) -> dict[str, SplitLocation]:
         return found
     if is_remote(text):
         raise DataError(
-            f"{text}: no index.json there, nor in {', '.join(_LOOKED_FOR)}; give the address of a folder of shards or of one split"
+            f"{text}: no index.json there, nor in {', '.join(_LOOKED_FOR)}; give the address of a folder of "
+            f"shards or of one split"
         )
     raise DataError(no_index_message(text))
 
@@ -105,8 +109,8 @@ def locate_splits(text: str, split: str, *, makes_index: bool = True) -> dict[st
     Local shards without an index are indexed first, with a message on stderr; see unindexed.py.
 
     Args:
-        text: a local folder of shards or of splits; the URL of one; shards as `train/{000..127}.tar`, joined by
-            commas, or in a text file as `@shards.txt`; local ones also as `train/*.tar`.
+        text: a local folder of shards or of splits; the URL of one; shards as `train/{000..127}.tar`, joined
+            by commas, or in a text file as `@shards.txt`; local ones also as `train/*.tar`.
         split: the split expression; a URL cannot be listed, so its splits are requested by name.
         makes_index: index local shards that have no index.
 
@@ -114,7 +118,12 @@ def locate_splits(text: str, split: str, *, makes_index: bool = True) -> dict[st
         DataError: the text is malformed, a URL is refused or cannot be read.
     """
     (text,) = without_queries(text, error=DataError)
-    if not text.startswith("@") and not _BRACES.search(text) and "," not in text and not text.endswith(".tar"):
+    if (
+        not text.startswith("@")
+        and not _BRACES.search(text)
+        and "," not in text
+        and not text.endswith(".tar")
+    ):
         if not is_remote(text):
             if makes_index:
                 index_folder(Path(text), _names(split))
@@ -124,7 +133,8 @@ def locate_splits(text: str, split: str, *, makes_index: bool = True) -> dict[st
     folders = {shard.rpartition("/")[0] for shard in shards}
     if len(folders) != 1 or not all(shard.endswith(".tar") for shard in shards):
         raise DataError(
-            f"{text}: names {len(shards)} files in {len(folders)} folders, should be the .tar shards of one split"
+            f"{text}: names {len(shards)} files in {len(folders)} folders, should be the .tar shards of "
+            f"one split"
         )
     (folder,) = folders
     found = locate_splits(folder or ".", split, makes_index=False)
@@ -132,7 +142,8 @@ def locate_splits(text: str, split: str, *, makes_index: bool = True) -> dict[st
         return {Path(folder).resolve().name: SplitLocation(index_list([Path(shard) for shard in shards]))}
     if len(found) != 1:
         raise DataError(
-            f"{folder}: no index.json beside these shards; write one with `vitctl data index '{text}' --out FOLDER`"
+            f"{folder}: no index.json beside these shards; write one with `vitctl data index '{text}' "
+            f"--out FOLDER`"
         )
     names = tuple(shard.rpartition("/")[2] for shard in shards)
     return {name: SplitLocation(place.folder, place.base, names) for name, place in found.items()}
@@ -151,7 +162,8 @@ def no_index_message(path: str, split: str = "train") -> str:
     if Path(path).is_dir() and shard is None:
         out = f"{path.rstrip('/')}-shards"
         return (
-            f"{path}: holds files and no shards; make them with `vitctl data shards {path} {out}`, then type the same line with "
+            f"{path}: holds files and no shards; make them with `vitctl data shards {path} {out}`, then type "
+            f"the same line with "
             f"--data {out}"
         )
     return (
@@ -171,7 +183,8 @@ def expand(text: str) -> list[str]:
     """Expand a pattern, a list or an @file to names, in order.
 
     Raises:
-        DataError: braces are malformed, no file matches, the list cannot be read, or it is more than a million names.
+        DataError: braces are malformed, no file matches, the list cannot be read, or it is more than a
+            million names.
     """
     names: list[str] = []
     (text,) = without_queries(text, error=DataError)
@@ -200,7 +213,9 @@ def _parts(text: str) -> Iterator[str]:
         try:
             lines = read_bytes(path, SHARD_LIST.limit, error=DataError).decode().splitlines()
         except UnicodeDecodeError as error:
-            raise DataError(f"{path}: cannot be read ({error}); should be a text file with a shard per line") from None
+            raise DataError(
+                f"{path}: cannot be read ({error}); should be a text file with a shard per line"
+            ) from None
         names = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
         yield from without_queries(*names, error=DataError, over=False)
         return
@@ -208,7 +223,10 @@ def _parts(text: str) -> Iterator[str]:
 
 
 def _expand_braces(text: str) -> Iterator[str]:
-    """Expand with the package braceexpand, as webdataset does. Patterns that it would not expand, or too many names, are refused."""
+    """Expand with the package braceexpand, as webdataset does.
+
+    Patterns that it would not expand, or too many names, are refused.
+    """
     choices = _BRACES.findall(text)
     for inside in choices:
         span = _RANGE.fullmatch(inside)
@@ -216,12 +234,16 @@ def _expand_braces(text: str) -> Iterator[str]:
             raise DataError(
                 f"{text[:80]}: '{{{inside[:80]}}}' should be a range as {{000..127}} or a choice as {{a,b}}"
             )
-        if len(choices) >= _MAX_NAMES.bit_length() or (span and abs(int(span[2]) - int(span[1])) >= _MAX_NAMES):
+        if len(choices) >= _MAX_NAMES.bit_length() or (
+            span and abs(int(span[2]) - int(span[1])) >= _MAX_NAMES
+        ):
             raise DataError(f"{text[:80]}: more than {_MAX_NAMES:,} names")
     if not choices:
         return iter((text,))
     if _STRAY_BRACE.search(text):
-        raise DataError(f"{text[:80]}: braces within braces, or one that is not closed; list the names in @FILE")
+        raise DataError(
+            f"{text[:80]}: braces within braces, or one that is not closed; list the names in @FILE"
+        )
     return braceexpand(text, escape=False)
 
 
@@ -252,8 +274,9 @@ def _remote_splits(url: str, split: str) -> dict[str, SplitLocation]:
 def _fetched_index(url: str) -> Path:
     """Fetch the index of a remote split into the cache; `index.json` is written last.
 
-    A cached index is revalidated by its ETag, so that an unchanged index takes one short response. An incomplete copy is fetched
-    again. Where the server does not respond, the cached copy is used, with a warning.
+    A cached index is revalidated by its ETag, so that an unchanged index takes one short response. An
+    incomplete copy is fetched again. Where the server does not respond, the cached copy is used, with a
+    warning.
     """
     folder = _copy(url)
     cached = _cached_index(folder, url)

@@ -1,4 +1,6 @@
-"""A mixture of sources with fixed weights, as a pure function of the position: no state, resumed from one integer."""
+"""A mixture of sources with fixed weights, as a pure function of the position: no state, resumed from one
+integer.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +15,8 @@ BLOCK_SIZE = 4096
 
 
 def quotas(weights: Sequence[float], block_size: int = BLOCK_SIZE) -> tuple[int, ...]:
-    """Samples of each source in a block: the weights scaled to the block size, rounded by the largest remainder method.
+    """Samples of each source in a block: the weights scaled to the block size, rounded by the largest
+    remainder method.
 
     Args:
         weights: one per source, each above 0; only their ratios count.
@@ -28,7 +31,8 @@ def quotas(weights: Sequence[float], block_size: int = BLOCK_SIZE) -> tuple[int,
     if (counts < 1).any():
         rare = int(np.argmin(counts))
         raise DataError(
-            f"weight {weights[rare]:g} is {weights[rare] / sum(weights):.2e} of the mixture, should be at least "
+            f"weight {weights[rare]:g} is {weights[rare] / sum(weights):.2e} of the mixture, should be "
+            f"at least "
             f"1/{block_size}: a rarer source would never be sampled"
         )
     return tuple(counts.tolist())
@@ -38,9 +42,9 @@ def quotas(weights: Sequence[float], block_size: int = BLOCK_SIZE) -> tuple[int,
 class MixtureOrder:
     """An infinite sequence of samples of several sources, numbered as in `Concat`.
 
-    The sequence is divided into blocks. Each block holds a fixed number of samples of each source, its quota, in an order shuffled
-    for that block; the samples of a source come in its own order. So the mixture is exact in every block, each source has its own
-    epochs, and any position is computed in constant time.
+    The sequence is divided into blocks. Each block holds a fixed number of samples of each source, its quota,
+    in an order shuffled for that block; the samples of a source come in its own order. So the mixture is
+    exact in every block, each source has its own epochs, and any position is computed in constant time.
 
     Args:
         orders: the order of each source.

@@ -1,7 +1,7 @@
 """The order of samples as a pure function of the position, so that a run resumes anywhere from one integer.
 
-Two implementations of one protocol: `Order` shuffles all samples exactly, for local shards; `WindowedOrder` reads
-sequentially and shuffles within a window, for remote shards and hard disks.
+Two implementations of one protocol: `Order` shuffles all samples exactly, for local shards; `WindowedOrder`
+reads sequentially and shuffles within a window, for remote shards and hard disks.
 """
 
 from dataclasses import dataclass
@@ -26,7 +26,9 @@ class SampleOrder(Protocol):
 
     @property
     def window_size(self) -> int:
-        """Length of a window: positions that read the same few shards, which can be prefetched. 0 where there are no windows."""
+        """Length of a window: positions that read the same few shards, which can be prefetched. 0 where there
+        are no windows.
+        """
         ...
 
     def at(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -46,8 +48,8 @@ class Order:
     """A full shuffle: every order of the samples is equally likely.
 
     A keyed Feistel network permutes the sample numbers, with cycle walking until the result is inside
-    `range(num_samples)`. It is a bijection by construction, needs no table, and takes the same time at position 0 and
-    at position 10**12.
+    `range(num_samples)`. It is a bijection by construction, needs no table, and takes the same time at
+    position 0 and at position 10**12.
 
     Args:
         num_samples: samples in the data set, 1 to 2**40.
@@ -82,10 +84,10 @@ class Order:
 class WindowedOrder:
     """A shuffle within windows, with sequential reads.
 
-    The samples are divided into blocks of consecutive samples. Every epoch shuffles the blocks, groups them into windows, and
-    fully shuffles the samples of each window. So a window needs only its own blocks, and each block is read sequentially.
-    The last block may be shorter; its position in an epoch is random. There is no table: a position is computed in constant
-    time, for any number of shards.
+    The samples are divided into blocks of consecutive samples. Every epoch shuffles the blocks, groups them
+    into windows, and fully shuffles the samples of each window. So a window needs only its own blocks, and
+    each block is read sequentially. The last block may be shorter; its position in an epoch is random. There
+    is no table: a position is computed in constant time, for any number of shards.
 
     Only samples of the same window can share a batch; shards with shuffled samples compensate for that.
 
@@ -167,7 +169,9 @@ def _check_num_samples(num_samples: int) -> None:
 
 def _keys(seed: int, epochs: np.ndarray, windows: np.ndarray | None = None) -> np.ndarray:
     """A 64-bit key for the shuffle of each epoch, or of each window."""
-    keys = mix_words(epochs.astype(np.uint64) * np.uint64(_GOLDEN) ^ mix_words(np.array([seed & _WORD], np.uint64)))
+    keys = mix_words(
+        epochs.astype(np.uint64) * np.uint64(_GOLDEN) ^ mix_words(np.array([seed & _WORD], np.uint64))
+    )
     return keys if windows is None else mix_words(keys ^ windows.astype(np.uint64) * np.uint64(_GOLDEN))
 
 
@@ -183,7 +187,9 @@ def _shuffle(values: np.ndarray, keys: np.ndarray, size: int) -> np.ndarray:
 
 
 def _permute(values: np.ndarray, keys: np.ndarray, bits: int) -> np.ndarray:
-    """Permute `range(2**bits)` with an unbalanced Feistel network: the two halves mask each other alternately."""
+    """Permute `range(2**bits)` with an unbalanced Feistel network: the two halves mask each other
+    alternately.
+    """
     low_bits = bits // 2
     low_mask, high_mask = np.uint64((1 << low_bits) - 1), np.uint64((1 << (bits - low_bits)) - 1)
     low, high = values & low_mask, values >> np.uint64(low_bits)
@@ -197,7 +203,9 @@ def _permute(values: np.ndarray, keys: np.ndarray, bits: int) -> np.ndarray:
 
 
 def mix_words(words: np.ndarray) -> np.ndarray:
-    """Mix every bit of words, uint64, into all 64 bits of the result (the finaliser of SplitMix64, a bijection)."""
+    """Mix every bit of words, uint64, into all 64 bits of the result (the finaliser of SplitMix64, a
+    bijection).
+    """
     words = (words ^ words >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
     words = (words ^ words >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
     mixed: np.ndarray = words ^ words >> np.uint64(31)

@@ -1,4 +1,6 @@
-"""Default splits of a user's own data set: which to train on and which to score, where no split is called `test`."""
+"""Default splits of a user's own data set: which to train on and which to score, where no split is called
+`test`.
+"""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -54,7 +56,8 @@ def own_splits(found: Sequence[str]) -> OwnSplits | None:
             f"{name}[80%: of each class]",
             f"{name}[:60% of each class]",
             f"{name}[60%:80% of each class]",
-            f"no test split: '{name}[80%: of each class]' is kept aside to be scored, in the order of the MD5 of the names; the "
+            f"no test split: '{name}[80%: of each class]' is kept aside to be scored, in the order of the "
+            f"MD5 of the names; the "
             "others are trained on",
         )
     if not train or not scored:

@@ -1,4 +1,6 @@
-"""The stored splits behind a source, through all its views, and their provenance as recorded in their indexes."""
+"""The stored splits behind a source, through all its views, and their provenance as recorded in their
+indexes.
+"""
 
 from vitctl.data.source.read import ShardSource, Source
 
@@ -11,7 +13,9 @@ def split_sources(source: Source) -> tuple[ShardSource, ...]:
 
 
 def source_texts(source: Source) -> tuple[str, ...]:
-    """The provenance texts of all splits behind a source, each once; they also say whether a copy is partial or re-encoded."""
+    """The provenance texts of all splits behind a source, each once; they also say whether a copy is partial
+    or re-encoded.
+    """
     return tuple(dict.fromkeys(split.index.source for split in split_sources(source)))
 
 

@@ -68,15 +68,17 @@ class Source(Protocol):
 
 
 def has_label(labels: np.ndarray) -> np.ndarray:
-    """Which of some samples have a label: bool `[n]` of labels `[n]`, or of `[n, L]` where there may be several."""
+    """Which of some samples have a label: bool `[n]` of labels `[n]`, or of `[n, L]` where there may be
+    several.
+    """
     return np.asarray(labels >= 0 if labels.ndim == 1 else (labels >= 0).any(axis=1))
 
 
 class ShardSource:
     """The samples of an indexed split, read by offset, in storage order.
 
-    Files are opened on first use, at most 64 at a time. Reads are positional (pread), so the source can be shared between
-    threads and used after a fork; pickling it sends the folder, never a descriptor.
+    Files are opened on first use, at most 64 at a time. Reads are positional (pread), so the source can be
+    shared between threads and used after a fork; pickling it sends the folder, never a descriptor.
 
     Args:
         index: of the split.
@@ -281,7 +283,9 @@ class Concat:
 
     @cached_property
     def digest(self) -> str:
-        return hashlib.sha256(" ".join(["concat", *(part.digest for part in self.parts)]).encode()).hexdigest()
+        return hashlib.sha256(
+            " ".join(["concat", *(part.digest for part in self.parts)]).encode()
+        ).hexdigest()
 
     def labels(self, samples: np.ndarray | None = None) -> np.ndarray:
         """Labels of the given samples, or of all: int64, -1 for none."""

@@ -1,4 +1,6 @@
-"""Split expressions, which count in md5 order: `train[:98%]`, `train[:800]+validation[:200]`, `train[80%: of each class]`."""
+"""Split expressions, which count in md5 order: `train[:98%]`, `train[:800]+validation[:200]`, `train[80%: of
+each class]`.
+"""
 
 import hashlib
 import re
@@ -33,7 +35,8 @@ class Share(NamedTuple):
 
 
 def md5_order(keys: Iterable[str | int], split: str) -> np.ndarray:
-    """The order in which TensorFlow Datasets stores a split: by the MD5 of the split's name and the sample's key.
+    """The order in which TensorFlow Datasets stores a split: by the MD5 of the split's name and the sample's
+    key.
 
     Because it is a pure function of the names, "the first 800" are the same 800 samples on every machine.
 
@@ -59,7 +62,8 @@ def resolve(spec: str, sizes: Mapping[str, int]) -> list[Part]:
 
     Args:
         spec: parts joined by `+`; each a split's name, and perhaps `[start:stop]` with counts or percentages,
-            which count from the end when negative. Percentages round to the nearest sample. Percentages of each class work
+            which count from the end when negative. Percentages round to the nearest sample. Percentages of
+            each class work
             in `select` only: their number of samples does not follow from the sizes.
         sizes: samples in each split.
 
@@ -78,7 +82,8 @@ def select(spec: str, sources: Mapping[str, Source]) -> Source:
     A whole split is in storage order; a range is selected, and ordered, in md5 order of the keys.
 
     Args:
-        spec: see `resolve`; a range may also be `[start%:stop% of each class]`, which applies to every class separately.
+        spec: see `resolve`; a range may also be `[start%:stop% of each class]`, which applies to every class
+            separately.
         sources: the splits of one data set, by name.
 
     Raises:
@@ -112,16 +117,20 @@ def num_repeated(source: Source) -> int:
 
 def _chosen(part: Part | Share, source: Source) -> Source:
     if isinstance(part, Share):
-        return Subset(source, _of_each_class(_order_of(source, part.split), source.labels(), part.start, part.stop))
+        return Subset(
+            source, _of_each_class(_order_of(source, part.split), source.labels(), part.start, part.stop)
+        )
     if (part.start, part.stop) == (0, len(source)):
         return source
     return Subset(source, _order_of(source, part.split)[part.start : part.stop])
 
 
 def _of_each_class(order: np.ndarray, labels: np.ndarray, start: int, stop: int) -> np.ndarray:
-    """The samples of every class between two percentages, in the order given; samples without a label count as a class.
+    """The samples of every class between two percentages, in the order given; samples without a label count
+    as a class.
 
-    A class of two samples or more has at least one on each side of every cut; a single sample goes to the first side.
+    A class of two samples or more has at least one on each side of every cut; a single sample goes to the
+    first side.
     """
     first = (labels if labels.ndim == 1 else labels[:, 0])[order]
     _, classes, counts = np.unique(first, return_inverse=True, return_counts=True)
@@ -141,7 +150,9 @@ def _cuts(counts: np.ndarray, percent: int) -> np.ndarray:
 
 
 def _order_of(source: Source, split: str) -> np.ndarray:
-    """The md5 order of a source, cached: a VTAB task selects from one split three times, and a split may have 737,280 names."""
+    """The md5 order of a source, cached: a VTAB task selects from one split three times, and a split may have
+    737,280 names.
+    """
     cache_key = source.digest, split
     if cache_key not in _ORDERS:
         if len(_ORDERS) >= _MAX_ORDERS:
@@ -155,7 +166,9 @@ def _order_of(source: Source, split: str) -> np.ndarray:
 def _part(text: str, sizes: Mapping[str, int]) -> Part | Share:
     match = _PART.fullmatch(text)
     if match is None:
-        raise DataError(f"split {text!r}: should look like train, train[:98%] or train[:800]+validation[:200]")
+        raise DataError(
+            f"split {text!r}: should look like train, train[:98%] or train[:800]+validation[:200]"
+        )
     split = match["split"]
     if split not in sizes:
         raise DataError(f"split {text!r}: there is no {split!r}, should be one of: {', '.join(sizes)}")
@@ -171,7 +184,9 @@ def _percent(text: str | None, default: int, part: str) -> int:
         return default
     percent = int(text.removesuffix("%"))
     if not text.endswith("%") or not -100 <= percent <= 100:
-        raise DataError(f"split {part!r}: of each class takes shares of -100% to 100%, as in train[80%: of each class]")
+        raise DataError(
+            f"split {part!r}: of each class takes shares of -100% to 100%, as in train[80%: of each class]"
+        )
     return percent + 100 if percent < 0 else percent
 
 

@@ -60,7 +60,9 @@ def of_classes(source: Source, names: tuple[str, ...]) -> Source:
     new[[known[name] for name in names]] = np.arange(len(names))
     rows = np.flatnonzero(has_label(new[source.labels()]))
     if not len(rows):
-        raise DataError(f"no image is of the classes {', '.join(names[:3])}{' ...' if len(names) > 3 else ''}")
+        raise DataError(
+            f"no image is of the classes {', '.join(names[:3])}{' ...' if len(names) > 3 else ''}"
+        )
     return Relabelled(Subset(source, rows), names, new)
 
 
@@ -77,7 +79,8 @@ class Relabelled(View):
     Args:
         source: the samples.
         class_names: in the order of the new labels.
-        new: int64 `[num_old_classes + 1]`, the new label of each old one, -1 for none; the last entry is for -1.
+        new: int64 `[num_old_classes + 1]`, the new label of each old one, -1 for none; the last entry is for
+            -1.
     """
 
     class_names: tuple[str, ...]
@@ -93,6 +96,8 @@ class Relabelled(View):
         return hashlib.sha256(text.encode()).hexdigest()
 
     def labels(self, samples: np.ndarray | None = None) -> np.ndarray:
-        """Labels of the given samples, or of all: int64, -1 for none, which come last where there may be several."""
+        """Labels of the given samples, or of all: int64, -1 for none, which come last where there may be
+        several.
+        """
         labels = self.new[self.source.labels(samples)]
         return labels if labels.ndim == 1 else -np.sort(-labels, axis=1)

@@ -1,4 +1,7 @@
-"""Indexes local shards that have no index, as other programs write them. The shards are read once, and the index is stored."""
+"""Indexes local shards that have no index, as other programs write them.
+
+The shards are read once, and the index is stored.
+"""
 
 import errno
 import fcntl
@@ -26,14 +29,16 @@ _MIB = 2**20
 
 
 def index_folder(folder: Path, splits: Sequence[str]) -> None:
-    """Index the shards in a folder, or in its subfolders that are named like splits, where there is no index yet.
+    """Index the shards in a folder, or in its subfolders that are named like splits, where there is no index
+    yet.
 
     Args:
         folder: local.
         splits: names to look for in addition to the common ones.
 
     Raises:
-        DataError: a shard is damaged or incomplete, the shards belong to several splits by name, or the folder is read-only.
+        DataError: a shard is damaged or incomplete, the shards belong to several splits by name, or the
+            folder is read-only.
     """
     if (folder / INDEX_FILE).exists():
         _check_none_added(folder)
@@ -41,7 +46,9 @@ def index_folder(folder: Path, splits: Sequence[str]) -> None:
     if any(folder.glob("*.tar")) and not any(folder.glob(f"*/{INDEX_FILE}")):
         candidates = [folder]
     else:
-        candidates = [inside(folder, name, error=DataError) for name in dict.fromkeys((*splits, *ROLES)) if name]
+        candidates = [
+            inside(folder, name, error=DataError) for name in dict.fromkeys((*splits, *ROLES)) if name
+        ]
     for candidate in candidates:
         if (candidate / INDEX_FILE).exists():
             _check_none_added(candidate)
@@ -59,13 +66,15 @@ def _check_none_added(folder: Path) -> None:
     added = sorted({path.name for path in folder.glob("*.tar")} - {shard.name for shard in index.shards})
     if index.source == INDEXED and added:
         raise DataError(
-            f"{folder}: {len(added):,} shard(s) came after it was indexed (such as {one_line(added[0])}); remove {folder / INDEX_FILE} "
+            f"{folder}: {len(added):,} shard(s) came after it was indexed (such as {one_line(added[0])}); "
+            f"remove {folder / INDEX_FILE} "
             "and run again to index all of them, or move the new ones away"
         )
 
 
 def index_list(paths: Sequence[Path]) -> Path:
-    """Index selected shards of a folder without an index. The index is stored in the cache, with links to the shards.
+    """Index selected shards of a folder without an index. The index is stored in the cache, with links to the
+    shards.
 
     A changed shard (path, size or mtime) gives a new index.
 
@@ -81,7 +90,9 @@ def index_list(paths: Sequence[Path]) -> Path:
             found = path.stat()
         except OSError as error:
             raise DataError(f"{path}: cannot be read ({error.strerror})") from None
-        digest.update(f"{path.resolve()}\0{found.st_size}\0{found.st_mtime_ns}\0".encode("utf-8", "surrogateescape"))
+        digest.update(
+            f"{path.resolve()}\0{found.st_size}\0{found.st_mtime_ns}\0".encode("utf-8", "surrogateescape")
+        )
     folder = cache_folder() / "splits" / digest.hexdigest()[:24]
     if not (folder / INDEX_FILE).exists():
         folder.mkdir(parents=True, exist_ok=True)
@@ -90,20 +101,28 @@ def index_list(paths: Sequence[Path]) -> Path:
 
 
 def _check_one_split(folder: Path, paths: Sequence[Path]) -> None:
-    """Refuse training and test shards in one folder, a common layout for ImageNet: they must not become one split."""
+    """Refuse training and test shards in one folder, a common layout for ImageNet: they must not become one
+    split.
+    """
     named = {
-        frozenset(ROLES[word] for word in re.split("[^a-z]+", path.stem.lower()) if word in ROLES) for path in paths
+        frozenset(ROLES[word] for word in re.split("[^a-z]+", path.stem.lower()) if word in ROLES)
+        for path in paths
     }
     roles = sorted("+".join(sorted(roles)) for roles in named if roles)
     if len(roles) > 1:
         raise DataError(
-            f"{folder}: holds shards of several splits by their names ({', '.join(roles)}); give those of one, as "
-            f"'{folder}/NAME-{{0000..1023}}.tar', or index each with `vitctl data index 'SHARDS' --out NEW/train`, then --data NEW"
+            f"{folder}: holds shards of several splits by their names ({', '.join(roles)}); give those of "
+            f"one, as "
+            f"'{folder}/NAME-{{0000..1023}}.tar', or index each with `vitctl data index 'SHARDS' --out "
+            f"NEW/train`, then --data NEW"
         )
 
 
 def _index_once(folder: Path, paths: Sequence[Path]) -> None:
-    """Write the index under a lock, so that one process does it and others wait. Without lock support each writes the same file."""
+    """Write the index under a lock, so that one process does it and others wait.
+
+    Without lock support each writes the same file.
+    """
     try:
         with open_lock(folder / _LOCK) as lock:
             try:
@@ -136,7 +155,9 @@ def _index(folder: Path, paths: Sequence[Path]) -> None:
         index = index_shards(own, source=INDEXED)
         end = f"{index.num_samples:,} images of {len(index.class_names):,} classes, {time.monotonic() - began:.1f} s"
     except DataError as error:
-        raise DataError(f"{error}; if these are not shards, make some: `vitctl data shards SOURCE OUT`") from None
+        raise DataError(
+            f"{error}; if these are not shards, make some: `vitctl data shards SOURCE OUT`"
+        ) from None
     finally:
         with suppress(OSError):
             print(end, file=sys.stderr, flush=True)

@@ -1,4 +1,5 @@
-"""Validation of original images before they are written: every image is decoded, the classes of the splits are compared.
+"""Validation of original images before they are written: every image is decoded, the classes of the splits
+are compared.
 
 Files that are not written are listed, with the reason.
 """
@@ -32,7 +33,9 @@ _HEIC_NAMES = (".heic", ".heif", ".hif")
 
 
 class Doubt(NamedTuple):
-    """A line about classes with what to do about it, and the options of `data shards` that do so without further work."""
+    """A line about classes with what to do about it, and the options of `data shards` that do so without
+    further work.
+    """
 
     text: str
     options: tuple[str, ...]
@@ -84,7 +87,9 @@ class _Split:
 
     @property
     def labels(self) -> list[tuple[int, ...]]:
-        return [item.label if isinstance(item.label, tuple) else (item.label,) for item in self.originals.items]
+        return [
+            item.label if isinstance(item.label, tuple) else (item.label,) for item in self.originals.items
+        ]
 
 
 def check_originals(
@@ -100,8 +105,8 @@ def check_originals(
 
     Args:
         splits: as a reader found them.
-        bad: what becomes of images that cannot be decoded: `stop` and `skip` list them; `keep` looks at none of them, for
-            sets so large that decoding each image once is too slow.
+        bad: what becomes of images that cannot be decoded: `stop` and `skip` list them; `keep` looks at none
+            of them, for sets so large that decoding each image once is too slow.
         drop: classes to leave out.
         keep: classes to take although there is a doubt about them.
         workers: processes that decode; 0: this one.
@@ -112,7 +117,10 @@ def check_originals(
     """
     if not any(originals.is_user_data for originals in splits.values()):
         return Intake(splits, (), (), (), ())
-    looked = {name: _Split(originals, _look(originals.items, bad, workers, done)) for name, originals in splits.items()}
+    looked = {
+        name: _Split(originals, _look(originals.items, bad, workers, done))
+        for name, originals in splits.items()
+    }
     wrong = {
         split: [
             LeftOut(one.name(item), why)
@@ -127,7 +135,11 @@ def check_originals(
     left_out = [
         one
         for split, own in looked.items()
-        for one in (*own.originals.left_out, *(wrong[split] if bad == "skip" else ()), *_dropped(own, set(drop)))
+        for one in (
+            *own.originals.left_out,
+            *(wrong[split] if bad == "skip" else ()),
+            *_dropped(own, set(drop)),
+        )
     ]
     return Intake(
         {split: originals for split, originals in out.items() if originals.items},
@@ -144,7 +156,8 @@ def check_originals(
 
 
 def check_image(data: bytes) -> str:
-    """What a file called an image is: empty for one that training can read, `heic` for one that is converted, else what is wrong.
+    """What a file called an image is: empty for one that training can read, `heic` for one that is converted,
+    else what is wrong.
 
     The whole of it is decoded.
     """
@@ -194,16 +207,22 @@ def _rest(one: _Split, drop: set[str]) -> Originals:
     new = {names.index(name): label for label, name in enumerate(kept)}
     items = []
     for item, found in zip(one.originals.items, one.found, strict=True):
-        if _is_bad(found) or (not isinstance(item.label, tuple) and item.label >= 0 and item.label not in new):
+        if _is_bad(found) or (
+            not isinstance(item.label, tuple) and item.label >= 0 and item.label not in new
+        ):
             continue
         label = item.label if isinstance(item.label, tuple) else new.get(item.label, -1)
         if found == _HEIC:
             item = replace(item, read=partial(_converted, item), size=None)
         items.append(replace(item, label=label))
-    notes = [f"{sum(map(_is_bad, one.found)):,} bad image(s) left out"] if any(map(_is_bad, one.found)) else []
+    notes = (
+        [f"{sum(map(_is_bad, one.found)):,} bad image(s) left out"] if any(map(_is_bad, one.found)) else []
+    )
     notes += [f"{one.found.count(_HEIC):,} {CONVERSION}"] if _HEIC in one.found else []
     source = "; ".join([one.originals.source, *notes])
-    return replace(one.originals, items=items, class_names=tuple(kept), source=source, left_out=(), empty_classes=())
+    return replace(
+        one.originals, items=items, class_names=tuple(kept), source=source, left_out=(), empty_classes=()
+    )
 
 
 def _converted(item: Item) -> bytes:
@@ -224,12 +243,16 @@ def _dropped(one: _Split, drop: set[str]) -> list[LeftOut]:
 
 
 def _check_named(looked: Mapping[str, _Split], drop: Sequence[str], keep: Sequence[str]) -> None:
-    known = {name for one in looked.values() for name in (*one.originals.class_names, *one.originals.empty_classes)}
+    known = {
+        name for one in looked.values() for name in (*one.originals.class_names, *one.originals.empty_classes)
+    }
     for name in (*drop, *keep):
         if name not in known:
             raise no_class(name, sorted(known))
     if drop and _has_several(looked):
-        raise DataError("--drop-class: these images have several labels each; take the label out of the table")
+        raise DataError(
+            "--drop-class: these images have several labels each; take the label out of the table"
+        )
 
 
 def _has_several(looked: Mapping[str, _Split]) -> bool:
@@ -249,7 +272,9 @@ def _doubts(looked: Mapping[str, _Split], drop: set[str], keep: set[str]) -> lis
         typed = ", or ".join(f"{option} {shlex.quote(name)}" for option in options)
         doubts.append(Doubt(f"class {name!r} {text} type {typed}", (options[0], name)))
 
-    for name in sorted({name for one in looked.values() for name in one.originals.empty_classes} - drop - keep):
+    for name in sorted(
+        {name for one in looked.values() for name in one.originals.empty_classes} - drop - keep
+    ):
         doubt(name, "has no image: add some, or")
     for label, name in enumerate(names):
         if name in drop or name in keep:

@@ -75,7 +75,9 @@ def plan_shards(
 
 
 def label_text(label: int | tuple[int, ...]) -> tuple[str, bytes]:
-    """How labels stand in a shard: extension and content of the member; one number as `cls`, several as `json`."""
+    """How labels stand in a shard: extension and content of the member; one number as `cls`, several as
+    `json`.
+    """
     if isinstance(label, tuple):
         return "json", json.dumps({"labels": list(label)}).encode()
     return "cls", str(label).encode()

@@ -52,10 +52,11 @@ def write_split(
 ) -> Index:
     """Write items as WebDataset shards with an index. The folder is written atomically.
 
-    Each shard tells its class names, see `ShardWriter`. The extension of a member follows the bytes of the image, not its
-    old name, so that a PNG called `.jpg` is stored untouched as `.png`. The same items and seed give the same bytes, whatever
-    the number of processes, and do not depend on interruptions: writing resumes after the shards that are finished
-    in `.OUT.partial`. A split that is there already with the same images is left as it is.
+    Each shard tells its class names, see `ShardWriter`. The extension of a member follows the bytes of the
+    image, not its old name, so that a PNG called `.jpg` is stored untouched as `.png`. The same items and
+    seed give the same bytes, whatever the number of processes, and do not depend on interruptions: writing
+    resumes after the shards that are finished in `.OUT.partial`. A split that is there already with the same
+    images is left as it is.
 
     Args:
         items: the split; shuffled by `seed` on the way.
@@ -67,11 +68,13 @@ def write_split(
         max_samples: close a shard at this many samples.
         workers: processes that write different shards; 0: this one writes them all.
         reencode: makes JPEG files smaller; None leaves every byte alone. Told in the index.
-        progress: called with (images done, images in all). Images of unknown size count twice, they are measured first.
+        progress: called with (images done, images in all). Images of unknown size count twice, they are
+            measured first.
         note: called with a line about what an earlier, unfinished run left.
 
     Raises:
-        DataError: `out` is taken or being written, two items share a key, a label has no name, an image is none.
+        DataError: `out` is taken or being written, two items share a key, a label has no name, an image is
+            none.
     """
     _check(items, out, class_names)
     import webdataset  # noqa: F401 - `ShardWriter` needs it: once here, and not in every process that is forked
@@ -95,7 +98,10 @@ def write_split(
         _go_on(aside, plan, note)
         scans = run_tasks(job.shard, plan.num_shards, workers=workers, done=count)
         write_index(
-            [job.path(shard) for shard in range(plan.num_shards)], scans, class_names=class_names, source=source
+            [job.path(shard) for shard in range(plan.num_shards)],
+            scans,
+            class_names=class_names,
+            source=source,
         )
         (aside / _PLAN).unlink()
         os.replace(aside, out)
@@ -106,12 +112,17 @@ def write_originals(originals: Originals, out: Path, split: str, *, seed: int = 
     """Write a split of a data set to the folder OUT/SPLIT; the rest as `write_split`.
 
     Raises:
-        DataError: as `write_split`; or the name of the split, which may come from a table, is not a plain folder name.
+        DataError: as `write_split`; or the name of the split, which may come from a table, is not a plain
+            folder name.
     """
     if split.startswith((".", "-")):
-        raise DataError(f"{originals.source}: the split {one_line(split[:100])!r} begins with {split[0]!r}; rename it")
+        raise DataError(
+            f"{originals.source}: the split {one_line(split[:100])!r} begins with {split[0]!r}; rename it"
+        )
     place = inside(out, split, error=DataError, where=originals.source)
-    return write_split(originals.items, place, originals.class_names, seed=seed, source_text=originals.source, **how)
+    return write_split(
+        originals.items, place, originals.class_names, seed=seed, source_text=originals.source, **how
+    )
 
 
 @dataclass
@@ -154,7 +165,9 @@ class _Job:
         with atomic_write(path) as aside, aside.open("wb") as file:
             return self._write(file, numbers.tolist(), done)
 
-    def finished_before(self, out: Path, class_names: list[str], source: str, note: Callable[[str], None]) -> Index:
+    def finished_before(
+        self, out: Path, class_names: list[str], source: str, note: Callable[[str], None]
+    ) -> Index:
         """The split that is there, when it is what the plan would make."""
         index = read_index(out)
         stored, planned = ShardSource(index), self.plan.order.tolist()
@@ -166,7 +179,9 @@ class _Job:
             and all(stored.key(place) == self.items[number].key for place, number in enumerate(planned))
         )
         if not same:
-            raise DataError(f"{out}: exists already with other images or options; remove it or choose another name")
+            raise DataError(
+                f"{out}: exists already with other images or options; remove it or choose another name"
+            )
         note("is there already, whole; nothing was written")
         return index
 
@@ -206,7 +221,9 @@ class _Job:
             try:
                 data = self.reencode(data)
             except BadSample as error:
-                raise DataError(f"{item.key}: cannot be made smaller ({error}); fix it or leave it out") from None
+                raise DataError(
+                    f"{item.key}: cannot be made smaller ({error}); fix it or leave it out"
+                ) from None
         return extension, data
 
     def _scan_again(self, path: Path, numbers: np.ndarray) -> Scan | None:
@@ -217,7 +234,11 @@ class _Job:
             return None
         found = scan.rows["label"] if scan.labels is None else scan.labels
         same = np.array_equal(self._labels(numbers.tolist()), _as_table(found))
-        return scan if same and (self.reencode or np.array_equal(scan.rows["size"], self.sizes[numbers])) else None
+        return (
+            scan
+            if same and (self.reencode or np.array_equal(scan.rows["size"], self.sizes[numbers]))
+            else None
+        )
 
 
 def _as_table(labels: np.ndarray) -> np.ndarray:
@@ -237,14 +258,18 @@ def _check(items: Sequence[Item], out: Path, class_names: Sequence[str]) -> None
     seen: set[str] = set()
     for item in items:
         if breaks_line(item.key):
-            raise DataError(f"{out}: the image {one_line(item.key)!r} has a control character in its name; rename it")
+            raise DataError(
+                f"{out}: the image {one_line(item.key)!r} has a control character in its name; rename it"
+            )
         if item.key in seen:
             raise DataError(f"{out}: two images have the key {item.key!r}, should be unique in a split")
         seen.add(item.key)
         several = isinstance(item.label, tuple)
         for label in item.label if isinstance(item.label, tuple) else (item.label,):
             if not (0 if several else -1) <= label < num_classes:
-                raise DataError(f"{item.key}: label {label} has no name, {num_classes} class names were given")
+                raise DataError(
+                    f"{item.key}: label {label} has no name, {num_classes} class names were given"
+                )
 
 
 @contextmanager
@@ -272,12 +297,17 @@ def _lock(descriptor: int, out: Path) -> None:
             return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             if time.monotonic() > until:
-                raise DataError(f"{out}: is being written by another process; wait for it or stop it") from None
+                raise DataError(
+                    f"{out}: is being written by another process; wait for it or stop it"
+                ) from None
             time.sleep(0.1)
 
 
 def _measure(items: Sequence[Item], workers: int, count: _Count) -> tuple[np.ndarray, dict[int, bytes]]:
-    """The bytes of every image, int64 `[n]`. What has to be made for that is held, as far as there is room in memory."""
+    """The bytes of every image, int64 `[n]`.
+
+    What has to be made for that is held, as far as there is room in memory.
+    """
     sizes = np.array([-1 if item.size is None else item.size for item in items], np.int64)
     unknown, held, held_bytes = np.flatnonzero(sizes < 0), dict[int, bytes](), 0
     blocks = [unknown[begin : begin + _IMAGES_PER_TASK] for begin in range(0, len(unknown), _IMAGES_PER_TASK)]
@@ -304,7 +334,9 @@ def _measure(items: Sequence[Item], workers: int, count: _Count) -> tuple[np.nda
 
 
 def _go_on(aside: Path, plan: ShardPlan, note: Callable[[str], None]) -> None:
-    """Make the folder ready for a plan: with the shards that an earlier run of the same plan finished, or empty."""
+    """Make the folder ready for a plan: with the shards that an earlier run of the same plan finished, or
+    empty.
+    """
     file, finished = aside / _PLAN, len(list(aside.glob("shard-*.tar")))
     if file.is_file() and file.read_text() == plan.digest:
         for left in aside.glob(".*.partial"):  # of a process that was killed

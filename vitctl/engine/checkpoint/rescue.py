@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 def rescue(run: "Run", step: int, error: Exception) -> None:
     """Save the state of `step` if it is consistent, and log what the run can resume from. It raises nothing.
 
-    It saves only after an error of this process: when another process was lost, it cannot know what that process had logged.
+    It saves only after an error of this process: when another process was lost, it cannot know what that
+    process had logged.
 
     Args:
         run: in the state that the error left.

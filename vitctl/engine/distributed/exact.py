@@ -1,4 +1,6 @@
-"""What makes a process compute the same bits as its peers and as before: deterministic kernels, and a fixed number of threads."""
+"""What makes a process compute the same bits as its peers and as before: deterministic kernels, and a fixed
+number of threads.
+"""
 
 import json
 import os
@@ -76,7 +78,8 @@ def exact(runtime: Runtime, threads: int) -> Iterator[None]:
             raise
         operation = str(error).split(_NOT_DETERMINISTIC)[0].strip()[:100]
         raise LaunchError(
-            f"schedule.lanes: {operation} has no deterministic kernel on this {runtime.device.type} device, so that the same bits "
+            f"schedule.lanes: {operation} has no deterministic kernel on this {runtime.device.type} device, "
+            f"so that the same bits "
             "cannot be promised; train with schedule.lanes = 0"
         ) from error
     finally:
@@ -102,12 +105,18 @@ def computation(runtime: Runtime, **chosen: Any) -> dict[str, Any]:
     else:
         own = {"device": cpu_kind(_CPUINFO), "threads": torch.get_num_threads()}
     settings = _library_settings()
-    described = {**own, "precision": runtime.precision, **({"environment": settings} if settings else {}), **chosen}
+    described = {
+        **own,
+        "precision": runtime.precision,
+        **({"environment": settings} if settings else {}),
+        **chosen,
+    }
     if runtime.num_processes > 1:
         facts = {name: json.dumps(value, sort_keys=True) for name, value in described.items()}
         check_same(
             facts,
-            "with schedule.lanes all processes need the same kind of device and the same versions; use such nodes, or set "
+            "with schedule.lanes all processes need the same kind of device and the same versions; use such "
+            "nodes, or set "
             "schedule.lanes = 0",
         )
     return described
@@ -116,7 +125,8 @@ def computation(runtime: Runtime, **chosen: Any) -> dict[str, Any]:
 def processor(device: torch.device) -> dict[str, str]:
     """Return what the last bits of a device's products depend on beside versions of packages, by name.
 
-    Of a CPU its instructions, of a GPU its driver and libraries; and the environment variables that choose among kernels.
+    Of a CPU its instructions, of a GPU its driver and libraries; and the environment variables that choose
+    among kernels.
     """
     if device.type != "cuda":
         return {"processor": cpu_kind(_CPUINFO), **_library_settings()}
@@ -136,7 +146,8 @@ def _library_settings() -> dict[str, str]:
 
 
 def cpu_kind(file: Path) -> str:
-    """The kind of CPU: its maker and what its matrix kernels are chosen by. CPUs of one kind compute the same bits.
+    """The kind of CPU: its maker and what its matrix kernels are chosen by. CPUs of one kind compute the same
+    bits.
 
     Args:
         file: /proc/cpuinfo; it may be missing.

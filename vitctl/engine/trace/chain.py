@@ -1,7 +1,8 @@
-"""Chained lines: each line of log.jsonl and steps.jsonl ends with a SHA-256 over itself and the digest of the line before.
+"""Chained lines: each line of log.jsonl and steps.jsonl ends with a SHA-256 over itself and the digest of the
+line before.
 
-The file itself is the only state, so that threads and processes may append to it, and a crash leaves nothing to mend. A line
-that a crash cut short belongs to no chain; the next line follows the last whole one.
+The file itself is the only state, so that threads and processes may append to it, and a crash leaves nothing
+to mend. A line that a crash cut short belongs to no chain; the next line follows the last whole one.
 """
 
 import hashlib
@@ -18,14 +19,17 @@ from vitctl.system.bounds import LOG_LINE
 from vitctl.system.files import open_regular
 
 _LINK = re.compile(rb', "sha256": "([0-9a-f]{64})"\}$')
-# Kinds of records that carry no number of a training: a start writes them, so that one may follow what a crash or a result ended.
+# Kinds of records that carry no number of a training: a start writes them, so that one may follow what a
+# crash or a result ended.
 QUIET = frozenset(("start", "resume", "warning", "data", "weights", "node"))
 _MOST_TORN = 1000  # incomplete lines in a row
 _WINDOW = 2**14  # bytes from the end of a file where the last whole line is looked for first
 
 
 class Line(NamedTuple):
-    """A whole line: its text without the link, as bytes, the digest of its link, "" where it has none, and its number from 1."""
+    """A whole line: its text without the link, as bytes, the digest of its link, "" where it has none, and
+    its number from 1.
+    """
 
     body: bytes
     sha256: str
@@ -99,8 +103,10 @@ class Chain:
         links: digests of the linked lines, in order.
         kinds: of their records.
         num_torn: incomplete lines, as a crash leaves them.
-        broken_at: number of the first line of the file, from 1, that does not follow the one before; 0 where all do.
-        torn_at: of the first line that is no record, and stands where no crash leaves one; 0 where there is none.
+        broken_at: number of the first line of the file, from 1, that does not follow the one before; 0 where
+            all do.
+        torn_at: of the first line that is no record, and stands where no crash leaves one; 0 where there is
+            none.
     """
 
     links: Sequence[str]
@@ -119,7 +125,8 @@ def read_chain(
 ) -> Chain:
     """Follow the links of a file.
 
-    A crash leaves an incomplete line at the end. A start follows it; or, where the disk was full, the same line, whole.
+    A crash leaves an incomplete line at the end. A start follows it; or, where the disk was full, the same
+    line, whole.
 
     Args:
         path: of the file.
@@ -153,7 +160,8 @@ def read_chain(
 def without(lines: Sequence[bytes], is_kept: Callable[[bytes], bool]) -> list[bytes]:
     """Drop lines and link those behind them anew.
 
-    A line that did not follow the one before it stays as it is: dropping lines never hides that one was changed.
+    A line that did not follow the one before it stays as it is: dropping lines never hides that one was
+    changed.
 
     Args:
         lines: without newlines.

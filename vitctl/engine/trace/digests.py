@@ -1,7 +1,8 @@
-"""Digests of a step's global batch that do not depend on how it is split over processes, micro-batches and workers.
+"""Digests of a step's global batch that do not depend on how it is split over processes, micro-batches and
+workers.
 
-Each sample gives a word of 64 bits from its position in the global batch and its value; the digest is their sum modulo 2^64. They
-find what differs by accident or in a replay; they are not cryptographic.
+Each sample gives a word of 64 bits from its position in the global batch and its value; the digest is their
+sum modulo 2^64. They find what differs by accident or in a replay; they are not cryptographic.
 """
 
 import hashlib
@@ -14,7 +15,8 @@ from vitctl.data.loader.batches import Batch
 from vitctl.data.source.order import mix_words
 from vitctl.engine.distributed.runtime import Runtime
 
-# Of a batch, in causal order: numbers in the source, encoded images, uint8 images after augmentation and before mixing, labels.
+# Of a batch, in causal order: numbers in the source, encoded images, uint8 images after augmentation and
+# before mixing, labels.
 PARTS = ("samples", "bytes", "pixels", "labels")
 _SLOTS = 4  # marks of 16 bits in a word
 
@@ -31,7 +33,9 @@ class BatchDigest(NamedTuple):
     marks: np.ndarray
 
 
-def batch_digest(runtime: Runtime, batches: Iterable[Batch], positions: range, batch_size: int) -> BatchDigest:
+def batch_digest(
+    runtime: Runtime, batches: Iterable[Batch], positions: range, batch_size: int
+) -> BatchDigest:
     """The digests of a global batch; all processes call this together.
 
     Args:
@@ -52,7 +56,9 @@ def batch_digest(runtime: Runtime, batches: Iterable[Batch], positions: range, b
 
 def norm_marks(norms: np.ndarray) -> np.ndarray:
     """A mark of 16 bits of each norm: float64 `[P]` to uint16 `[P]`."""
-    return (mix_words(np.ascontiguousarray(norms, np.float64).view(np.uint64)) >> np.uint64(48)).astype(np.uint16)
+    return (mix_words(np.ascontiguousarray(norms, np.float64).view(np.uint64)) >> np.uint64(48)).astype(
+        np.uint16
+    )
 
 
 def norms_digest(norms: np.ndarray) -> str:

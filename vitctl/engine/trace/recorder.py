@@ -1,4 +1,6 @@
-"""The record of every step: a chained line in steps.jsonl, and marks of its samples and gradients in trace.bin."""
+"""The record of every step: a chained line in steps.jsonl, and marks of its samples and gradients in
+trace.bin.
+"""
 
 import json
 import os
@@ -38,7 +40,8 @@ class StepRecord:
 
     Args:
         fields: of its line in steps.jsonl.
-        marks: uint16, of the samples of the global batch, then of the norm of each parameter's gradient; see digests.py.
+        marks: uint16, of the samples of the global batch, then of the norm of each parameter's gradient; see
+            digests.py.
     """
 
     fields: dict[str, Any]
@@ -70,7 +73,11 @@ def describe_step(
     marks = np.concatenate((digest.marks, norm_marks(norms))).astype("<u2")
     fields: dict[str, Any] = {
         "step": step,
-        "bits": {"loss": result.loss.hex(), "grad_norm": result.grad_norm.hex(), "lr": float(result.lr).hex()},
+        "bits": {
+            "loss": result.loss.hex(),
+            "grad_norm": result.grad_norm.hex(),
+            "lr": float(result.lr).hex(),
+        },
         "batch": {name: f"{word:016x}" for name, word in zip(PARTS, digest.parts.tolist(), strict=True)},
         "gradient": norms_digest(norms),
         "trace": f"{zlib.crc32(marks.tobytes()):08x}",
@@ -83,11 +90,18 @@ def describe_step(
 
 
 def end_of_steps(folder: Path, step: int) -> tuple[str, int]:
-    """The digest of the last line of steps.jsonl, "" where there is none, and how many steps up to `step` have no record behind it."""
+    """The digest of the last line of steps.jsonl, "" where there is none, and how many steps up to `step`
+    have no record behind it.
+    """
     end = end_of(folder / STEP_RECORDS)
     try:
         last = int(json.loads(end.body).get("step", 0))
-    except (ValueError, TypeError, AttributeError, RecursionError):  # somebody changed the line: it counts nothing
+    except (
+        ValueError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+    ):  # somebody changed the line: it counts nothing
         last = 0
     return end.sha256, max(0, step - last)
 
@@ -118,7 +132,8 @@ class Recorder:
     batch_size: int
 
     def start(self, step: int, facts: Mapping[str, Any], checkpoint: str = "") -> None:
-        """Record what a start of the run computes with, before its first step, and cut the marks of later steps.
+        """Record what a start of the run computes with, before its first step, and cut the marks of later
+        steps.
 
         Args:
             step: finished steps.

@@ -1,7 +1,8 @@
-"""Replay: repeat some steps of a training from a checkpoint before them, and compare them with their record and the checkpoints.
+"""Replay: repeat some steps of a training from a checkpoint before them, and compare them with their record
+and the checkpoints.
 
-On the machine type and versions of the run every bit must agree. Elsewhere numbers and tensors must agree within a tolerance; where
-they do not, nothing is proven: rounding grows from step to step.
+On the machine type and versions of the run every bit must agree. Elsewhere numbers and tensors must agree
+within a tolerance; where they do not, nothing is proven: rounding grows from step to step.
 """
 
 import math
@@ -37,15 +38,24 @@ from vitctl.engine.training import Run
 from vitctl.errors import CheckpointError, VitctlError
 from vitctl.models.weights.load import read_weights
 
-# Relative, of the loss; ten times as much for the norm of the gradient. torch's fused optimizers round float64 too on a CPU.
+# Relative, of the loss; ten times as much for the norm of the gradient. torch's fused optimizers round
+# float64 too on a CPU.
 TOLERANCE = {"float64": 1e-3, "float32": 1e-3, "tf32": 1e-2, "bf16": 3e-2}
-# Of a checkpoint's model, average and optimizer: the distance from the recorded tensors, over that from the state that the replay
-# began with. Ten times as much for a single tensor: Adam turns the rounding of gradients that should be zero, such as those of
-# attention's key biases, into updates. Measured over 20 to 60 steps with ATEN_CPU_CAPABILITY=default: at most 0.005 and 0.11 in
-# float32; 0.01 (SGD) to 0.6 (Adam) in bf16. Weights trained on other images from the same state: 1 and more.
+# Of a checkpoint's model, average and optimizer: the distance from the recorded tensors, over that from the
+# state that the replay began with. Ten times as much for a single tensor: Adam turns the rounding of
+# gradients that should be zero, such as those of attention's key biases, into updates. Measured over 20 to 60
+# steps with ATEN_CPU_CAPABILITY=default: at most 0.005 and 0.11 in float32; 0.01 (SGD) to 0.6 (Adam) in bf16.
+# Weights trained on other images from the same state: 1 and more.
 WEIGHTS_TOLERANCE = {"float64": 0.05, "float32": 0.05, "tf32": 0.1, "bf16": 0.2}
-_GROWS = "rounding grows from step to step: replay steps after a later checkpoint, or on the machine of the run"
-_PART_NAMES = {"samples": "the sample", "bytes": "the encoded image", "pixels": "the pixels", "labels": "the label"}
+_GROWS = (
+    "rounding grows from step to step: replay steps after a later checkpoint, or on the machine of the run"
+)
+_PART_NAMES = {
+    "samples": "the sample",
+    "bytes": "the encoded image",
+    "pixels": "the pixels",
+    "labels": "the label",
+}
 
 
 @dataclass(frozen=True)
@@ -64,7 +74,8 @@ class Replayed:
         ranges: (first, last) of the steps that were compared.
         differences: the first of each range.
         unproven: what could not be compared, or is outside the tolerance of another environment.
-        rounding: the first number whose bits differ where they may, because the environment is another; "" where all agree.
+        rounding: the first number whose bits differ where they may, because the environment is another; ""
+            where all agree.
         largest: relative difference of a loss.
         farthest: deviation of a part of a checkpoint, see `WEIGHTS_TOLERANCE`.
         checkpoints: steps whose checkpoint was compared.
@@ -121,7 +132,9 @@ class Replay:
             try:
                 begin = self._load(run, first)
                 comparison = _Comparison(self, run, task.own, begin)
-                run_steps(trainer, replace(run.task, total_steps=last), task.batches(begin), begin, comparison)
+                run_steps(
+                    trainer, replace(run.task, total_steps=last), task.batches(begin), begin, comparison
+                )
             except _DiffersError:
                 continue
             self.found.ranges[-1] = (begin + 1, last)
@@ -155,9 +168,12 @@ class Replay:
         recorded = recorded or next((one.weights for one in self.steps.starts if one.step == step), "")
         if recorded and weights_checksum(run.trainer.unwrapped) != recorded:
             if step:
-                text = f"checkpoint of step {step}: its weights are not those that were recorded after that step"
+                text = (
+                    f"checkpoint of step {step}: its weights are not those that were recorded after that step"
+                )
                 self.differs(step, text)
-            # What is read does not depend on the weights: go on, and name the first difference of the data too.
+            # What is read does not depend on the weights: go on, and name the first difference of the data
+            # too.
             if self.may_round:
                 self.found.rounding = "the start weights"
             else:
@@ -268,7 +284,9 @@ class _Comparison:
         return None if marks is None else np.flatnonzero(marks[where] != found.marks[where])
 
     def _compare_checkpoint(self, recorded: StepLine) -> None:
-        """Where the run has a checkpoint of this step: every tensor of it, its configuration and what is stored about images."""
+        """Where the run has a checkpoint of this step: every tensor of it, its configuration and what is
+        stored about images.
+        """
         step, replay = recorded.step, self.replay
         folder = step_folder(replay.folder / CHECKPOINTS, step)
         if not folder.is_dir():
@@ -295,10 +313,14 @@ class _Comparison:
             recorded.weights
             and checksum((n, stored[MODEL].get(n, t)) for n, t in here[MODEL].items()) != recorded.weights
         ):
-            replay.differs(step, f"the checkpoint of step {step}: its weights are not those recorded after that step")
+            replay.differs(
+                step, f"the checkpoint of step {step}: its weights are not those recorded after that step"
+            )
         for part, tensors in stored.items():
             own = here.get(part, {})
-            odd = sorted(name for name in tensors.keys() | own.keys() if not _same(tensors.get(name), own.get(name)))
+            odd = sorted(
+                name for name in tensors.keys() | own.keys() if not _same(tensors.get(name), own.get(name))
+            )
             if odd:
                 text = f"the checkpoint of step {step}: {part} {odd[0]} ({len(odd)} of {len(own)} tensors)"
                 self._bits(step, text)
@@ -310,7 +332,9 @@ class _Comparison:
     ) -> None:
         """Compare tensors of another environment within WEIGHTS_TOLERANCE."""
         bound, replay = WEIGHTS_TOLERANCE[self.run.runtime.precision], self.replay
-        if {name: one.shape for name, one in stored.items()} != {name: one.shape for name, one in here.items()}:
+        if {name: one.shape for name, one in stored.items()} != {
+            name: one.shape for name, one in here.items()
+        }:
             replay.differs(self.begin, f"{text}: other names or shapes")
         far = moved = 0.0
         for name, tensor in here.items():
@@ -319,11 +343,14 @@ class _Comparison:
             path = float((own - began.get(name, zero).double()).square().sum())
             if not away <= (10 * bound) ** 2 * path or (name.startswith("step/") and away):
                 replay.unproven(
-                    f"{text}: {name} is {_ratio(away, path):.2g} of its updates apart, more than {10 * bound:g}; {_GROWS}"
+                    f"{text}: {name} is {_ratio(away, path):.2g} of its updates apart, more than "
+                    f"{10 * bound:g}; {_GROWS}"
                 )
             far, moved = far + away, moved + path
         if not far <= bound**2 * moved:
-            replay.unproven(f"{text}: {_ratio(far, moved):.2g} of its updates apart, more than {bound:g}; {_GROWS}")
+            replay.unproven(
+                f"{text}: {_ratio(far, moved):.2g} of its updates apart, more than {bound:g}; {_GROWS}"
+            )
         replay.found.farthest = max(replay.found.farthest, _ratio(far, moved))
 
 

@@ -70,8 +70,9 @@ class MadeOf(BaseModel):
 class StartLine(BaseModel):
     """A start of a training as it was recorded.
 
-    `before` is the digest of the line before it ("" at the beginning of the record), `unrecorded` the number of steps before it that
-    have no record, `checkpoint` the digest of the checkpoint that it loaded ("" for the start weights), `weights` that of the weights.
+    `before` is the digest of the line before it ("" at the beginning of the record), `unrecorded` the number
+    of steps before it that have no record, `checkpoint` the digest of the checkpoint that it loaded ("" for
+    the start weights), `weights` that of the weights.
     """
 
     model_config = ConfigDict(strict=True, extra="allow")
@@ -168,7 +169,10 @@ class LoggedEnds(NamedTuple):
 
 
 def read_logged_ends(folder: Path) -> LoggedEnds:
-    """What log.jsonl in a folder says of checkpoints; nothing where there is no log. Raises LaunchError where it is no file."""
+    """What log.jsonl in a folder says of checkpoints; nothing where there is no log.
+
+    Raises LaunchError where it is no file.
+    """
     checkpoints: dict[int, str] = {}
 
     def take(line: Line) -> None:
@@ -196,7 +200,9 @@ def record_problem(saved: SavedCheckpoint, steps: Steps | None, log: LoggedEnds,
     state, step = saved.state, saved.step
     if step_of(saved.folder) not in (None, step):
         return f"{STATE} says step {step}"
-    start = next((one for one in reversed(steps.starts) if one.step < step), None) if steps is not None else None
+    start = (
+        next((one for one in reversed(steps.starts) if one.step < step), None) if steps is not None else None
+    )
     if start is not None and start.before is not None and (unnamed := not_named(saved)):
         return f"{STATE} does not say {unnamed}; it was changed"
     at, head = 0, state.get(STEPS_HEAD, "")
@@ -221,7 +227,9 @@ def record_problem(saved: SavedCheckpoint, steps: Steps | None, log: LoggedEnds,
 
 
 def not_named(saved: SavedCheckpoint) -> str:
-    """The ends of records that a checkpoint does not name, as one saved before they were; "" where it names all."""
+    """The ends of records that a checkpoint does not name, as one saved before they were; "" where it names
+    all.
+    """
     return ", ".join(name for name in (STEPS_HEAD, UNRECORDED, LOG_HEAD) if name not in saved.state)
 
 
@@ -289,7 +297,9 @@ def same_number(one: float, two: float) -> bool:
 
 def _parsed(line: Line, path: Path) -> StepLine | StartLine:
     if not line.sha256:
-        raise CheckpointError(f"{path}, line {line.number}: has no link to the line before; it was changed or added")
+        raise CheckpointError(
+            f"{path}, line {line.number}: has no link to the line before; it was changed or added"
+        )
     fields: Mapping[str, Any] = json.loads(line.body)
     try:
         return (StartLine if fields.get("kind") == START else StepLine).model_validate(fields)

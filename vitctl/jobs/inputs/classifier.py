@@ -1,4 +1,6 @@
-"""A trained classifier that is ready to be shown images: from a run, a checkpoint, weights of any program, or an ONNX file."""
+"""A trained classifier that is ready to be shown images: from a run, a checkpoint, weights of any program, or
+an ONNX file.
+"""
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
@@ -134,14 +136,17 @@ class OpenClassifier:
                 images = self.shown(open_picture(data, exif_orientation=turned, truncated=truncated))[None]
             except BadSample as error:
                 nothing = torch.zeros(1, max(1, len(self.class_names)))
-                yield Answers(name, [error.reason], nothing if self.network.has_head else None, torch.zeros(1, 0), [""])
+                yield Answers(
+                    name, [error.reason], nothing if self.network.has_head else None, torch.zeros(1, 0), [""]
+                )
                 continue
             logits, features = check_finite(self.network(images, with_features=with_features))
             digests = [hashlib.sha256(data).hexdigest()] * with_features
             yield Answers(name, [""], logits, features, digests)
 
     def rankings(self, logits: Tensor, top: int, threshold: float = 0.0) -> list[Ranking]:
-        """The most likely classes of each row of logits `[B, K]` with their probabilities, the most likely first.
+        """The most likely classes of each row of logits `[B, K]` with their probabilities, the most likely
+        first.
 
         Args:
             logits: of images.
@@ -169,7 +174,8 @@ def check_finite(outputs: Outputs) -> Outputs:
 def open_classifier(
     recipe: Evaluate, *, needs_head: bool = True, note: Callable[[str], None] = lambda _: None
 ) -> OpenClassifier:
-    """The classifier that a recipe's [weights] means, with the pre-processing that `vitctl evaluate` gives it.
+    """The classifier that a recipe's [weights] means, with the pre-processing that `vitctl evaluate` gives
+    it.
 
     Args:
         recipe: [weights], [machine], and [data] for what it says of the pre-processing.
@@ -186,7 +192,8 @@ def open_classifier(
     opened = _from_onnx(recipe) if recipe.weights.source.endswith(ONNX) else _from_weights(recipe, needs_head)
     if needs_head and not opened.network.has_head:
         raise CheckpointError(
-            f"{opened.path}: gives no logits, so that it predicts no classes; write its features with --features"
+            f"{opened.path}: gives no logits, so that it predicts no classes; write its features with "
+            f"--features"
         )
     return opened
 
@@ -196,7 +203,8 @@ def _from_weights(recipe: Evaluate, needs_head: bool) -> OpenClassifier:
     if needs_head and not found.weights.has_head:
         zero = found.weights.meta.get("head") == "zero"
         raise CheckpointError(
-            f"{found.path}: {'its head is all zeros' if zero else 'it has no head'}, so that it predicts no classes; fine-tune it "
+            f"{found.path}: {'its head is all zeros' if zero else 'it has no head'}, so that it predicts no "
+            f"classes; fine-tune it "
             "first, or write its features with --features"
         )
     machine, meta = recipe.machine, found.weights.meta
@@ -225,21 +233,26 @@ def _from_onnx(recipe: Evaluate) -> OpenClassifier:
     weights, data, machine = recipe.weights, recipe.data, recipe.machine
     if weights != WeightsSource(source=weights.source):
         raise CheckpointError(
-            f"{weights.source}: an ONNX file is one set of weights; leave --weights, --model and weights.* out"
+            f"{weights.source}: an ONNX file is one set of weights; leave --weights, --model and "
+            f"weights.* out"
         )
     network = OnnxNetwork(Path(locate(weights.source, fetch)), machine.device)
     if data.image_size not in (0, network.image_size):
         raise RecipeError(
-            f"data.image_size = {data.image_size}: {weights.source} takes images of {network.image_size} pixels; leave it out"
+            f"data.image_size = {data.image_size}: {weights.source} takes images of {network.image_size} "
+            f"pixels; leave it out"
         )
     if machine.precision not in ("auto", "float32"):
         raise RecipeError(
-            f"machine.precision = '{machine.precision}': {weights.source} computes as it was exported; leave it out"
+            f"machine.precision = '{machine.precision}': {weights.source} computes as it was exported; "
+            f"leave it out"
         )
     guessed = network.meta.get("assumed")
     warnings = [f"assumed when the file was exported: {', '.join(guessed)}"] if guessed else []
     sized = recipe.model_copy(update={"data": data.model_copy(update={"image_size": network.image_size})})
-    return _opened(network, _transform(sized, network.meta), network.meta, network.digest, weights.source, "", warnings)
+    return _opened(
+        network, _transform(sized, network.meta), network.meta, network.digest, weights.source, "", warnings
+    )
 
 
 def _opened(

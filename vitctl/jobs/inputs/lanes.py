@@ -21,26 +21,31 @@ def lanes_of(recipe: TrainRecipe, num_processes: int) -> Lanes | None:
         return None
     if s.lanes > s.batch_size:
         raise RecipeError(
-            f"schedule.lanes = {s.lanes} is more than schedule.batch_size = {s.batch_size}; every lane needs an image of each "
+            f"schedule.lanes = {s.lanes} is more than schedule.batch_size = {s.batch_size}; every lane needs "
+            f"an image of each "
             "batch: set fewer lanes"
         )
     if isinstance(recipe, Pretrain | Finetune):
         data = recipe.data
         if (data.mixup_alpha or data.cutmix_alpha) and 2 * s.lanes > s.batch_size:
             raise RecipeError(
-                f"schedule.lanes = {s.lanes} with schedule.batch_size = {s.batch_size}: MixUp and CutMix blend images of one lane, "
+                f"schedule.lanes = {s.lanes} with schedule.batch_size = {s.batch_size}: MixUp and CutMix "
+                f"blend images of one lane, "
                 f"which needs two images; set {s.batch_size // 2} lanes or fewer"
             )
     if isinstance(machine, ShardedMachine) and machine.sharding == "fsdp":
         raise RecipeError(
-            "machine.sharding = 'fsdp' adds gradients in an order of its own, so that schedule.lanes cannot fix it; set "
+            "machine.sharding = 'fsdp' adds gradients in an order of its own, so that schedule.lanes cannot "
+            "fix it; set "
             "machine.sharding = 'none' or schedule.lanes = 0"
         )
     lanes = Lanes(s.batch_size, s.lanes, s.leaf_images)
     if num_processes > lanes.num_leaves:
         raise RecipeError(
-            f"machine.processes = {num_processes} is more than the leaves of the batch ({in_words(lanes)}), and "
-            "every process needs one; take fewer processes, or for a new run more schedule.lanes or a smaller schedule.leaf_images"
+            f"machine.processes = {num_processes} is more than the leaves of the batch "
+            f"({in_words(lanes)}), and "
+            "every process needs one; take fewer processes, or for a new run more schedule.lanes or a "
+            "smaller schedule.leaf_images"
         )
     return lanes
 

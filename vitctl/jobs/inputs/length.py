@@ -1,4 +1,7 @@
-"""Batch size, length and warm-up of a run, where its recipe derives them from the number of training images. Imports no torch."""
+"""Batch size, length and warm-up of a run, where its recipe derives them from the number of training images.
+
+Imports no torch.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,7 +22,9 @@ R = TypeVar("R", bound=TrainRecipe)
 
 
 def learning_rate(recipe: TrainRecipe, steps: int) -> Callable[[int], float]:
-    """The learning rate as a function of finished steps, in a run of `steps`, from [optimizer] and [schedule]."""
+    """The learning rate as a function of finished steps, in a run of `steps`, from [optimizer] and
+    [schedule].
+    """
     s = recipe.schedule
     return partial(
         lr_at,
@@ -41,16 +46,19 @@ def needs_num_images(recipe: object) -> bool:
 
 
 def fitted_recipe(recipe: R, num_images: int) -> R:
-    """`recipe` with the open values of its [schedule] filled in: batch_size = 0, no length, warmup_steps = -1.
+    """`recipe` with the open values of its [schedule] filled in: batch_size = 0, no length, warmup_steps =
+    -1.
 
-    Large sets come out as the paper's: batches of 512, at most the 20,000 steps of Table 4, and the warm-up of 500 of
-    vision_transformer's configs/common.py. Small ones get eight batches an epoch, and at least 200 updates.
+    Large sets come out as the paper's: batches of 512, at most the 20,000 steps of Table 4, and the warm-up
+    of 500 of vision_transformer's configs/common.py. Small ones get eight batches an epoch, and at least 200
+    updates.
 
     Args:
         recipe: checked.
         num_images: in data.train_split.
 
-    Paper: Table 4 gives 512 images a batch, and 500 to 20,000 steps; the rule between them is a choice of vitctl
+    Paper: Table 4 gives 512 images a batch, and 500 to 20,000 steps; the rule between them is a choice of
+    vitctl
     """
     if not needs_num_images(recipe):
         return recipe
@@ -67,7 +75,8 @@ def fitted_recipe(recipe: R, num_images: int) -> R:
 
 
 def fit_schedule(loaded: Loaded, num_images: int) -> Loaded:
-    """`loaded` as `fitted_recipe` gives it, each value with its origin; after --steps or --epochs the warm-up is scaled with the length.
+    """`loaded` as `fitted_recipe` gives it, each value with its origin; after --steps or --epochs the warm-up
+    is scaled with the length.
 
     Args:
         loaded: a recipe that trains.

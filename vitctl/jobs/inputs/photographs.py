@@ -78,5 +78,8 @@ class _Unwritten:
 
 
 def planned_splits(path: str) -> dict[str, Source]:
-    """Return the splits that the shards of photographs will have; nothing is decoded or written. Raises DataError."""
+    """Return the splits that the shards of photographs will have; nothing is decoded or written.
+
+    Raises DataError.
+    """
     return {name: _Unwritten(originals) for name, originals in open_originals(path).items()}

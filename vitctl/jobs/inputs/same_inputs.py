@@ -13,7 +13,8 @@ from vitctl.engine.distributed.runtime import Runtime
 from vitctl.jobs.inputs.weights import FoundWeights
 
 _FIX = (
-    "make sure that all nodes read the same files (a network disk may show one of them an old state; a run that is active writes "
+    "make sure that all nodes read the same files (a network disk may show one of them an old state; a run "
+    "that is active writes "
     "new checkpoints: name one of them with --from), then start again"
 )
 

@@ -41,7 +41,8 @@ def open_recipe_split(place: Place, split: str, scratch: Path | None) -> Source:
 
 
 def open_train(data: TrainImages, scratch: Path | None) -> Source:
-    """The images of data.train_split, of each source of a mixture, cut down to the subset that [data] asks for.
+    """The images of data.train_split, of each source of a mixture, cut down to the subset that [data] asks
+    for.
 
     Raises:
         DataError: data is missing, or the sources of a mixture have other classes.
@@ -63,10 +64,11 @@ def subset_size(data: TrainImages, num_images: int) -> int:
 
 
 def training_order(data: TrainImages, source: Source, seed: int, schedule: Schedule) -> SampleOrder:
-    """The order of data.order over the images of `open_train`; each source of a mixture has an order of its own.
+    """The order of data.order over the images of `open_train`; each source of a mixture has an order of its
+    own.
 
-    With schedule.lanes each lane walks through its own part of a windowed order. The exact order needs none: every sample has the
-    same chance in every lane.
+    With schedule.lanes each lane walks through its own part of a windowed order. The exact order needs none:
+    every sample has the same chance in every lane.
     """
     if not data.mixture:
         order = _walk(data, source, seed)
@@ -74,7 +76,11 @@ def training_order(data: TrainImages, source: Source, seed: int, schedule: Sched
         assert isinstance(source, Concat)
         walks = tuple(_walk(data, part, seed + number) for number, part in enumerate(source.parts))
         order = MixtureOrder(walks, quotas([part.weight for part in data.mixture]), seed)
-    return LaneOrder(order, schedule.batch_size, schedule.lanes) if order.window_size and schedule.lanes else order
+    return (
+        LaneOrder(order, schedule.batch_size, schedule.lanes)
+        if order.window_size and schedule.lanes
+        else order
+    )
 
 
 def _walk(data: TrainImages, source: Source, seed: int) -> SampleOrder:
@@ -108,8 +114,10 @@ def _check_window(data: TrainImages, source: Source, num_walks: int) -> None:
     if shards < 2 * window * num_walks:
         each = f" in each of {num_walks} lanes" if num_walks > 1 else ""
         raise RecipeError(
-            f"data.order = 'windowed': {shards} shards are too few for windows of data.order_window_shards = {window}{each}, should "
-            f"be {2 * window * num_walks} or more; set data.order = 'exact', a smaller window, or write smaller shards (--max-mib)"
+            f"data.order = 'windowed': {shards} shards are too few for windows of data.order_window_shards = "
+            f"{window}{each}, should "
+            f"be {2 * window * num_walks} or more; set data.order = 'exact', a smaller window, or write "
+            f"smaller shards (--max-mib)"
         )
 
 
@@ -130,9 +138,12 @@ def _check_cache(data: TrainImages, source: Source, num_walks: int) -> None:
             f"{needed / _GIB:.3g} or more"
         )
     if 0 < bound < needed:
-        other = "a smaller data.order_window_shards" if data.order == "windowed" else "data.order = 'windowed'"
+        other = (
+            "a smaller data.order_window_shards" if data.order == "windowed" else "data.order = 'windowed'"
+        )
         raise RecipeError(
-            f"data.cache_gib = {data.cache_gib:g} is too small: {what} need {needed / _GIB:.3g}, and evicted shards are "
+            f"data.cache_gib = {data.cache_gib:g} is too small: {what} need {needed / _GIB:.3g}, and evicted "
+            f"shards are "
             f"downloaded again and again; raise it, set {other}, or data.cache_gib = 0 to read single images"
         )
 
@@ -148,8 +159,10 @@ def _check_entropy(data: TrainImages, source: Source, seed: int, schedule: Sched
     found, expected = (_mean_entropy(source, walk, num_chunks, size) for walk in (order, shuffled))
     if found < _LEAST_ENTROPY * expected:
         raise RecipeError(
-            f"the labels of the first batches have an entropy of {found:.2f} bits, those of random ones {expected:.2f}: the "
-            "shards are sorted by class; write them again shuffled with `vitctl data shards`, or set data.order = 'exact'"
+            f"the labels of the first batches have an entropy of {found:.2f} bits, those of random ones "
+            f"{expected:.2f}: the "
+            "shards are sorted by class; write them again shuffled with `vitctl data shards`, or set "
+            "data.order = 'exact'"
         )
 
 
@@ -174,7 +187,8 @@ def sampling_notes(data: TrainImages, source: Source) -> list[str]:
         for part, images, count in zip(data.mixture, source.parts, counts, strict=True):
             share, total = count / sum(counts), len(images)
             notes.append(
-                f"mixture: {share:.2%} of the images from {part.path} ({total:,} images, {share * len(source) / total:.3g} "
+                f"mixture: {share:.2%} of the images from {part.path} ({total:,} images, "
+                f"{share * len(source) / total:.3g} "
                 "times as often as by its size)"
             )
     for own in source.parts if data.mixture and isinstance(source, Concat) else (source,):

@@ -35,7 +35,12 @@ def _draw_filters(subject: Subject) -> Drawn:
     )
     shares = components.shares.tolist()
     text = f"the first of {len(shares)} components has {shares[0]:.0%} of the variance, all {sum(shares):.0%}"
-    numbers = {"what": what, "num_filters": count, "size": side, "explained_variance": _rounded(components.shares)}
+    numbers = {
+        "what": what,
+        "num_filters": count,
+        "size": side,
+        "explained_variance": _rounded(components.shares),
+    }
     return text, numbers, {"filters": pictures.draw_filters(components, heading)}
 
 
@@ -43,7 +48,9 @@ def _draw_positions(subject: Subject) -> Drawn:
     assert isinstance(subject.model, VisionTransformer)
     config = subject.model.config
     panels = _panels(subject)
-    kind = {"learned": "1-D, learned", "2d": "2-D", "relative": "relative, by offset"}[config.position_embedding]
+    kind = {"learned": "1-D, learned", "2d": "2-D", "relative": "relative, by offset"}[
+        config.position_embedding
+    ]
     heading = subject.heading("Position embeddings: cosine similarity", kind)
     figure = pictures.draw_position_similarity(panels, heading)
     numbers: dict[str, Any] = {"kind": config.position_embedding, "at": config.position_at, "tables": []}
@@ -52,10 +59,10 @@ def _draw_positions(subject: Subject) -> Drawn:
         if panel.grid is None:
             size = len(panel.similarities)
             by = [float(panel.similarities.diagonal(lag).mean()) for lag in range(size)]
-            numbers["tables"].append({"title": panel.title, "by_difference_of_offset": _rounded(torch.tensor(by))})
-            text = (
-                f"offsets that differ by 1 token: {by[1] if size > 1 else 1:.2f}, by half of all: {by[size // 2]:.2f}"
+            numbers["tables"].append(
+                {"title": panel.title, "by_difference_of_offset": _rounded(torch.tensor(by))}
             )
+            text = f"offsets that differ by 1 token: {by[1] if size > 1 else 1:.2f}, by half of all: {by[size // 2]:.2f}"
         else:
             by_offset = positions.by_offset(panel.similarities, panel.grid)
             numbers["tables"].append({"title": panel.title, "by_row_and_column_offset": _rounded(by_offset)})
@@ -108,7 +115,8 @@ def _draw_distance(subject: Subject) -> Drawn:
     figure = pictures.draw_attention_distance(layers, means, size, heading)
     first, last = means[0], means[-1]
     text = (
-        f"first layer {first.min():.1f} to {first.max():.1f} px, last {last.min():.1f} to {last.max():.1f} px, "
+        f"first layer {first.min():.1f} to {first.max():.1f} px, last {last.min():.1f} to "
+        f"{last.max():.1f} px, "
         f"uniform attention {uniform_distance(layers[-1]):.1f} px"
     )
     numbers = {
@@ -233,4 +241,6 @@ DRAW: dict[str, Callable[[Subject], Drawn]] = {
 def _rounded(values: Tensor) -> Any:
     """Nested lists of 6 digits after the point."""
     scaled: Any = values.double().cpu()
-    return [_rounded(one) for one in scaled] if scaled.dim() > 1 else [round(one, 6) for one in scaled.tolist()]
+    return (
+        [_rounded(one) for one in scaled] if scaled.dim() > 1 else [round(one, 6) for one in scaled.tolist()]
+    )

@@ -64,7 +64,12 @@ class Subject:
 
 
 def look(
-    name: str, recipe: Evaluate, found: FoundWeights, chosen: ChosenImages | None, runtime: Runtime, done: Done
+    name: str,
+    recipe: Evaluate,
+    found: FoundWeights,
+    chosen: ChosenImages | None,
+    runtime: Runtime,
+    done: Done,
 ) -> Subject:
     """The network, and what the images show of it."""
     if chosen is None:
@@ -91,7 +96,9 @@ def look(
 
 def _batch_size(model: Model, most: int) -> int:
     """Images at a time, so that the weights of a layer fit into memory."""
-    places = [(layer.prefix_tokens + layer.grid[0] * layer.grid[1]) ** 2 for layer, _ in attention_layers(model)]
+    places = [
+        (layer.prefix_tokens + layer.grid[0] * layer.grid[1]) ** 2 for layer, _ in attention_layers(model)
+    ]
     heads = getattr(model.config, "num_heads", 1)
     return max(1, min(most, _ATTENTION_BYTES // (4 * heads * max(places, default=1)), _MOST_IMAGES))
 
@@ -101,10 +108,16 @@ def network_text(model: Model) -> str:
     config = model.config
     if isinstance(config, ResNetConfig):
         units = sum(config.stage_depths)
-        return f"{family(config).replace('_', ' ')}, {units} units, width {config.width}, {config.image_size} px"
-    kind = {"vit": "ViT", "axial": "Axial-ViT", "masked_patch": "masked patch ViT"}.get(family(config), "hybrid")
+        return (
+            f"{family(config).replace('_', ' ')}, {units} units, width {config.width}, {config.image_size} px"
+        )
+    kind = {"vit": "ViT", "axial": "Axial-ViT", "masked_patch": "masked patch ViT"}.get(
+        family(config), "hybrid"
+    )
     patch = (
-        f"{pixels_per_patch(config)} px a token" if isinstance(config, HybridConfig) else f"patch {config.patch_size}"
+        f"{pixels_per_patch(config)} px a token"
+        if isinstance(config, HybridConfig)
+        else f"patch {config.patch_size}"
     )
     return f"{kind}, {patch}, {config.depth} layers, {config.num_heads} heads, {config.image_size} px"
 
@@ -133,4 +146,7 @@ def _name(path: str) -> str:
 
 def folder_name(name: str) -> str:
     """A name for a folder: letters, digits and few signs."""
-    return "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in name).strip("._") or "weights"
+    return (
+        "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in name).strip("._")
+        or "weights"
+    )

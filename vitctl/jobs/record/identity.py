@@ -1,4 +1,6 @@
-"""Identity of a training - images, start weights, recipe - stored in its checkpoints, so that no other training resumes from them."""
+"""Identity of a training - images, start weights, recipe - stored in its checkpoints, so that no other
+training resumes from them.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -57,7 +59,8 @@ class Identity:
             before = MadeOf.model_validate(state.get(KEY)).model_dump()
         except ValidationError:
             raise CheckpointError(
-                f"{self.folder}: {name} does not record its data and recipe; it was changed: delete it to resume from the one before"
+                f"{self.folder}: {name} does not record its data and recipe; it was changed: delete it to "
+                f"resume from the one before"
             ) from None
         differing = identity_differences(before, self.made_of)
         root = run_of(self.folder)
@@ -69,11 +72,15 @@ class Identity:
         if refused:
             keys = " ".join(f"--allow {key}" for key in refused)
             raise CheckpointError(
-                f"{self.folder}: {name} was not trained with this: {words}; undo that, choose another folder with --out, or resume "
+                f"{self.folder}: {name} was not trained with this: {words}; undo that, choose another folder "
+                f"with --out, or resume "
                 f"anyway with: vitctl resume {typed(root)} {keys}"
             )
         said = [*allowed["said"], *(text for _, text in differing)]
-        write_json(root / ALLOWED, allowed | {"before": [*allowed["before"], json_digest(self.made_of)], "said": said})
+        write_json(
+            root / ALLOWED,
+            allowed | {"before": [*allowed["before"], json_digest(self.made_of)], "said": said},
+        )
         return f"resuming from {name} with a change on purpose: {words}"
 
 
@@ -85,7 +92,8 @@ def identity(
     start_weights_sha256: str,
     computation: Mapping[str, Any],
 ) -> Identity:
-    """Identity of a training: digest, number and classes of its images, digest of its start weights, and its recipe.
+    """Identity of a training: digest, number and classes of its images, digest of its start weights, and its
+    recipe.
 
     Args:
         recipe: of the training.
@@ -105,7 +113,8 @@ def identity(
 
 
 def allow(run_dir: Path, keys: Sequence[str]) -> None:
-    """Record in RUN/allowed.json what may differ when the next launch resumes: `data`, `weights`, keys of the recipe.
+    """Record in RUN/allowed.json what may differ when the next launch resumes: `data`, `weights`, keys of the
+    recipe.
 
     A change that was allowed once needs no --allow when the run resumes from the same checkpoint again.
     """
@@ -141,7 +150,8 @@ def identity_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> l
     found += [
         (
             "computation",
-            f"computed with {name} {_shown(was[name])}, now {_shown(made_by[name])}, which may change the last bits",
+            f"computed with {name} {_shown(was[name])}, now {_shown(made_by[name])}, which may change the "
+            f"last bits",
         )
         for name in was
         if name in made_by and was[name] != made_by[name]
@@ -156,7 +166,11 @@ def identity_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> l
 
 
 def _shown(value: Any) -> str:
-    return ", ".join(f"{name} {one}" for name, one in value.items()) if isinstance(value, Mapping) else str(value)
+    return (
+        ", ".join(f"{name} {one}" for name, one in value.items())
+        if isinstance(value, Mapping)
+        else str(value)
+    )
 
 
 def _description(source: Source) -> dict[str, Any]:
@@ -180,6 +194,8 @@ def _read_allowed(run_dir: Path) -> dict[str, list[str]]:
     if not (run_dir / ALLOWED).exists():
         return {"now": [], "before": [], "said": []}
     fields = read_json(run_dir / ALLOWED, _MOST_BYTES, error=CheckpointError)
-    if not isinstance(fields, dict) or not all(isinstance(fields.get(name), list) for name in ("now", "before")):
+    if not isinstance(fields, dict) or not all(
+        isinstance(fields.get(name), list) for name in ("now", "before")
+    ):
         raise CheckpointError(f"{run_dir / ALLOWED}: not a file that --allow wrote; remove it")
     return {"said": [], **fields}

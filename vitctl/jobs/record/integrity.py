@@ -1,4 +1,6 @@
-"""Verification of the shards behind a result against their digests: a score is of whole shards, a training records their state."""
+"""Verification of the shards behind a result against their digests: a score is of whole shards, a training
+records their state.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,8 @@ WHOLE = {"data_verified": "whole"}  # of results whose every image was verified 
 
 
 def verify(runtime: Runtime, run_dir: Path, *sources: Source | None) -> Verification:
-    """Start to verify the shards of some sources against their digests; the processes of the run share the work.
+    """Start to verify the shards of some sources against their digests; the processes of the run share the
+    work.
 
     Args:
         runtime, run_dir: of the job.
@@ -25,7 +28,8 @@ def verify(runtime: Runtime, run_dir: Path, *sources: Source | None) -> Verifica
 
 
 def check_whole(begun: Verification, runtime: Runtime, *sources: Source) -> None:
-    """Refuse a score unless every byte behind it is verified; all processes call this after the images were decoded.
+    """Refuse a score unless every byte behind it is verified; all processes call this after the images were
+    decoded.
 
     Args:
         begun: to which the sources were added before their images were decoded.
@@ -48,19 +52,22 @@ def not_whole(found: Verified) -> str:
     if found.damaged:
         more = f" (and {len(found.damaged) - 1} more)" if len(found.damaged) > 1 else ""
         return (
-            f"{found.damaged[0]}{more}; a score must be of exactly the images of its digest: copy the file again, "
+            f"{found.damaged[0]}{more}; a score must be of exactly the images of its digest: copy the "
+            f"file again, "
             "or make the shards again; `vitctl data check` finds all problems"
         )
     if found.state != "whole":
         return (
-            f"{1 - found.share:.1%} of the bytes behind this score could not be verified against their digests; check permissions, "
+            f"{1 - found.share:.1%} of the bytes behind this score could not be verified against their "
+            f"digests; check permissions, "
             "set data.cache_gib above 0 for remote shards, then run again"
         )
     return ""
 
 
 def verified(begun: Verification, runtime: Runtime, journal: Journal, train_on: Source) -> dict[str, Any]:
-    """For the provenance of a training: `data_verified`, a `DataVerified`, with `data_damaged` where shards are or were damaged.
+    """For the provenance of a training: `data_verified`, a `DataVerified`, with `data_damaged` where shards
+    are or were damaged.
 
     Args:
         begun: result of `verify`.
@@ -72,7 +79,9 @@ def verified(begun: Verification, runtime: Runtime, journal: Journal, train_on: 
     found = begun.found(train_on)
     if damaged := [*found.damaged, *found.damaged_before]:
         more = f" (and {len(damaged) - 1} more)" if len(damaged) > 1 else ""
-        journal.write("warning", step=0, text=f"{damaged[0]}{more}; the result records data_verified = damaged")
+        journal.write(
+            "warning", step=0, text=f"{damaged[0]}{more}; the result records data_verified = damaged"
+        )
         return {"data_verified": "damaged", "data_damaged": damaged}
     if found.state != "whole":
         text = f"{found.share:.1%} of the bytes of the training shards were verified against their digests; the result records it"

@@ -1,4 +1,6 @@
-"""Choices that a run stores, so that it resumes with the same ones: micro_batch.json, and kernels.json of earlier releases."""
+"""Choices that a run stores, so that it resumes with the same ones: micro_batch.json, and kernels.json of
+earlier releases.
+"""
 
 from pathlib import Path
 from typing import Any, Literal, TypeVar

@@ -1,4 +1,6 @@
-"""How layers are computed, by a rule, and how many images go through them at once, measured once and kept: choices of [machine]."""
+"""How layers are computed, by a rule, and how many images go through them at once, measured once and kept:
+choices of [machine].
+"""
 
 import json
 from collections.abc import Callable
@@ -28,9 +30,11 @@ KERNELS, MICRO_BATCH = "kernels.json", "micro_batch.json"
 def choose_kernels(
     machine: NetworkMachine, config: Config, computation: Computation, *, lanes: bool = False
 ) -> Kernels:
-    """Return the kernels of [machine], with 'auto' resolved by a rule: the same for training, scoring and predicting.
+    """Return the kernels of [machine], with 'auto' resolved by a rule: the same for training, scoring and
+    predicting.
 
-    The rule knows the kind of device, the precision and the number of tokens; neither load, batch nor processor change it.
+    The rule knows the kind of device, the precision and the number of tokens; neither load, batch nor
+    processor change it.
 
     Args:
         machine: its attention and linear.
@@ -46,14 +50,20 @@ def choose_kernels(
     if linear == "onednn" and (problem := onednn_problem(dtype, device)):
         raise LaunchError(f"machine.linear = 'onednn': {problem}; set it to 'auto' or 'torch'")
     if attention == "auto":
-        attention = attention_rule(device.type, dtype, config.num_tokens) if isinstance(config, ViTConfig) else "fused"
+        attention = (
+            attention_rule(device.type, dtype, config.num_tokens)
+            if isinstance(config, ViTConfig)
+            else "fused"
+        )
         if lanes or getattr(config, "position_embedding", "") == "relative":
             attention = "math"
     return Kernels(attention=attention, linear="torch" if linear == "auto" else linear)
 
 
 def kept_kernels(machine: TrainMachine, runtime: Runtime, run_dir: Path) -> TrainMachine:
-    """Return [machine] with the kernels of RUN/kernels.json for 'auto': earlier releases measured them and wrote this file."""
+    """Return [machine] with the kernels of RUN/kernels.json for 'auto': earlier releases measured them and
+    wrote this file.
+    """
     file = run_dir / KERNELS
     there = runtime.is_main and file.exists()
     kept = json.loads(runtime.broadcast(read_kept(file, Kernels).model_dump_json() if there else "{}"))
@@ -80,18 +90,22 @@ def choose_micro_batch(
     batch: Callable[[int], Batch],
     share: int,
 ) -> int:
-    """Images of a forward pass: machine.micro_batch, or what fits, which is measured once and written to RUN/micro_batch.json."""
+    """Images of a forward pass: machine.micro_batch, or what fits, which is measured once and written to
+    RUN/micro_batch.json.
+    """
     if recipe.machine.micro_batch != -1 or recipe.schedule.lanes:  # leaves are passes of their own size
         return most_images(recipe.machine.micro_batch, share)
     if is_sharded(model):
         raise LaunchError(
-            "machine.micro_batch = -1 cannot try what fits with machine.sharding = 'fsdp', where a process that runs out of memory "
+            "machine.micro_batch = -1 cannot try what fits with machine.sharding = 'fsdp', where a process "
+            "that runs out of memory "
             "blocks the others; set machine.micro_batch, and see `vitctl pretrain --dry-run`"
         )
     device = torch.cuda.get_device_name(runtime.device) if runtime.device.type == "cuda" else "CPU"
     setting = {"share": share, "device": device, "precision": runtime.precision}
     file = run_dir / MICRO_BATCH
-    # Rank 0 reads it for all: a process that did not see the file would measure, and wait for the others for ever.
+    # Rank 0 reads it for all: a process that did not see the file would measure, and wait for the others for
+    # ever.
     there = runtime.is_main and file.exists()
     known = json.loads(runtime.broadcast(read_kept(file, MicroBatch).model_dump_json() if there else "{}"))
     setting = json.loads(runtime.broadcast(json.dumps(setting)))
@@ -111,18 +125,24 @@ def choose_micro_batch(
 
 
 def most_images(micro_batch: int, share: int) -> int:
-    """Images of the largest forward pass of a process with this machine.micro_batch (0 and -1: as many as its share)."""
+    """Images of the largest forward pass of a process with this machine.micro_batch (0 and -1: as many as its
+    share).
+    """
     return min(micro_batch, share) if micro_batch > 0 else share
 
 
 def dropout_draws(recipe: TrainRecipe, config: Any, folder: Path) -> dict[str, Any]:
-    """What the random draws of dropout and stochastic depth depend on, besides seed and step; empty without dropout.
+    """What the random draws of dropout and stochastic depth depend on, besides seed and step; empty without
+    dropout.
 
-    They are drawn for each forward pass of each process, so that the split of a batch changes the result. With lanes it does not.
+    They are drawn for each forward pass of each process, so that the split of a batch changes the result.
+    With lanes it does not.
     """
     if recipe.schedule.lanes or not (getattr(config, "dropout", 0.0) or getattr(config, "drop_path", 0.0)):
         return {}
     machine, file = recipe.machine, folder / MICRO_BATCH
     most = read_kept(file, MicroBatch).micro_batch if file.exists() else machine.micro_batch
     used = most_images(most, -(-recipe.schedule.batch_size // machine.processes))
-    return {"dropout_draws": {"processes": machine.processes, "micro_batch": used, "compile": machine.compile}}
+    return {
+        "dropout_draws": {"processes": machine.processes, "micro_batch": used, "compile": machine.compile}
+    }

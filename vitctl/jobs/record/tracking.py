@@ -1,4 +1,6 @@
-"""Experiment trackers: one tracker run for each training, with its whole recipe, closed however the training ends."""
+"""Experiment trackers: one tracker run for each training, with its whole recipe, closed however the training
+ends.
+"""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -11,12 +13,16 @@ from vitctl.jobs.record.identity import run_of
 from vitctl.recipe.schema import TrainRecipe
 from vitctl.recipe.write import toml_value
 
-PROJECT, FILES = "vitctl", "tracking"  # the name of the project; where trackers of files write, in the run folder
+PROJECT, FILES = (
+    "vitctl",
+    "tracking",
+)  # the name of the project; where trackers of files write, in the run folder
 
 
 @contextmanager
 def tracking(runtime: Runtime, recipe: TrainRecipe, folder: Path) -> Iterator[None]:
-    """Within the block, what is logged goes to log.trackers: a run of the project vitctl, named by run folder and training.
+    """Within the block, what is logged goes to log.trackers: a run of the project vitctl, named by run folder
+    and training.
 
     A tracker that writes files does so in FOLDER/tracking.
 
@@ -55,7 +61,9 @@ def tracking(runtime: Runtime, recipe: TrainRecipe, folder: Path) -> Iterator[No
 
 
 def training_name(folder: Path) -> str:
-    """The name of a training in a tracker: its run folder, and where it lies inside, such as NAME/sweep/lr_0.01."""
+    """The name of a training in a tracker: its run folder, and where it lies inside, such as
+    NAME/sweep/lr_0.01.
+    """
     place = folder.resolve()
     return str(place.relative_to(run_of(place).parent))
 

@@ -1,4 +1,7 @@
-"""A quick estimate of VTAB: a linear classifier on frozen features, in closed form. Not the protocol of the paper."""
+"""A quick estimate of VTAB: a linear classifier on frozen features, in closed form.
+
+Not the protocol of the paper.
+"""
 
 from functools import partial
 
@@ -21,9 +24,11 @@ L2S = tuple(2.0**power for power in range(-2, 17, 3))
 
 
 def score_features(context: SuiteContext, data: TaskData) -> Score:
-    """Fit on the 800 images with each regulariser, choose by the 200, fit on all 1,000, score on the whole test split.
+    """Fit on the 800 images with each regulariser, choose by the 200, fit on all 1,000, score on the whole
+    test split.
 
-    Every task has its own regulariser, the smallest of the best. Images are squashed to the square that the model sees.
+    Every task has its own regulariser, the smallest of the best. Images are squashed to the square that the
+    model sees.
 
     Args:
         context: of the table.

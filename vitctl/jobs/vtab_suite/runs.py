@@ -27,13 +27,16 @@ from vitctl.recipe.neutral import result_neutral
 from vitctl.recipe.schema import Vtab
 
 JOB = "vtab-task"
-# Keys left out of a run's recipe digest: digests identify images and weights, and `precision` is recorded as resolved.
+# Keys left out of a run's recipe digest: digests identify images and weights, and `precision` is recorded as
+# resolved.
 _FREE = (*result_neutral(), "vtab.", "machine.precision", "data.path", "data.allow_partial", "weights.source")
 
 
 @dataclass(frozen=True)
 class Setting:
-    """The hyperparameters that the paper chose on the validation images: a learning rate, and length and warm-up in steps."""
+    """The hyperparameters that the paper chose on the validation images: a learning rate, and length and
+    warm-up in steps.
+    """
 
     lr: float
     total_steps: int
@@ -97,7 +100,9 @@ def tune(context: SuiteContext, data: TaskData, setting: Setting) -> Score:
     """Train on the 800 images, score on the 200: the only images that a setting may be chosen by."""
     folder = context.run_dir / "sweep" / data.task.name / setting.name
     seed = context.recipe.vtab.seeds[0]
-    return _fine_tuned(context, data, setting, seed, folder, ("train800", data.train800), ("val200", data.val200))
+    return _fine_tuned(
+        context, data, setting, seed, folder, ("train800", data.train800), ("val200", data.val200)
+    )
 
 
 def fine_tune(context: SuiteContext, data: TaskData, setting: Setting, seed: int) -> Score:
@@ -106,7 +111,9 @@ def fine_tune(context: SuiteContext, data: TaskData, setting: Setting, seed: int
     return _fine_tuned(context, data, setting, seed, folder, ("train", data.train), ("test", data.test))
 
 
-def score_identity(context: SuiteContext, recipe: Vtab, data: TaskData, train_on: str, score_on: str) -> dict[str, Any]:
+def score_identity(
+    context: SuiteContext, recipe: Vtab, data: TaskData, train_on: str, score_on: str
+) -> dict[str, Any]:
     """What a score of a task depends on; two scores can be compared where these agree."""
     sources: dict[str, Source] = {"train800": data.train800, "val200": data.val200, "train": data.train}
     return {
@@ -165,7 +172,9 @@ def _train(
     train_on: tuple[Source, TrainTransform],
     score_on: Source,
 ) -> Scored:
-    """The score after the last step, and more fields for the provenance: on the main process the digest of the scored weights."""
+    """The score after the last step, and more fields for the provenance: on the main process the digest of
+    the scored weights.
+    """
     runtime, weights = context.runtime, context.found.weights
     model, _ = transferred_model(
         weights,

@@ -29,8 +29,9 @@ def make_vtab_table(
         light: whether the scores are those of the light protocol.
 
     Returns:
-        `mean`, the plain mean over the tasks, which is the VTAB score, and its deviation over the seeds; the mean of the
-        groups' means, which others report; per task and per group; and the paper's, over the same tasks.
+        `mean`, the plain mean over the tasks, which is the VTAB score, and its deviation over the seeds; the
+        mean of the groups' means, which others report; per task and per group; and the paper's, over the same
+        tasks.
 
     Paper: Appendix D.10, Table 9
     """
@@ -61,15 +62,29 @@ def group_means(tasks: Sequence[VtabTask], means: Mapping[str, float]) -> dict[s
 
 
 def write_vtab_table(path: Path, metrics: Mapping[str, Any]) -> None:
-    """The table as CSV, a row per task, per group and for the means; whole or not at all. Accuracies are shares 0..1."""
+    """The table as CSV, a row per task, per group and for the means; whole or not at all.
+
+    Accuracies are shares 0..1.
+    """
     paper = metrics["paper"]
-    columns = ["row", "group", "accuracy", "std", "num_seeds", "num_test", "note", *(f"paper {name}" for name in paper)]
+    columns = [
+        "row",
+        "group",
+        "accuracy",
+        "std",
+        "num_seeds",
+        "num_test",
+        "note",
+        *(f"paper {name}" for name in paper),
+    ]
     lines: list[list[Any]] = [columns]
     for name, row in metrics["tasks"].items():
         cells = [name, row["group"], row["mean"], row["std"], len(row["by_seed"]), row["total"], row["copy"]]
         lines.append(cells + [column["tasks"][name] for column in paper.values()])
     for name, value in metrics["groups"].items():
-        lines.append([f"group {name}", name, value, *[""] * 4] + [column["groups"][name] for column in paper.values()])
+        lines.append(
+            [f"group {name}", name, value, *[""] * 4] + [column["groups"][name] for column in paper.values()]
+        )
     lines.append([metrics["label"], "", metrics["mean"], metrics["std"], "", "", metrics["protocol"]])
     lines[-1] += [column["mean"] for column in paper.values()]
     write_csv(path, lines)

@@ -1,4 +1,5 @@
-"""What the tensors of a weights file do not tell: the values that a layout's authors document, and those that are assumed.
+"""What the tensors of a weights file do not tell: the values that a layout's authors document, and those that
+are assumed.
 
 A JSON file beside the tensors takes precedence over both. What is assumed is listed as `meta["assumed"]`.
 """
@@ -13,7 +14,8 @@ from vitctl.models.configs import Config
 HALF = (0.5, 0.5, 0.5)
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 Resize = Callable[[int], int]  # image size to eval_resize, in pixels
-# The key of a recipe that sets each value. The two without one are read from a config.json beside the tensors.
+# The key of a recipe that sets each value. The two without one are read from a config.json beside the
+# tensors.
 KEYS = {
     "mean": "weights.mean",
     "std": "weights.std",
@@ -26,7 +28,11 @@ KEYS = {
     "eval_resize": "data.eval_resize",
     "resample": "data.eval_resample",
 }
-OF_SCORING = ("eval_method", "eval_resize", "resample")  # the jobs that train or draw shots have rules of their own
+OF_SCORING = (
+    "eval_method",
+    "eval_resize",
+    "resample",
+)  # the jobs that train or draw shots have rules of their own
 _STORED = ("mean", "std", "eval_method", "resample", "position_resize")
 
 
@@ -42,17 +48,20 @@ def crop(share: float) -> Resize:
 
 @dataclass(frozen=True)
 class Layout:
-    """What nothing in a file of this layout records: values that hold for every such file, and values that may not."""
+    """What nothing in a file of this layout records: values that hold for every such file, and values that
+    may not.
+    """
 
     documented: Mapping[str, Any]
     assumed: Mapping[str, Any]
 
 
 LAYOUTS = {
-    # vit_jax, AugReg and BiT: one code base, one value range. How images are cut depends on the head, see google.py.
+    # vit_jax, AugReg and BiT: one code base, one value range. How images are cut depends on the head, see
+    # google.py.
     "google": Layout({"mean": HALF, "std": HALF, "resample": "bilinear", "position_resize": "zoom"}, {}),
-    # Also the authors' files of MAE, DINO and DeiT, which were trained with ImageNet's mean and std. Assumed are timm's
-    # defaults for Vision Transformers.
+    # Also the authors' files of MAE, DINO and DeiT, which were trained with ImageNet's mean and std. Assumed
+    # are timm's defaults for Vision Transformers.
     "timm": Layout(
         {},
         {
@@ -68,7 +77,8 @@ LAYOUTS = {
             "resample": "bicubic_antialias",
         },
     ),
-    # config.json tells gelu and norm_eps, preprocessor_config.json the rest; assumed are the defaults of transformers.
+    # config.json tells gelu and norm_eps, preprocessor_config.json the rest; assumed are the defaults of
+    # transformers.
     "hf": Layout(
         {"position_resize": "bicubic"},
         {
@@ -82,8 +92,8 @@ LAYOUTS = {
             "resample": "bilinear_antialias",
         },
     ),
-    # All published files have ImageNet's mean and std. At 224 pixels there are three presets: resize 256 or 242 and
-    # bilinear, 224 and bicubic (SWAG); at other sizes SWAG's alone.
+    # All published files have ImageNet's mean and std. At 224 pixels there are three presets: resize 256 or
+    # 242 and bilinear, 224 and bicubic (SWAG); at other sizes SWAG's alone.
     "torchvision": Layout(
         {
             **IMAGENET,

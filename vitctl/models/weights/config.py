@@ -25,7 +25,14 @@ def read_config(path: Path, *, model: str = "") -> Config:
         if own is not None:
             try:
                 return from_dict(json.loads(own)["config"])
-            except (CheckpointError, LookupError, TypeError, ValueError, RecursionError, AttributeError) as error:
+            except (
+                CheckpointError,
+                LookupError,
+                TypeError,
+                ValueError,
+                RecursionError,
+                AttributeError,
+            ) as error:
                 raise CheckpointError(
                     f"{path}: its vitctl metadata describes no model ({one_line(str(error))})"
                 ) from error

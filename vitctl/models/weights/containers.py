@@ -51,7 +51,10 @@ _MAX_WRAPPED = 4
 
 
 def kind_of(path: Path) -> Kind:
-    """Return what kind of file `path` is, from its content. Raises CheckpointError, saying what it is instead."""
+    """Return what kind of file `path` is, from its content.
+
+    Raises CheckpointError, saying what it is instead.
+    """
     if not path.is_file():
         raise CheckpointError(
             f"{path}: no such weights file; give a .safetensors file or a folder with model.safetensors"
@@ -64,22 +67,29 @@ def kind_of(path: Path) -> Kind:
     if start[8:9] == b"{":
         needed = 8 + int.from_bytes(start[:8], "little")
         if needed > size:
-            raise CheckpointError(f"{path}: truncated, its header alone takes {needed} bytes of {size}; copy it again")
+            raise CheckpointError(
+                f"{path}: truncated, its header alone takes {needed} bytes of {size}; copy it again"
+            )
         _whole_header(path)
         return "safetensors"
     if start.startswith(b"PK\x03\x04"):
         return _kind_of_zip(path)
     if re.match(_PICKLE, start):
         return "torch"
-    raise CheckpointError(f"{path}: {next(words for begin, words in _NOT_WEIGHTS.items() if re.match(begin, start))}")
+    raise CheckpointError(
+        f"{path}: {next(words for begin, words in _NOT_WEIGHTS.items() if re.match(begin, start))}"
+    )
 
 
 def read_tensors(path: Path) -> Tensors:
-    """Return every tensor of the file by its name, on the CPU, without what wrappers put in front of all names.
+    """Return every tensor of the file by its name, on the CPU, without what wrappers put in front of all
+    names.
 
     Raises CheckpointError when the file is damaged, or holds more than plain tensors.
     """
-    return _bare(path, {"safetensors": _read_safetensors, "npz": _read_npz, "torch": _read_torch}[kind_of(path)](path))
+    return _bare(
+        path, {"safetensors": _read_safetensors, "npz": _read_npz, "torch": _read_torch}[kind_of(path)](path)
+    )
 
 
 def read_shapes(path: Path) -> Tensors:
@@ -148,7 +158,9 @@ def _kind_of_zip(path: Path) -> Kind:
         ) from error
     claimed = sum(member.file_size for member in members)
     if claimed > min(WEIGHTS.limit, path.stat().st_size * WEIGHTS_GROWTH.limit + _ZEROS_BYTES):
-        raise CheckpointError(f"{path}: claims to hold {claimed:,} bytes, more than a model of its size; not opened")
+        raise CheckpointError(
+            f"{path}: claims to hold {claimed:,} bytes, more than a model of its size; not opened"
+        )
     if members and all(member.filename.endswith(".npy") for member in members):
         return "npz"
     if any(member.filename.endswith("/data.pkl") for member in members):
@@ -173,7 +185,9 @@ def _read_npz(path: Path) -> Tensors:
             return {name: _tensor(path, name, archive[name]) for name in archive.files}
     except (*_BAD_ARRAYS, EOFError, MemoryError, OSError, ValueError) as error:
         if "pickle" in str(error):
-            raise CheckpointError(f"{path}: holds Python objects, never opened because they can run code") from error
+            raise CheckpointError(
+                f"{path}: holds Python objects, never opened because they can run code"
+            ) from error
         raise CheckpointError(
             f"{path}: damaged or truncated .npz archive ({one_line(str(error))}); copy it again"
         ) from error
@@ -194,13 +208,17 @@ def _read_torch(path: Path) -> Tensors:
             found = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except pickle.UnpicklingError as error:
         raise CheckpointError(
-            f"{path}: a pickle that holds more than plain tensors, or is cut short; never opened because it can run "
-            f"code; convert it to safetensors with the library that wrote it (safetensors.torch.save_file of its "
+            f"{path}: a pickle that holds more than plain tensors, or is cut short; never opened because it "
+            f"can run "
+            f"code; convert it to safetensors with the library that wrote it "
+            f"(safetensors.torch.save_file of its "
             f"state_dict)"
         ) from error
     except MemoryError:
         raise
-    except Exception as error:  # its unpickler, its zip reader and what they call raise a dozen types for damaged files
+    except (
+        Exception
+    ) as error:  # its unpickler, its zip reader and what they call raise a dozen types for damaged files
         raise CheckpointError(f"{path}: damaged or truncated torch file; copy it again") from error
     for _ in range(_MAX_WRAPPED):  # a pickle may hold itself
         inside = next((key for key in _INSIDE if isinstance(found, Mapping) and _holds(found, key)), None)
@@ -210,7 +228,9 @@ def _read_torch(path: Path) -> Tensors:
     if not isinstance(found, Mapping):
         raise CheckpointError(f"{path}: holds a {type(found).__name__}, not a state dict of tensors")
     if strangers := [str(name) for name, value in found.items() if not isinstance(value, Tensor)]:
-        raise CheckpointError(f"{path}: not a plain state dict, these are no tensors: {one_line(listed(strangers))}")
+        raise CheckpointError(
+            f"{path}: not a plain state dict, these are no tensors: {one_line(listed(strangers))}"
+        )
     return {str(name): tensor for name, tensor in found.items()}
 
 

@@ -51,8 +51,9 @@ def fetch(
 ) -> Path:
     """Return the file behind `url`, from the cache when it is there, otherwise downloaded and checked.
 
-    An interrupted download resumes where it stopped, in this call and in the next one. The size is checked against the
-    server's, the content against every digest that server or name tell. `HF_TOKEN` goes to Hugging Face alone.
+    An interrupted download resumes where it stopped, in this call and in the next one. The size is checked
+    against the server's, the content against every digest that server or name tell. `HF_TOKEN` goes to
+    Hugging Face alone.
 
     Args:
         url: an https address.
@@ -60,8 +61,8 @@ def fetch(
         cache: folder of the cache; $VITCTL_CACHE or ~/.cache/vitctl when not given.
         attempts: total number of attempts.
 
-    Raises CheckpointError: another scheme, no such file (NotOnServerError), a login is needed, a web page came instead
-    of the file, or the connection kept failing.
+    Raises CheckpointError: another scheme, no such file (NotOnServerError), a login is needed, a web page
+    came instead of the file, or the connection kept failing.
     """
     client, url = Client(CheckpointError, NotOnServerError), check(url, CheckpointError)
     target, asked = _place(cache or cache_folder(), url), with_query(url)
@@ -105,7 +106,9 @@ def cached(url: str) -> Path:
 
 
 def _place(cache: Path, url: str) -> Path:
-    """Return the file in the cache for `url`, in folders like those on the server, so that neighbours stay together."""
+    """Return the file in the cache for `url`, in folders like those on the server, so that neighbours stay
+    together.
+    """
     address = urlsplit(url)
     parts = [unquote(part).replace("/", "_").replace("\0", "_") for part in address.path.split("/") if part]
     host = address.netloc.replace(":", "_").replace("\\", "_")
@@ -123,20 +126,28 @@ def _locked(lock: Path) -> Iterator[None]:
 
 
 def _stamp(headers: Message) -> str:
-    """What tells one file of a server from another, in one line; "" where the server says neither version nor time."""
+    """What tells one file of a server from another, in one line; "" where the server says neither version nor
+    time.
+    """
     version = [headers.get("ETag", ""), headers.get("Last-Modified", "")]
     return one_line(" ".join([*version, headers.get("Content-Length", "")])) if any(version) else ""
 
 
 def _is_same(url: str, stamp: Path, client: Client) -> bool:
-    """Whether the server still has the cached file. A query may name another file at the same path, as ?id=2 does."""
+    """Whether the server still has the cached file.
+
+    A query may name another file at the same path, as ?id=2 does.
+    """
     with client.open(url, {}) as response:
         found = _stamp(response.headers)
     return bool(found) and stamp.exists() and stamp.read_text() == found
 
 
 def _transfer(url: str, part: Path, progress: Progress, client: Client) -> str:
-    """Bring `part` to its full size, check it, and return its stamp. Raises TransientError when trying again may help."""
+    """Bring `part` to its full size, check it, and return its stamp.
+
+    Raises TransientError when trying again may help.
+    """
     version, headers = part.with_name(part.name + ".etag"), {}
     if part.exists() and part.stat().st_size and version.exists():
         # The server sends everything again when the file has changed since.
@@ -167,7 +178,9 @@ def _receive(url: str, response: Response, part: Path, version: Path, progress: 
     """Append to `part`, or start it again, and return the size that the whole file should have (0: unknown)."""
     headers: Message = response.headers
     if headers.get_content_type() == "text/html":
-        raise CheckpointError(f"{url}: answered with a web page, not weights; the link is wrong or needs a login")
+        raise CheckpointError(
+            f"{url}: answered with a web page, not weights; the link is wrong or needs a login"
+        )
     done, total = 0, parse_num_bytes(headers.get("Content-Length")) or 0
     if response.status == 206:
         done = part.stat().st_size
@@ -182,7 +195,9 @@ def _receive(url: str, response: Response, part: Path, version: Path, progress: 
             done += len(chunk)
             if done > (total or WEIGHTS.limit):
                 part.unlink()
-                raise CheckpointError(f"{url}: sends more than the {total or WEIGHTS.limit} bytes that it may")
+                raise CheckpointError(
+                    f"{url}: sends more than the {total or WEIGHTS.limit} bytes that it may"
+                )
             file.write(chunk)
             progress(done, total)
     return total

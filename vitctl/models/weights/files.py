@@ -24,7 +24,9 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> Path:
 
 
 def save_tensors(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
-    """Write a safetensors file with the rights that the umask gives: the library's own are for the user alone."""
+    """Write a safetensors file with the rights that the umask gives: the library's own are for the user
+    alone.
+    """
     path.touch()
     rights = path.stat().st_mode & 0o777
     save_file(tensors, path, metadata)
@@ -38,7 +40,10 @@ def write_json(path: Path, value: dict[str, Any]) -> Path:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the JSON object in `path`, or an empty one when there is no such file. Raises CheckpointError."""
+    """Return the JSON object in `path`, or an empty one when there is no such file.
+
+    Raises CheckpointError.
+    """
     if not path.is_file():
         return {}
     value = files.read_json(path, _JSON_BYTES, error=CheckpointError)

@@ -32,7 +32,8 @@ class Numerics(TypedDict):
 
 @dataclass(frozen=True)
 class Beside:
-    """What is known besides the tensors: the file's name, and the JSON files in its folder (empty when absent).
+    """What is known besides the tensors: the file's name, and the JSON files in its folder (empty when
+    absent).
 
     `num_heads` is what the user says.
     """
@@ -66,10 +67,10 @@ class Described:
 class Format:
     """One way of storing weights.
 
-    `title` is for messages. `marks` are tensors of which each file has one. `tidy` brings every spelling of the names
-    to the one that `table` writes; `table` depends on the number of heads where the layout does. `describe` reads
-    the configuration. For writing: `misfits` says what of a configuration the format cannot hold, `notes` what its
-    reader needs as an argument, `sidecars` which JSON files belong beside the weights.
+    `title` is for messages. `marks` are tensors of which each file has one. `tidy` brings every spelling of
+    the names to the one that `table` writes; `table` depends on the number of heads where the layout does.
+    `describe` reads the configuration. For writing: `misfits` says what of a configuration the format cannot
+    hold, `notes` what its reader needs as an argument, `sidecars` which JSON files belong beside the weights.
     """
 
     title: str
@@ -106,8 +107,8 @@ class Format:
 def vit_shape(view: View, num_heads: int | None, image_size: int | None) -> dict[str, Any]:
     """Return the fields of a ViTConfig that tensors tell.
 
-    `num_heads` and `image_size` are hints from outside, needed because few files tell the first, and because the
-    position table tells the second only up to the pixels that a grid of patches drops.
+    `num_heads` and `image_size` are hints from outside, needed because few files tell the first, and because
+    the position table tells the second only up to the pixels that a grid of patches drops.
     """
     hidden_size, _, patch_size, _ = needed(view, "patch_embedding.weight", 4).shape
     mlp_size, _ = needed(view, "blocks.0.mlp.fc1.weight", 2).shape
@@ -133,7 +134,9 @@ def needed(view: View, name: str, dimensions: int) -> Tensor:
     tensor = view(name)
     if tensor is None or tensor.dim() != dimensions:
         shape = "missing" if tensor is None else f"of shape {list(tensor.shape)}"
-        raise CheckpointError(f"the tensor for {name} is {shape}, so the model is not known; is the file whole?")
+        raise CheckpointError(
+            f"the tensor for {name} is {shape}, so the model is not known; is the file whole?"
+        )
     return tensor
 
 
@@ -151,12 +154,16 @@ def published_heads(shape: Mapping[str, Any]) -> int | None:
 
 
 def known_heads(hidden_size: int, depth: int) -> int:
-    """Return the heads of the published model of this size; most have 64 channels for each. Raises CheckpointError."""
+    """Return the heads of the published model of this size; most have 64 channels for each.
+
+    Raises CheckpointError.
+    """
     if found := published_heads({"hidden_size": hidden_size, "depth": depth}):
         return found
     if hidden_size % _HEAD_CHANNELS:
         raise CheckpointError(
-            f"the file does not tell the number of attention heads, and hidden size {hidden_size} is not a multiple of "
+            f"the file does not tell the number of attention heads, and hidden size {hidden_size} is not a "
+            f"multiple of "
             f"{_HEAD_CHANNELS}; put the model's config.json beside it, or name the model"
         )
     return hidden_size // _HEAD_CHANNELS
@@ -167,7 +174,8 @@ def _image_size(table: Tensor | None, prefix: int, patch_size: int, hint: int | 
         return hint or 224
     if table.dim() != 3 or isqrt(max(0, table.shape[1] - prefix)) ** 2 != table.shape[1] - prefix:
         raise CheckpointError(
-            f"the position embedding of shape {list(table.shape)} is no square grid of patches and {prefix} class token"
+            f"the position embedding of shape {list(table.shape)} is no square grid of patches and {prefix} "
+            f"class token"
         )
     side = isqrt(table.shape[1] - prefix)
     return hint if hint and hint // patch_size == side else side * patch_size

@@ -38,9 +38,13 @@ def vit_table(num_heads: int) -> Table:
     attention = f"{block}/MultiHeadDotProductAttention_1"
     parts = ("query", "key", "value")
     # The authors keep one axis for the heads and one for the channels of each.
-    split_weight = Layout(lambda t: _turned(t.flatten(1)), lambda t: torch.unflatten(_turned(t), 1, (num_heads, -1)))
+    split_weight = Layout(
+        lambda t: _turned(t.flatten(1)), lambda t: torch.unflatten(_turned(t), 1, (num_heads, -1))
+    )
     split_bias = Layout(lambda t: t.flatten(), lambda t: torch.unflatten(t, 0, (num_heads, -1)))
-    merged = Layout(lambda t: _turned(t.flatten(0, 1)), lambda t: torch.unflatten(_turned(t), 0, (num_heads, -1)))
+    merged = Layout(
+        lambda t: _turned(t.flatten(0, 1)), lambda t: torch.unflatten(_turned(t), 0, (num_heads, -1))
+    )
     return {
         "class_token": entry("cls"),
         "position_embedding": entry("Transformer/posembed_input/pos_embedding"),
@@ -49,7 +53,9 @@ def vit_table(num_heads: int) -> Table:
         "blocks.{i}.attention.qkv.weight": entry(
             *(f"{attention}/{part}/kernel" for part in parts), layout=split_weight
         ),
-        "blocks.{i}.attention.qkv.bias": entry(*(f"{attention}/{part}/bias" for part in parts), layout=split_bias),
+        "blocks.{i}.attention.qkv.bias": entry(
+            *(f"{attention}/{part}/bias" for part in parts), layout=split_bias
+        ),
         "blocks.{i}.attention.out.weight": entry(f"{attention}/out/kernel", layout=merged),
         "blocks.{i}.attention.out.bias": entry(f"{attention}/out/bias"),
         **_scale_and_bias("blocks.{i}.norm2", f"{block}/LayerNorm_2"),
@@ -100,10 +106,14 @@ def bit_table(_num_heads: int) -> Table:
 
 
 def tidy(tensors: Tensors) -> Tensors:
-    """Bring every spelling to that of the published files: wrappers, Flax generations, norms of shape [1, 1, 1, C]."""
+    """Bring every spelling to that of the published files: wrappers, Flax generations, norms of shape [1, 1,
+    1, C].
+    """
     for wrapper in ("opt/target/", "params/"):
         if any(name.startswith(wrapper) for name in tensors):  # the rest is the optimizer's
-            tensors = {name.removeprefix(wrapper): t for name, t in tensors.items() if name.startswith(wrapper)}
+            tensors = {
+                name.removeprefix(wrapper): t for name, t in tensors.items() if name.startswith(wrapper)
+            }
     return {_published(name): _flat_norm(name, tensor) for name, tensor in tensors.items()}
 
 
@@ -119,7 +129,9 @@ def _flat_norm(name: str, tensor: Tensor) -> Tensor:
 
 
 def _describe_vit(view: View, tensors: Tensors, beside: Beside) -> Described:
-    config = ViTConfig(**vit_shape(view, _num_heads(tensors), _named_size(beside) or _FINE_TUNED_SIZE), **NUMERICS)
+    config = ViTConfig(
+        **vit_shape(view, _num_heads(tensors), _named_size(beside) or _FINE_TUNED_SIZE), **NUMERICS
+    )
     return Described(config, _meta(config))
 
 
@@ -176,7 +188,9 @@ def _named_size(beside: Beside) -> int | None:
 
 
 def _meta(config: Config) -> dict[str, Any]:
-    """Return the authors' pre-processing: a plain square for fine-tuned models, a centre crop for ImageNet-21k."""
+    """Return the authors' pre-processing: a plain square for fine-tuned models, a centre crop for
+    ImageNet-21k.
+    """
     cropped = config.num_classes == _NUM_CLASSES_I21K
     cut = (
         {"eval_method": "shorter_side", "eval_resize": crop(7 / 8)}
@@ -214,16 +228,29 @@ def _turned(matrix: Tensor) -> Tensor:
 
 
 def _weight_and_bias(ours: str, theirs: str, layout: Layout) -> Table:
-    return {f"{ours}.weight": entry(f"{theirs}/kernel", layout=layout), f"{ours}.bias": entry(f"{theirs}/bias")}
+    return {
+        f"{ours}.weight": entry(f"{theirs}/kernel", layout=layout),
+        f"{ours}.bias": entry(f"{theirs}/bias"),
+    }
 
 
 def _scale_and_bias(ours: str, theirs: str) -> Table:
     return {f"{ours}.weight": entry(f"{theirs}/scale"), f"{ours}.bias": entry(f"{theirs}/bias")}
 
 
-VIT = Format("Google ViT", "npz", ("embedding/kernel",), tidy, vit_table, _describe_vit, _misfits, _notes, _no_sidecars)
+VIT = Format(
+    "Google ViT", "npz", ("embedding/kernel",), tidy, vit_table, _describe_vit, _misfits, _notes, _no_sidecars
+)
 HYBRID = Format(
-    "Google hybrid", "npz", ("conv_root/kernel",), tidy, hybrid_table, _describe_hybrid, _misfits, _notes, _no_sidecars
+    "Google hybrid",
+    "npz",
+    ("conv_root/kernel",),
+    tidy,
+    hybrid_table,
+    _describe_hybrid,
+    _misfits,
+    _notes,
+    _no_sidecars,
 )
 BIT = Format(
     "Google BiT", "npz", ("resnet/root_block/standardized_conv2d/kernel",),

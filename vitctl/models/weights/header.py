@@ -1,4 +1,7 @@
-"""Reads the model configuration from the header of a weights file, without tensors. Our own files need no torch."""
+"""Reads the model configuration from the header of a weights file, without tensors.
+
+Our own files need no torch.
+"""
 
 import math
 import os
@@ -18,7 +21,8 @@ def safetensors_header(path: Path) -> dict[str, Any] | None:
     """The JSON at the start of a safetensors file; None where the file is of another kind, or missing.
 
     Raises:
-        CheckpointError: the file is shorter or longer than its header says, or the header describes no tensors.
+        CheckpointError: the file is shorter or longer than its header says, or the header describes no
+            tensors.
     """
     if not path.is_file():
         return None
@@ -32,9 +36,14 @@ def safetensors_header(path: Path) -> dict[str, Any] | None:
         header = parse_json(text, path, error=CheckpointError)
     except CheckpointError:
         return None
-    metadata, entries = header.get("__metadata__", {}), [header[name] for name in header if name != "__metadata__"]
+    metadata, entries = (
+        header.get("__metadata__", {}),
+        [header[name] for name in header if name != "__metadata__"],
+    )
     if not isinstance(metadata, dict) or not all(map(_is_tensor, entries)):
-        raise CheckpointError(f"{path}: damaged safetensors file (its header describes no tensors); copy it again")
+        raise CheckpointError(
+            f"{path}: damaged safetensors file (its header describes no tensors); copy it again"
+        )
     if len(entries) > TENSORS.limit:
         raise CheckpointError(f"{path}: {len(entries):,} tensors, should be at most {TENSORS}")
     if 8 + length + max((entry["data_offsets"][1] for entry in entries), default=0) != size:
@@ -47,6 +56,10 @@ def _is_tensor(entry: Any) -> bool:
     if not isinstance(entry, dict):
         return False
     shape, places = entry.get("shape"), entry.get("data_offsets")
-    numbers = [*shape, *places] if isinstance(shape, list) and isinstance(places, list) and len(places) == 2 else [-1]
+    numbers = (
+        [*shape, *places]
+        if isinstance(shape, list) and isinstance(places, list) and len(places) == 2
+        else [-1]
+    )
     whole = all(type(number) is int and 0 <= number < _MAX_NUMBER for number in numbers)
     return whole and math.prod(numbers[:-2]) < _MAX_NUMBER

@@ -1,4 +1,6 @@
-"""Hugging Face's `ViTForImageClassification` and `ViTModel`: a folder of weights, configuration and pre-processing."""
+"""Hugging Face's `ViTForImageClassification` and `ViTModel`: a folder of weights, configuration and
+pre-processing.
+"""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -32,7 +34,8 @@ _ACTIVATION = {"erf": "gelu", "tanh": "gelu_pytorch_tanh"}
 _RESAMPLE = {2: "bilinear_antialias", 3: "bicubic_antialias"}  # Pillow's numbers
 _BODY = "vit."
 _LAYER = "vit.encoder.layer.{i}"
-# transformers 5 names modules otherwise in memory than in its files; a state dict saved by hand has these names.
+# transformers 5 names modules otherwise in memory than in its files; a state dict saved by hand has these
+# names.
 _IN_MEMORY = {
     r"^vit\.layers\.(\d+)\.": r"vit.encoder.layer.\1.",
     r"\.attention\.q_proj\.": ".attention.attention.query.",
@@ -48,7 +51,10 @@ TABLE: Table = {
     "position_embedding": entry("vit.embeddings.position_embeddings"),
     **pair("patch_embedding", "vit.embeddings.patch_embeddings.projection"),
     **pair("blocks.{i}.norm1", f"{_LAYER}.layernorm_before"),
-    **pair("blocks.{i}.attention.qkv", *(f"{_LAYER}.attention.attention.{part}" for part in ("query", "key", "value"))),
+    **pair(
+        "blocks.{i}.attention.qkv",
+        *(f"{_LAYER}.attention.attention.{part}" for part in ("query", "key", "value")),
+    ),
     **pair("blocks.{i}.attention.out", f"{_LAYER}.attention.output.dense"),
     **pair("blocks.{i}.norm2", f"{_LAYER}.layernorm_after"),
     **pair("blocks.{i}.mlp.fc1", f"{_LAYER}.intermediate.dense"),
@@ -87,7 +93,10 @@ def _describe(view: View, _tensors: Tensors, beside: Beside) -> Described:
     shape = vit_shape(view, num_heads, config.get("image_size"))
     recorded = _recorded(beside.preprocessor) | {"num_heads": num_heads or published_heads(shape)}
     if config:
-        recorded |= {"gelu": _GELU[activation], "norm_eps": config.get("layer_norm_eps", NUMERICS["norm_eps"])}
+        recorded |= {
+            "gelu": _GELU[activation],
+            "norm_eps": config.get("layer_norm_eps", NUMERICS["norm_eps"]),
+        }
     values = settle("hf", recorded, beside.marked)
     dropout = config.get("hidden_dropout_prob", 0.0)
     model = ViTConfig(**shape, gelu=values["gelu"], norm_eps=values["norm_eps"], dropout=dropout)

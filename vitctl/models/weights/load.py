@@ -1,4 +1,6 @@
-"""Weights in: from our own file, safetensors with configuration and metadata inside, and from other programs' files."""
+"""Weights in: from our own file, safetensors with configuration and metadata inside, and from other programs'
+files.
+"""
 
 import hashlib
 import json
@@ -43,7 +45,9 @@ _NAMED_FIELDS = ("patch_size", "hidden_size", "depth", "mlp_size", "num_heads", 
 
 @dataclass(frozen=True)
 class Weights:
-    """What a weights file holds: the model it fits, tensors on the CPU, free metadata (`mean`, `class_names` ...)."""
+    """What a weights file holds: the model it fits, tensors on the CPU, free metadata (`mean`, `class_names`
+    ...).
+    """
 
     config: Config
     state: dict[str, Tensor]
@@ -51,7 +55,9 @@ class Weights:
 
     @property
     def has_head(self) -> bool:
-        """Whether there is a trained head; released ImageNet-21k files hold one of zeros, which predicts nothing."""
+        """Whether there is a trained head; released ImageNet-21k files hold one of zeros, which predicts
+        nothing.
+        """
         return self.config.num_classes > 0 and self.meta.get("head") != "zero"
 
     @cached_property
@@ -80,25 +86,29 @@ def read_weights(
 ) -> Weights:
     """Read weights of any format, detecting what they are from the file itself.
 
-    The numerics and the pre-processing of the program that made them come along, in `config` and in `meta`: `mean`,
-    `std`, `image_size`, `eval_method`, `eval_resize`, `resample`, `position_resize`, `format`, and `class_names` where
-    they are known. `meta["head"]` is "zero" where all weights of the head are 0.
+    The numerics and the pre-processing of the program that made them come along, in `config` and in `meta`:
+    `mean`, `std`, `image_size`, `eval_method`, `eval_resize`, `resample`, `position_resize`, `format`, and
+    `class_names` where they are known. `meta["head"]` is "zero" where all weights of the head are 0.
 
     Args:
         source: a file, a folder, an https address, `hf://organisation/name[/file]` or `gs://bucket/path`.
-        model: a name such as "H/14" for what shapes cannot tell (the number of heads); its sizes must be the file's.
+        model: a name such as "H/14" for what shapes cannot tell (the number of heads); its sizes must be the
+            file's.
         num_heads: the number of heads alone, instead of a name.
         fetch: gets the file behind an https address.
 
-    Raises CheckpointError: there is no such file, it is damaged, its tensors make no model that we know or are no numbers, or
-    what is stored beside them makes no sense. Raises RecipeError: `model` is no name of a model.
+    Raises CheckpointError: there is no such file, it is damaged, its tensors make no model that we know or
+    are no numbers, or what is stored beside them makes no sense. Raises RecipeError: `model` is no name of a
+    model.
     """
     named = variant(model) if model else None
     path = locate(source, fetch)
     metadata = _metadata(path) if kind_of(path) == "safetensors" else {}
     ours = OWN_KEY in metadata
     weights = (
-        _read_ours(path, metadata[OWN_KEY]) if ours else _read_foreign(path, getattr(named, "num_heads", num_heads))
+        _read_ours(path, metadata[OWN_KEY])
+        if ours
+        else _read_foreign(path, getattr(named, "num_heads", num_heads))
     )
     differing = [
         f"{name} {getattr(weights.config, name, 'none')} instead of {getattr(named, name)}"
@@ -119,12 +129,14 @@ def check_numbers(state: Mapping[str, Tensor]) -> None:
     """Raises CheckpointError where a tensor holds NaN or an infinity, as after a training that diverged."""
     if odd := [name for name in sorted(state) if not state[name].is_floating_point()]:
         raise CheckpointError(
-            f"{one_line(odd[0])} holds {str(state[odd[0]].dtype).removeprefix('torch.')}, should hold numbers with fractions"
+            f"{one_line(odd[0])} holds {str(state[odd[0]].dtype).removeprefix('torch.')}, should hold "
+            f"numbers with fractions"
         )
     wrong = [name for name in sorted(state) if not _is_finite(state[name])]
     if wrong:
         raise CheckpointError(
-            f"{len(wrong)} of {len(state)} tensors hold NaN or infinities ({listed(wrong)}): the training diverged, or the file is "
+            f"{len(wrong)} of {len(state)} tensors hold NaN or infinities ({listed(wrong)}): the training "
+            f"diverged, or the file is "
             "damaged; take an earlier checkpoint"
         )
 
@@ -133,11 +145,15 @@ def _is_finite(tensor: Tensor) -> bool:
     """One pass without memory of the tensor's size: NaN and infinities reach the extremes."""
     if not tensor.is_floating_point() or not tensor.numel():
         return True
-    return all(bool(extreme.float().isfinite()) for extreme in tensor.aminmax())  # float32 is what it is computed in
+    return all(
+        bool(extreme.float().isfinite()) for extreme in tensor.aminmax()
+    )  # float32 is what it is computed in
 
 
 def weights_digest(state: Mapping[str, Tensor]) -> str:
-    """Return the sha256 (hex) over the names, dtypes, shapes and bytes of all tensors, in the order of their names."""
+    """Return the sha256 (hex) over the names, dtypes, shapes and bytes of all tensors, in the order of their
+    names.
+    """
     digest = hashlib.sha256()
     for name in sorted(state):
         tensor = state[name].detach().cpu().contiguous()
@@ -160,7 +176,8 @@ def _read_ours(path: Path, text: str) -> Weights:
 
 
 def foreign_config(path: Path, model: str | None = None) -> Config:
-    """The configuration of the model that a file of another program fits, from the shapes of its tensors alone.
+    """The configuration of the model that a file of another program fits, from the shapes of its tensors
+    alone.
 
     Raises CheckpointError, as `read_weights` does.
     """
@@ -193,7 +210,9 @@ def _describe(found: Format, tensors: Tensors, beside: Beside) -> Described:
         return found.describe(found.view(tensors), tensors, beside)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         # Only what people write by hand can be of the wrong type: the JSON files.
-        raise CheckpointError(f"the JSON files beside it describe no model ({one_line(str(error))})") from error
+        raise CheckpointError(
+            f"the JSON files beside it describe no model ({one_line(str(error))})"
+        ) from error
 
 
 def _recognise(tensors: Tensors) -> tuple[str, Tensors]:

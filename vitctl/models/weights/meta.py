@@ -1,4 +1,5 @@
-"""What is stored beside tensors: how images become the numbers that the model was trained on, and the names of its classes.
+"""What is stored beside tensors: how images become the numbers that the model was trained on, and the names
+of its classes.
 
 One model for our own files and for what is read from the files of other programs.
 """
@@ -25,8 +26,10 @@ _Deviation = Annotated[float, Field(allow_inf_nan=False, ge=SMALLEST, le=LARGEST
 class Meta(BaseModel):
     """Metadata of weights. All of it may be missing, and more may be there; what is there must make sense.
 
-    `mean` and `std` are of colours between 0 and 1, sizes are in pixels. `resample` may be a rule of another program that we
-    do not have: then it is refused where images are resized by it. `loss` is that of the training: after "sigmoid" each class
+    `mean` and `std` are of colours between 0 and 1, sizes are in pixels. `resample` may be a rule of another
+    program that we
+    do not have: then it is refused where images are resized by it. `loss` is that of the training: after
+    "sigmoid" each class
     has a probability of its own.
     """
 
@@ -56,7 +59,9 @@ class Meta(BaseModel):
     @model_validator(mode="after")
     def _crop_has_room(self) -> "Meta":
         if self.image_size and self.eval_resize and self.eval_resize < self.image_size:
-            raise ValueError(f"eval_resize = {self.eval_resize} is smaller than image_size = {self.image_size}")
+            raise ValueError(
+                f"eval_resize = {self.eval_resize} is smaller than image_size = {self.image_size}"
+            )
         return self
 
 
@@ -72,11 +77,13 @@ def check_meta(meta: Mapping[str, Any], config: Config) -> None:
         problems = [_in_words(one) for one in error.errors(include_url=False, include_context=False)]
         more = f" and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
         raise CheckpointError(
-            f"what is stored beside the weights makes no sense: {'; '.join(problems[:_SHOWN])}{more}; take another file, or fix it"
+            f"what is stored beside the weights makes no sense: {'; '.join(problems[:_SHOWN])}{more}; take "
+            f"another file, or fix it"
         ) from None
     if found.class_names and config.num_classes and len(found.class_names) != config.num_classes:
         raise CheckpointError(
-            f"{len(found.class_names)} class names are stored beside a head of {config.num_classes} classes; take another file, or fix it"
+            f"{len(found.class_names)} class names are stored beside a head of {config.num_classes} classes; "
+            f"take another file, or fix it"
         )
 
 
@@ -84,7 +91,8 @@ def require_meta(meta: Mapping[str, Any], names: tuple[str, ...]) -> None:
     """Raises CheckpointError where metadata lack something that a job cannot do without."""
     if missing := [name for name in names if meta.get(name) is None]:
         raise CheckpointError(
-            f"{', '.join(missing)} of the images is not stored beside the weights, so that no score of them means anything; "
+            f"{', '.join(missing)} of the images is not stored beside the weights, so that no score of them "
+            f"means anything; "
             "write the file again with it (vitctl.models.weights.load.save_weights)"
         )
 

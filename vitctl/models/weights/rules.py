@@ -1,4 +1,6 @@
-"""Two-way rules between our tensors and those of another program: what is read is what was written, bit for bit."""
+"""Two-way rules between our tensors and those of another program: what is read is what was written, bit for
+bit.
+"""
 
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -23,8 +25,12 @@ class Layout:
 
 
 SAME = Layout(lambda theirs: theirs, lambda ours: ours)
-DENSE = Layout(lambda theirs: theirs.permute(1, 0), lambda ours: ours.permute(1, 0))  # [in, out] and [out, in]
-CONV = Layout(lambda theirs: theirs.permute(3, 2, 0, 1), lambda ours: ours.permute(2, 3, 1, 0))  # HWIO and OIHW
+DENSE = Layout(
+    lambda theirs: theirs.permute(1, 0), lambda ours: ours.permute(1, 0)
+)  # [in, out] and [out, in]
+CONV = Layout(
+    lambda theirs: theirs.permute(3, 2, 0, 1), lambda ours: ours.permute(2, 3, 1, 0)
+)  # HWIO and OIHW
 
 
 @dataclass(frozen=True)
@@ -40,7 +46,9 @@ Table = dict[str, Entry]
 
 @dataclass(frozen=True)
 class Rule:
-    """One tensor of ours and the tensors of theirs that hold it, stacked along its rows when they are several."""
+    """One tensor of ours and the tensors of theirs that hold it, stacked along its rows when they are
+    several.
+    """
 
     ours: str
     theirs: tuple[str, ...]
@@ -67,13 +75,16 @@ def entry(*theirs: str, layout: Layout = SAME) -> Entry:
 
 def pair(ours: str, *theirs: str) -> Table:
     """Return the rows of one module whose weight and bias have the same layout on both sides."""
-    return {f"{ours}.{kind}": Entry(tuple(f"{name}.{kind}" for name in theirs)) for kind in ("weight", "bias")}
+    return {
+        f"{ours}.{kind}": Entry(tuple(f"{name}.{kind}" for name in theirs)) for kind in ("weight", "bias")
+    }
 
 
 def rule_for(table: Table, ours: str) -> Rule | None:
     """Return the rule for our tensor `ours`, or None when the table has no place for it.
 
-    The whole numbers between the dots of a name are its indices, `{i}` and `{j}` from 0, `{i1}` and `{j1}` from 1.
+    The whole numbers between the dots of a name are its indices, `{i}` and `{j}` from 0, `{i1}` and `{j1}`
+    from 1.
     """
     numbers = [int(part) for part in ours.split(".") if part.isdigit()]
     indices = dict(zip("ij", numbers, strict=False))
@@ -108,13 +119,19 @@ def to_ours(tensors: Tensors, rules: Iterable[Rule], model: Mapping[str, Tensor]
     Raises one CheckpointError that groups what is missing, unexpected or of the wrong shape, in their names.
     """
     rules = list(rules)
-    wanted = to_theirs(model, rules)  # the same rules backwards tell every name and shape that the file must have
+    wanted = to_theirs(
+        model, rules
+    )  # the same rules backwards tell every name and shape that the file must have
     refuse("the tensors do not make a whole model", mismatches(tensors, wanted, "expected"))
     return {rule.ours: rule.read(tensors) for rule in rules}
 
 
-def mismatches(tensors: Mapping[str, Tensor], wanted: Mapping[str, Tensor], should: str) -> dict[str, list[str]]:
-    """Kind of problem -> names, of tensors that are compared with others; `should` stands before a wanted shape."""
+def mismatches(
+    tensors: Mapping[str, Tensor], wanted: Mapping[str, Tensor], should: str
+) -> dict[str, list[str]]:
+    """Kind of problem -> names, of tensors that are compared with others; `should` stands before a wanted
+    shape.
+    """
     return {
         "missing": [name for name in wanted if name not in tensors],
         "unexpected": [name for name in tensors if name not in wanted],
@@ -127,7 +144,9 @@ def mismatches(tensors: Mapping[str, Tensor], wanted: Mapping[str, Tensor], shou
 
 
 def refuse(heading: str, problems: Mapping[str, list[str]]) -> None:
-    """Raise CheckpointError with one line for each kind of problem that occurs, showing the first few of each."""
+    """Raise CheckpointError with one line for each kind of problem that occurs, showing the first few of
+    each.
+    """
     lines = [f"  {kind}: {listed(found)}" for kind, found in problems.items() if found]
     if lines:
         raise CheckpointError("\n".join([heading, *lines]))

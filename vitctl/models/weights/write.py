@@ -35,8 +35,8 @@ def write_weights(weights: Weights, path: str | Path, to: Target) -> Written:
 
     Args:
         weights: of any model; their numbers are moved, never changed.
-        path: a file that ends as the format does (.npz for google, else .safetensors), or a folder, which is made
-            and also receives the program's JSON files. `hf` is always a folder.
+        path: a file that ends as the format does (.npz for google, else .safetensors), or a folder, which is
+            made and also receives the program's JSON files. `hf` is always a folder.
         to: "safetensors" is our own format.
 
     Returns the files, and notes such as the arguments that the other program needs to compute the same.
@@ -47,13 +47,17 @@ def write_weights(weights: Weights, path: str | Path, to: Target) -> Written:
         path = _target(path, ".safetensors")
         return Written((save_weights(path, weights.state, weights.config, weights.meta),), ())
     if to != "google" and to not in _FORMATS:
-        raise CheckpointError(f"{path}: unknown format {to!r}, known are safetensors, google, {', '.join(_FORMATS)}")
+        raise CheckpointError(
+            f"{path}: unknown format {to!r}, known are safetensors, google, {', '.join(_FORMATS)}"
+        )
     target = _FORMATS.get(to) or _google(weights.config)
     if problems := [*target.misfits(weights.config), *_narrow(target, weights.state)]:
         raise CheckpointError(f"{path}: {target.title} cannot hold this model: {'; '.join(problems)}")
     suffix = f".{target.container}"
     if to == "hf" and path.suffix == suffix:
-        raise CheckpointError(f"{path}: {target.title} is a folder with several files; give the name of a folder")
+        raise CheckpointError(
+            f"{path}: {target.title} is a folder with several files; give the name of a folder"
+        )
     table = target.table(getattr(weights.config, "num_heads", 1))
     try:
         tensors = to_theirs(weights.state, rules_for(table, weights.state))
@@ -61,7 +65,10 @@ def write_weights(weights: Weights, path: str | Path, to: Target) -> Written:
         raise CheckpointError(f"{path}: {target.title} cannot hold this model: {error}") from error
     sidecars = {} if path.suffix == suffix else target.sidecars(weights.config, weights.meta)
     file = _target(path, suffix)
-    files = [_write(file, tensors, target), *(write_json(file.parent / name, sidecars[name]) for name in sidecars)]
+    files = [
+        _write(file, tensors, target),
+        *(write_json(file.parent / name, sidecars[name]) for name in sidecars),
+    ]
     return Written(tuple(files), tuple(target.notes(weights.config, weights.meta)))
 
 

@@ -45,7 +45,11 @@ def counts_of(folder: Path, found: "Predictions | None") -> list[Count]:
         return []
     names = found.source.class_names
     pairs = Counter(zip(found.labels.tolist(), found.best[:, 0].tolist(), strict=True))
-    return [Count(names[own], names[answer], number) for (own, answer), number in sorted(pairs.items()) if own >= 0]
+    return [
+        Count(names[own], names[answer], number)
+        for (own, answer), number in sorted(pairs.items())
+        if own >= 0
+    ]
 
 
 def confusion_section(counts: Sequence[Count]) -> list[Html]:
@@ -63,11 +67,18 @@ def confusion_section(counts: Sequence[Count]) -> list[Html]:
     totals: Counter[str] = Counter()
     for one in counts:
         totals[one.own] += one.images
-    wrong = sorted((one for one in counts if one.own != one.answer), key=lambda one: (-one.images, one.own, one.answer))
-    rows = [(one.own, one.answer, f"{one.images:,}", share(one.images / totals[one.own])) for one in wrong[:_MOST_ROWS]]
+    wrong = sorted(
+        (one for one in counts if one.own != one.answer), key=lambda one: (-one.images, one.own, one.answer)
+    )
+    rows = [
+        (one.own, one.answer, f"{one.images:,}", share(one.images / totals[one.own]))
+        for one in wrong[:_MOST_ROWS]
+    ]
     if rows:
         made.append(
-            table("Most frequent confusions", ("class", "answered as", "images", "of the class"), rows, names=2)
+            table(
+                "Most frequent confusions", ("class", "answered as", "images", "of the class"), rows, names=2
+            )
         )
     return made
 
@@ -79,7 +90,9 @@ def worst_section(counts: Sequence[Count], found: "Predictions | None", budget: 
     for one in counts:
         totals[one.own] += one.images
         right[one.own] += one.images * (one.own == one.answer)
-    worst = sorted(totals, key=lambda name: (right[name] / totals[name], -totals[name], _natural(name)))[:_NUM_WORST]
+    worst = sorted(totals, key=lambda name: (right[name] / totals[name], -totals[name], _natural(name)))[
+        :_NUM_WORST
+    ]
     rows = []
     for name in worst:
         if right[name] == totals[name]:
@@ -156,8 +169,12 @@ def _matrix(names: Sequence[str], cells: dict[tuple[str, str], int]) -> Html:
             row.append(tag("td", number or "", class_=f"{kind} h{shade}"))
         body.append(tag("tr", *row))
     caption = "Confusion: class (row) by answer (column)"
-    kind = "matrix long" if max(map(len, names)) > _MOST_ACROSS else "matrix"  # longer names of columns stand upright
-    whole = tag("table", tag("caption", caption), tag("thead", tag("tr", *head)), tag("tbody", *body), class_=kind)
+    kind = (
+        "matrix long" if max(map(len, names)) > _MOST_ACROSS else "matrix"
+    )  # longer names of columns stand upright
+    whole = tag(
+        "table", tag("caption", caption), tag("thead", tag("tr", *head)), tag("tbody", *body), class_=kind
+    )
     return scrolled(whole, caption)
 
 

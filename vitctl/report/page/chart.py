@@ -1,4 +1,6 @@
-"""Charts as SVG, drawn here: a few kB each, in the page's own colours, read by pointer, keyboard and screen reader."""
+"""Charts as SVG, drawn here: a few kB each, in the page's own colours, read by pointer, keyboard and screen
+reader.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -17,7 +19,10 @@ _TEXT_UP = 4  # from the middle of a letter to its base line
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a chart: its name, and its points in the order of x. Points that are not finite leave a gap."""
+    """A line of a chart: its name, and its points in the order of x.
+
+    Points that are not finite leave a gap.
+    """
 
     name: str
     points: tuple[tuple[float, float], ...]
@@ -95,20 +100,28 @@ def dot_chart(
     ]  # fmt: skip
     for number, (row, own) in enumerate(rows):
         y = 14 + _ROW * number + _ROW / 2
-        drawn.append(tag("text", _short(row), x=left - 10, y=y + _TEXT_UP, class_="axis name", text_anchor="end"))
+        drawn.append(
+            tag("text", _short(row), x=left - 10, y=y + _TEXT_UP, class_="axis name", text_anchor="end")
+        )
         if len(own) > 1:
             ends = [across.at(v) for v in own.values()]
             drawn.append(tag("line", x1=min(ends), x2=max(ends), y1=y, y2=y, class_="grid"))
         for at, key in reversed(list(enumerate(series))):
             if key in own:
                 drawn.append(_dot(across.at(own[key]), y, at, f"{row}, {key}: {written(own[key], unit)}"))
-    said = "; ".join(f"{row}: " + ", ".join(f"{key} {written(v, unit)}" for key, v in own.items()) for row, own in rows)
+    said = "; ".join(
+        f"{row}: " + ", ".join(f"{key} {written(v, unit)}" for key, v in own.items()) for row, own in rows
+    )
     legend = [Line(key, (), at, dots=True) for at, key in enumerate(series)] if len(series) > 1 else ()
     return _figure(name, title, said, drawn, width, bottom + 24, legend=legend, class_="broad")
 
 
-def thinned(points: Sequence[tuple[float, float]], most: int = MOST_POINTS) -> tuple[tuple[float, float], ...]:
-    """At most about `most` points: of each part the first, the lowest and the highest, so that no spike is lost."""
+def thinned(
+    points: Sequence[tuple[float, float]], most: int = MOST_POINTS
+) -> tuple[tuple[float, float], ...]:
+    """At most about `most` points: of each part the first, the lowest and the highest, so that no spike is
+    lost.
+    """
     if len(points) <= most:
         return tuple(points)
     size = -(-len(points) // (most // 3))
@@ -119,14 +132,17 @@ def thinned(points: Sequence[tuple[float, float]], most: int = MOST_POINTS) -> t
         extremes = {f(finite, key=lambda n: points[n][1]) for f in (min, max)} if finite else set()
         kept += [
             points[n]
-            for n in sorted({begin, part[-1], *extremes} if begin + size >= len(points) else {begin, *extremes})
+            for n in sorted(
+                {begin, part[-1], *extremes} if begin + size >= len(points) else {begin, *extremes}
+            )
         ]
     return tuple(kept)
 
 
 def _drawn(line: Line, across: Axis, up: Axis) -> Html:
     pixels: list[tuple[float, float] | None] = [
-        (across.at(x), up.at(y)) if math.isfinite(y) and (y > 0 or not up.log) else None for x, y in line.points
+        (across.at(x), up.at(y)) if math.isfinite(y) and (y > 0 or not up.log) else None
+        for x, y in line.points
     ]
     path, moves = [], True
     for pixel in pixels:
@@ -156,7 +172,14 @@ def _grid(across: Axis, up: Axis, unit: Unit) -> Html:
         for t in up.ticks
     ]  # fmt: skip
     columns = [
-        tag("text", tick_text(t, "steps"), x=f"{across.at(t):.1f}", y=_BOTTOM + 16, class_="axis", text_anchor="middle")
+        tag(
+            "text",
+            tick_text(t, "steps"),
+            x=f"{across.at(t):.1f}",
+            y=_BOTTOM + 16,
+            class_="axis",
+            text_anchor="middle",
+        )
         for t in across.ticks
     ]
     return join([*rows, *columns])

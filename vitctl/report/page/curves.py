@@ -1,4 +1,6 @@
-"""The curves of a run, from its log.jsonl: loss, accuracy, few-shot, learning rate, speed, and what was skipped."""
+"""The curves of a run, from its log.jsonl: loss, accuracy, few-shot, learning rate, speed, and what was
+skipped.
+"""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -33,7 +35,9 @@ _TRAINING = (
 
 
 def points(records: Iterable[Record], kind: str, field: str) -> Points:
-    """(step, value) of a field of the records of a kind, in the order of the steps; the last of equal steps counts."""
+    """(step, value) of a field of the records of a kind, in the order of the steps; the last of equal steps
+    counts.
+    """
     found = {}
     for record in records:
         x, y = record.get("step"), record.get(field)
@@ -44,8 +48,12 @@ def points(records: Iterable[Record], kind: str, field: str) -> Points:
 
 def shot_points(records: Sequence[Record]) -> dict[int, Points]:
     """Few-shot accuracies during a training: shots -> (step, accuracy)."""
-    probes = [r for r in records if r.get("kind") == "fewshot" and isinstance(r.get("shots"), int) and r.get("step")]
-    by_shots = {shots: [r for r in probes if r["shots"] == shots] for shots in sorted({r["shots"] for r in probes})}
+    probes = [
+        r for r in records if r.get("kind") == "fewshot" and isinstance(r.get("shots"), int) and r.get("step")
+    ]
+    by_shots = {
+        shots: [r for r in probes if r["shots"] == shots] for shots in sorted({r["shots"] for r in probes})
+    }
     return {shots: points(own, "fewshot", "accuracy") for shots, own in by_shots.items()}
 
 
@@ -69,7 +77,9 @@ def run_charts(name: str, records: Sequence[Record]) -> list[Html]:
         if any(curve.only_if(y) for _, y in values):
             line = Line(curve.title.partition(",")[0], values)
             charts.append(
-                line_chart(f"{name}-{curve.field}", curve.title, [line], unit=curve.unit, from_zero=curve.from_zero)
+                line_chart(
+                    f"{name}-{curve.field}", curve.title, [line], unit=curve.unit, from_zero=curve.from_zero
+                )
             )
     return [chart for chart in charts if chart is not None]
 
@@ -78,7 +88,9 @@ def overlaid(name: str, trainings: Mapping[str, Sequence[Record]]) -> list[Html]
     """Loss and accuracy of several trainings in one chart each."""
     if len(trainings) < 2:
         return []
-    loss = [Line(key, points(records, "train", "loss"), at) for at, (key, records) in enumerate(trainings.items())]
+    loss = [
+        Line(key, points(records, "train", "loss"), at) for at, (key, records) in enumerate(trainings.items())
+    ]
     scored = [
         Line(key, tuple(p for p in points(records, "evaluate", "accuracy") if p[0] > 0), at, dots=True)
         for at, (key, records) in enumerate(trainings.items())
@@ -93,8 +105,14 @@ def overlaid(name: str, trainings: Mapping[str, Sequence[Record]]) -> list[Html]
 
 
 def _if_curve(name: str, title: str, lines: Sequence[Line]) -> Html | None:
-    """A chart of accuracies, where one of them was measured more than once: a single one stands in the tables."""
-    return line_chart(name, title, lines, unit="percent") if any(len(line.points) > 1 for line in lines) else None
+    """A chart of accuracies, where one of them was measured more than once: a single one stands in the
+    tables.
+    """
+    return (
+        line_chart(name, title, lines, unit="percent")
+        if any(len(line.points) > 1 for line in lines)
+        else None
+    )
 
 
 def _is_wide(values: Sequence[tuple[float, float]]) -> bool:

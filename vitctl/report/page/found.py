@@ -88,7 +88,8 @@ class Found:
 
 
 def find_all(folders: Sequence[Path]) -> Found:
-    """The runs and sweeps of some folders: each is a run, a sweep, or a folder of runs, as `runs` or `quickstart`.
+    """The runs and sweeps of some folders: each is a run, a sweep, or a folder of runs, as `runs` or
+    `quickstart`.
 
     Raises:
         CheckpointError: a folder is none of them.
@@ -104,7 +105,9 @@ def find_all(folders: Sequence[Path]) -> Found:
             sweeps[folder.resolve()] = _read_sweep(folder)
         elif folder.is_dir():
             inner = [path for path in sorted(folder.iterdir()) if path.is_dir()]
-            sweeps |= {path.resolve(): _read_sweep(path) for path in inner if (path / f"{TABLE}.json").is_file()}
+            sweeps |= {
+                path.resolve(): _read_sweep(path) for path in inner if (path / f"{TABLE}.json").is_file()
+            }
             own = [read_run(path, path.name) for path in inner if (path / RECIPE).is_file()]
             runs |= {run.folder.resolve(): run for run in sorted(own, key=_began)}
             if not own and not any(path.resolve() in sweeps for path in inner):
@@ -128,8 +131,12 @@ def read_run(folder: Path, name: str) -> FoundRun:
             return otherwise
 
     file = folder / RECIPE
-    text = attempt(lambda: read_bytes(file, RECIPE_SIZE.limit, error=CheckpointError).decode(errors="replace"), "")
-    environment = attempt(lambda: read_run_json(folder / ENVIRONMENT), {}) if (folder / ENVIRONMENT).exists() else {}
+    text = attempt(
+        lambda: read_bytes(file, RECIPE_SIZE.limit, error=CheckpointError).decode(errors="replace"), ""
+    )
+    environment = (
+        attempt(lambda: read_run_json(folder / ENVIRONMENT), {}) if (folder / ENVIRONMENT).exists() else {}
+    )
     launch = folder / LAUNCH
     return FoundRun(
         folder,

@@ -1,4 +1,6 @@
-"""HTML whose text is escaped unless it was made here: names of classes and files, recipes and messages come from others."""
+"""HTML whose text is escaped unless it was made here: names of classes and files, recipes and messages come
+from others.
+"""
 
 import html
 import re
@@ -36,7 +38,9 @@ def tag(name: str, /, *children: object, **attributes: object) -> Html:
         if value is not None and value is not False
     )
     if name in _EMPTY and not children:
-        return Html(f"<{name}{written}>" if name in ("img", "meta", "br", "link", "col") else f"<{name}{written}/>")
+        return Html(
+            f"<{name}{written}>" if name in ("img", "meta", "br", "link", "col") else f"<{name}{written}/>"
+        )
     return Html(f"<{name}{written}>{join(children)}</{name}>")
 
 

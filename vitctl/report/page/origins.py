@@ -1,4 +1,6 @@
-"""What the numbers of a run belong to: data, weights, precision, environment, recipe, and the commands that repeat it."""
+"""What the numbers of a run belong to: data, weights, precision, environment, recipe, and the commands that
+repeat it.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,7 +10,8 @@ from vitctl.report.page.found import FoundRun
 from vitctl.report.page.markup import Html, facts, folded, join, scrolled, tag
 from vitctl.system.text import typed
 
-# Groups of the provenance: title, and which of its keys belong there. What no group names stands under the last.
+# Groups of the provenance: title, and which of its keys belong there. What no group names stands under the
+# last.
 _GROUPS = (
     (
         "Data",
@@ -26,9 +29,15 @@ _GROUPS = (
             "suite",
         ),
     ),
-    ("Pre-processing", ("image_size", "eval_", "resample", "exif_", "mean", "std", "truncated", "crop", "flip")),
+    (
+        "Pre-processing",
+        ("image_size", "eval_", "resample", "exif_", "mean", "std", "truncated", "crop", "flip"),
+    ),
     ("Weights", ("weights", "from", "network", "initialise")),
-    ("Precision and device", ("precision", "device", "processes", "threads", "attention", "compiled", "micro_batch")),
+    (
+        "Precision and device",
+        ("precision", "device", "processes", "threads", "attention", "compiled", "micro_batch"),
+    ),
     ("Recipe and other", ("",)),
 )
 _LEFT_OUT = ("versions",)
@@ -40,7 +49,9 @@ def origin_section(run: FoundRun) -> list[Html]:
     if rows := _environment(run):
         made.append(facts("Environment", rows))
     if not run.provenance:
-        made.insert(0, tag("p", "This run has no result yet, so that no digests of data and weights are recorded."))
+        made.insert(
+            0, tag("p", "This run has no result yet, so that no digests of data and weights are recorded.")
+        )
     return [
         folded("Data, weights, precision and environment", tag("div", *made, class_="columns")),
         *([_recipe(run)] if run.recipe_text else []),
@@ -53,7 +64,11 @@ def _provenance(provenance: Mapping[str, Any]) -> list[Html]:
     made = []
     for title, prefixes in _GROUPS:
         own = {key: left.pop(key) for key in list(left) if key.startswith(prefixes) and key not in _LEFT_OUT}
-        rows = [(key.replace("_", " "), _shown(value)) for key, value in own.items() if not isinstance(value, Mapping)]
+        rows = [
+            (key.replace("_", " "), _shown(value))
+            for key, value in own.items()
+            if not isinstance(value, Mapping)
+        ]
         if rows:
             made.append(facts(title, rows))
         for key, value in own.items():
@@ -96,7 +111,9 @@ def _recipe(run: FoundRun) -> Html:
     set_by = sorted({source.partition(":")[0] for source in origins.values()})
     note = f"Every value with the place that set it. {len(origins)} values were set ({', '.join(set_by)}); the others are defaults."
     return folded(
-        "Recipe, with the origin of every value", tag("p", note), _code(run.recipe_text, f"The recipe of {run.name}")
+        "Recipe, with the origin of every value",
+        tag("p", note),
+        _code(run.recipe_text, f"The recipe of {run.name}"),
     )
 
 
@@ -106,7 +123,8 @@ def _commands(run: FoundRun) -> Html:
     parts = [
         tag("p", "The same run in a new folder:"),
         _code(again, "The command that repeats the run"),
-        tag("p", f"Without this folder: save the recipe above as {RECIPE}, and give that file to --recipe; its data and weights "
+        tag("p", f"Without this folder: save the recipe above as {RECIPE}, and give that file to --recipe; "
+                 f"its data and weights "
                  "are found by the digests above."),
     ]  # fmt: skip
     if run.launch:

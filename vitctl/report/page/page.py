@@ -1,4 +1,6 @@
-"""`vitctl report`: one page in one file, which needs nothing else: no network, no other file, no script of others."""
+"""`vitctl report`: one page in one file, which needs nothing else: no network, no other file, no script of
+others.
+"""
 
 import base64
 import hashlib
@@ -71,7 +73,8 @@ def write_report(
     Args:
         folders: of runs, of sweeps, or of several runs.
         out: the file.
-        most_images: test images that the classifier of a run answers for the page; 0: none; None: as many as take little time.
+        most_images: test images that the classifier of a run answers for the page; 0: none; None: as many as
+            take little time.
         title: of the page; "": made from the folders.
         say: called with a line about what takes time.
 
@@ -87,7 +90,8 @@ def write_report(
 
 
 def build_page(found: Found, title: str, *, most_images: int | None = None, say: Say = lambda _: None) -> str:
-    """The page as text; pictures and the details of later runs are left out, and named, where it would be too large.
+    """The page as text; pictures and the details of later runs are left out, and named, where it would be too
+    large.
 
     Arguments as for `write_report`.
     """
@@ -116,7 +120,9 @@ def _sections(found: Found, page: _Page) -> tuple[list[tuple[str, str, Html]], H
 
 
 def _document(title: str, sections: Sequence[tuple[str, str, Html]], overview: Html | None) -> str:
-    style, script = (Path(__file__).with_name(name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+    style, script = (
+        Path(__file__).with_name(name).read_text(encoding="utf-8") for name in ("page.css", "page.js")
+    )
     policy = f"default-src 'none'; img-src data:; style-src {_hash(style)}; script-src {_hash(script)}; base-uri 'none'; form-action 'none'"
     head = tag(
         "head",
@@ -136,8 +142,10 @@ def _document(title: str, sections: Sequence[tuple[str, str, Html]], overview: H
         tag("a", "Skip to the results", href="#main", class_="skip"),
         tag("header", tag("h1", title), tag("p", made, class_="soft"), contents),
         tag("main", overview, *(content for _, _, content in sections), id="main"),
-        tag("footer", tag("p", "One file, complete in itself: nothing is loaded from elsewhere. In a chart, the pointer or the arrow "
-                               "keys read its values. Accuracies are of the images that the first table names.")),
+        tag("footer", tag("p", "One file, complete in itself: nothing is loaded from elsewhere. In a chart, "
+                               "the pointer or the arrow "
+                               "keys read its values. Accuracies are of the images that the first "
+                               "table names.")),
         tag("script", raw(script)),
     )  # fmt: skip
     return "<!DOCTYPE html>\n" + tag("html", head, body, lang="en") + "\n"
@@ -151,7 +159,9 @@ def _overview(runs: Sequence[FoundRun], links: Sequence[str]) -> Html:
 
 
 def _sweep(link: str, sweep: FoundSweep, page: _Page) -> Html:
-    """A sweep: its table, the curves of its runs in one chart, and each run; the classifier of the best answers images."""
+    """A sweep: its table, the curves of its runs in one chart, and each run; the classifier of the best
+    answers images.
+    """
     known = {run.name: value for run in sweep.runs if (value := main_number(run)[1]) is not None}
     best = max(known, key=lambda name: known[name]) if known else ""
     shown = sweep.runs[:_MOST_OVERLAID]
@@ -227,7 +237,9 @@ def _inner(link: str, inner: dict[str, list[Record]]) -> list[Html]:
             own = dict(zip(_without_shared(part), (group[name] for name in part), strict=True))
             name = f"{link}-{kind}-{begin}"
             charts += overlaid(name, own) or run_charts(name, next(iter(own.values())))[:2]
-    more = f"{len(charts) - _MOST_INNER} more charts are left out; log.jsonl of each training has their numbers."
+    more = (
+        f"{len(charts) - _MOST_INNER} more charts are left out; log.jsonl of each training has their numbers."
+    )
     note = [tag("p", more, class_="note")] if len(charts) > _MOST_INNER else []
     return [_charts(charts[:_MOST_INNER]), *note] if charts else []
 
@@ -237,7 +249,8 @@ def _without_shared(names: Sequence[str]) -> list[str]:
     split = [name.split("/") for name in names]
     shared = set(split[0]).intersection(*split[1:]) if len(split) > 1 else set()
     return [
-        "/".join(part for part in parts if part not in shared) or name for parts, name in zip(split, names, strict=True)
+        "/".join(part for part in parts if part not in shared) or name
+        for parts, name in zip(split, names, strict=True)
     ]
 
 
@@ -262,7 +275,10 @@ def _answers(run: FoundRun, page: _Page, asks: bool) -> list[tuple[str, list[Htm
             tag("div", *worst_section(counts, predictions, page.budget), class_="classes"),
         ]
     chosen = tag("p", "Chosen so that half of them are wrong, where there are so many.", class_="note")
-    return [("Classes", classes), ("Examples", [chosen, examples(predictions, page.budget)] if predictions else [])]
+    return [
+        ("Classes", classes),
+        ("Examples", [chosen, examples(predictions, page.budget)] if predictions else []),
+    ]
 
 
 def _predictions(run: FoundRun, page: _Page, asks: bool) -> "Predictions | str":
@@ -281,7 +297,9 @@ def _predictions(run: FoundRun, page: _Page, asks: bool) -> "Predictions | str":
         try:
             page.answers[run.folder] = predict_split(run, page.most_images)
         except (VitctlError, OSError) as error:
-            page.answers[run.folder] = f"the weights or the data of the run cannot be opened any more ({error})"
+            page.answers[run.folder] = (
+                f"the weights or the data of the run cannot be opened any more ({error})"
+            )
     return page.answers[run.folder]
 
 

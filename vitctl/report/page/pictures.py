@@ -1,4 +1,7 @@
-"""Pictures inside a page: thumbnails of images, and those that `vitctl inspect` left in a run. Bounded in bytes."""
+"""Pictures inside a page: thumbnails of images, and those that `vitctl inspect` left in a run.
+
+Bounded in bytes.
+"""
 
 import base64
 import io
@@ -56,7 +59,8 @@ def thumbnail(pixels: np.ndarray, alt: str, budget: Budget) -> Html | None:
 def inspect_pictures(run: Path, budget: Budget) -> tuple[list[Html], list[str]]:
     """Figures of the PNG and SVG files under RUN/inspect, and a line for each that could not be shown.
 
-    An SVG is shown as an image, in which a browser runs no script. Of a picture in both formats the smaller is taken.
+    An SVG is shown as an image, in which a browser runs no script. Of a picture in both formats the smaller
+    is taken.
     """
     figures, problems = [], []
     for number, path in enumerate(_files(run / INSPECT)):
@@ -74,7 +78,9 @@ def inspect_pictures(run: Path, budget: Budget) -> tuple[list[Html], list[str]]:
         if picture is None:
             problems.append(f"{name}: the page has no room for it")
         else:
-            figures.append(tag("figure", tag("figcaption", title[:1].upper() + title[1:]), picture, class_="picture"))
+            figures.append(
+                tag("figure", tag("figcaption", title[:1].upper() + title[1:]), picture, class_="picture")
+            )
     return figures, problems
 
 

@@ -50,7 +50,8 @@ class Predictions:
 
 
 def predict_split(run: FoundRun, most: int | None) -> Predictions:
-    """Show the images of the split that a run was scored on to its classifier: all of them, or evenly spaced ones.
+    """Show the images of the split that a run was scored on to its classifier: all of them, or evenly spaced
+    ones.
 
     Args:
         run: a pre-training, a fine-tuning or an evaluation, finished.
@@ -77,7 +78,8 @@ def predict_split(run: FoundRun, most: int | None) -> Predictions:
     best, shares = [], []
     for answers in opened.answers(shown, batch_size=min(_BATCH, len(shown)), workers=0):
         if bad := next(
-            (f"{name}: {error}" for name, error in zip(answers.names, answers.errors, strict=True) if error), ""
+            (f"{name}: {error}" for name, error in zip(answers.names, answers.errors, strict=True) if error),
+            "",
         ):
             raise DataError(f"a test image cannot be used: {bad}")
         assert answers.logits is not None
@@ -102,7 +104,9 @@ def _scoring(run: FoundRun) -> Evaluate:
     if not (data.path or data.dataset) and data.mixture:
         values = {**values, "path": data.mixture[0].path}
     overrides = [Override(f"data.{key}", value, "report") for key, value in values.items()]
-    loaded = load_recipe("evaluate", [*overrides, Override("weights.source", str(run.folder), "report")]).recipe
+    loaded = load_recipe(
+        "evaluate", [*overrides, Override("weights.source", str(run.folder), "report")]
+    ).recipe
     assert isinstance(loaded, Evaluate)
     return loaded
 
@@ -133,6 +137,10 @@ def _remark(run: FoundRun, correct: int, shown: int, whole: int) -> str:
     if shown < whole:
         return f"{shown:,} of the {whole:,} images, evenly spaced, {correct / shown:.2%} of them correct"
     recorded = run.metrics.get("correct")
-    if isinstance(recorded, int) and recorded != correct and run.provenance.get("labels", "original") == "original":
+    if (
+        isinstance(recorded, int)
+        and recorded != correct
+        and run.provenance.get("labels", "original") == "original"
+    ):
         return f"computed again for this page: {correct:,} of {shown:,} correct, while the result records {recorded:,}"
     return f"all {shown:,} images, computed again for this page: {correct:,} correct, as in the result"

@@ -1,4 +1,6 @@
-"""The numbers of a result as tables and charts: accuracy and its baselines, seeds, rates, few-shot, VTAB beside Table 9."""
+"""The numbers of a result as tables and charts: accuracy and its baselines, seeds, rates, few-shot, VTAB
+beside Table 9.
+"""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -40,7 +42,11 @@ def tiles(run: FoundRun) -> Html:
     metrics, what = run.metrics, main_number(run)
     shown: list[tuple[str, str, str]] = []
     if what[1] is not None:
-        of = f"{metrics['correct']:,} of {metrics['total']:,} images" if {"correct", "total"} <= metrics.keys() else ""
+        of = (
+            f"{metrics['correct']:,} of {metrics['total']:,} images"
+            if {"correct", "total"} <= metrics.keys()
+            else ""
+        )
         of = f"± {share(metrics['std'])} over seeds" if _has_seeds(metrics) and not of else of
         shown.append((share(what[1]), what[0], of))
     beside = metrics if "majority_class" in metrics else next(iter(metrics.get("baselines", {}).values()), {})
@@ -51,7 +57,9 @@ def tiles(run: FoundRun) -> Html:
     if _number(metrics.get("mean_of_groups")) is not None:
         shown.append((share(metrics["mean_of_groups"]), "mean of the groups", ""))
     if "majority_class" in beside:
-        shown.append((share(beside["majority_class"]), "majority class", f"chance {share(beside.get('chance'))}"))
+        shown.append(
+            (share(beside["majority_class"]), "majority class", f"chance {share(beside.get('chance'))}")
+        )
     trained = run.provenance.get("num_train")
     if isinstance(trained, int) and trained:
         shown.append((f"{trained:,}", "training images", ""))
@@ -67,10 +75,15 @@ def tiles(run: FoundRun) -> Html:
 
 
 def warnings(run: FoundRun) -> list[str]:
-    """What a reader must know before the numbers: accuracies that a constant prediction reaches, and unverified images."""
+    """What a reader must know before the numbers: accuracies that a constant prediction reaches, and
+    unverified images.
+    """
     if run.status != "done":
         return []
-    found = [verdict(run.metrics), unverified_bytes(run.result) if run.result is not None and run.metrics else ""]
+    found = [
+        verdict(run.metrics),
+        unverified_bytes(run.result) if run.result is not None and run.metrics else "",
+    ]
     return [text for text in found if text]
 
 
@@ -89,7 +102,11 @@ def result_tables(name: str, run: FoundRun) -> list[Html]:
         made.append(table("Accuracy of each seed", ("seed", "accuracy"), rows))
     if isinstance(metrics.get("max_difference"), Mapping):
         rows = [(kind, f"{value:.1e}") for kind, value in metrics["max_difference"].items()]
-        made.append(table("Exported files, verified", ("format", "largest difference, of the logits' deviation"), rows))
+        made.append(
+            table(
+                "Exported files, verified", ("format", "largest difference, of the logits' deviation"), rows
+            )
+        )
     return made
 
 
@@ -134,7 +151,9 @@ def sweep_section(name: str, sweep: FoundSweep) -> list[Html]:
         unit: Unit = "percent" if all(0 <= value <= 1 for value in values.values()) else "number"
         short = shared_words(list(values))
         points = [(name, {"result": value}) for name, value in zip(short, values.values(), strict=True)]
-        made += [chart for chart in [dot_chart(f"{name}-dots", "Result of each run", points, unit=unit)] if chart]
+        made += [
+            chart for chart in [dot_chart(f"{name}-dots", "Result of each run", points, unit=unit)] if chart
+        ]
     return [tag("div", *made, class_="pair")]
 
 
@@ -172,13 +191,24 @@ def _vtab(name: str, metrics: Mapping[str, Any]) -> list[Html]:
     copies = [f"{task}: {row['copy']}" for task, row in metrics["tasks"].items() if row.get("copy")]
     note = " ".join([f"{metrics.get('protocol', '')}.", beside, *copies])
     dots = [
-        (task, {"this run": row["mean"], **{f"paper, {key}": column["tasks"][task] for key, column in paper.items()}})
+        (
+            task,
+            {
+                "this run": row["mean"],
+                **{f"paper, {key}": column["tasks"][task] for key, column in paper.items()},
+            },
+        )
         for task, row in metrics["tasks"].items()
     ] + [
-        (f"group {group}", {"this run": value, **{f"paper, {key}": c["groups"][group] for key, c in paper.items()}})
+        (
+            f"group {group}",
+            {"this run": value, **{f"paper, {key}": c["groups"][group] for key, c in paper.items()}},
+        )
         for group, value in (metrics.get("groups") or {}).items()
     ]
-    drawn = dot_chart(f"{name}-vtab", "Accuracy on each task" + " beside the paper's (Table 9)" * bool(paper), dots)
+    drawn = dot_chart(
+        f"{name}-vtab", "Accuracy on each task" + " beside the paper's (Table 9)" * bool(paper), dots
+    )
     pair = [] if drawn is None else [drawn]
     pair.append(table("VTAB by task and group", header, rows, names=2, note=note))
     made = [tag("div", *pair, class_="pair")]
@@ -187,7 +217,9 @@ def _vtab(name: str, metrics: Mapping[str, Any]) -> list[Html]:
                  for row in metrics["sweep"]]  # fmt: skip
         made.append(
             table(
-                "Settings tried on the validation images of all tasks", ("lr", "steps", "mean accuracy", "note"), tried
+                "Settings tried on the validation images of all tasks",
+                ("lr", "steps", "mean accuracy", "note"),
+                tried,
             )
         )
     return made
@@ -200,13 +232,25 @@ def _fewshot(name: str, metrics: Mapping[str, Any]) -> list[Html]:
          share(beside.get(key, {}).get("majority_class")), f"{v['l2']:g}" if "l2" in v else "–")
         for key, by_shots in metrics["data_sets"].items() for shots, v in by_shots.items()
     ]  # fmt: skip
-    header = ("data set", "images per class", "accuracy", "std over draws", "mean per class", "majority class", "L2")
+    header = (
+        "data set",
+        "images per class",
+        "accuracy",
+        "std over draws",
+        "mean per class",
+        "majority class",
+        "L2",
+    )
     lines = [
-        Line(key, tuple(sorted((float(shots), v["accuracy"]) for shots, v in by_shots.items())), at, dots=True)
+        Line(
+            key, tuple(sorted((float(shots), v["accuracy"]) for shots, v in by_shots.items())), at, dots=True
+        )
         for at, (key, by_shots) in enumerate(metrics["data_sets"].items())
     ]
     several = any(len(line.points) > 1 for line in lines)
-    drawn = line_chart(f"{name}-shots", "Few-shot accuracy", lines, x="images per class", unit="percent", log_x=True)
+    drawn = line_chart(
+        f"{name}-shots", "Few-shot accuracy", lines, x="images per class", unit="percent", log_x=True
+    )
     return ([drawn] if drawn and several else []) + [table("Few-shot accuracy", header, rows)]
 
 
@@ -219,7 +263,9 @@ def _labels(run: FoundRun) -> Html:
         for name, v in sets.items()
     ]  # fmt: skip
     return table(
-        "Accuracy by set of labels", ("labels", "accuracy", "top-5", "correct", "images", "majority class"), rows
+        "Accuracy by set of labels",
+        ("labels", "accuracy", "top-5", "correct", "images", "majority class"),
+        rows,
     )
 
 

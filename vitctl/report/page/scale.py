@@ -59,10 +59,14 @@ def axis(values: Sequence[float], begin: float, end: float, *, log: bool = False
     step = _step((high - low) / num_ticks)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     if tight:
-        ticks = tuple(n * step for n in range(first, last + 1) if low - 1e-9 * step <= n * step <= high + 1e-9 * step)
+        ticks = tuple(
+            n * step for n in range(first, last + 1) if low - 1e-9 * step <= n * step <= high + 1e-9 * step
+        )
         return Axis(low, high, begin, end, ticks)
     ticks = tuple(tick for n in range(first, last + 1) if (tick := n * step) <= most + 1e-9)
-    return Axis(first * step, min(last * step, most) if most > first * step else last * step, begin, end, ticks)
+    return Axis(
+        first * step, min(last * step, most) if most > first * step else last * step, begin, end, ticks
+    )
 
 
 def _step(wanted: float) -> float:

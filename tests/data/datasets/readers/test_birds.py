@@ -6,7 +6,11 @@ from tests.data.datasets.conftest import labels, plant
 from vitctl.data.datasets.readers.birds import read
 from vitctl.errors import DataError
 
-NAMES = ("001.Black_footed_Albatross/a.jpg", "200.Common_Yellowthroat/b.jpg", "001.Black_footed_Albatross/c.jpg")
+NAMES = (
+    "001.Black_footed_Albatross/a.jpg",
+    "200.Common_Yellowthroat/b.jpg",
+    "001.Black_footed_Albatross/c.jpg",
+)
 
 
 @pytest.fixture
@@ -26,7 +30,10 @@ def root(tmp_path: Path) -> Path:
 
 def test_read__keys_are_names_in_the_archive(root: Path) -> None:
     splits = read(root)
-    assert labels(splits["train"]) == {f"CUB_200_2011/images/{NAMES[1]}": 199, f"CUB_200_2011/images/{NAMES[2]}": 0}
+    assert labels(splits["train"]) == {
+        f"CUB_200_2011/images/{NAMES[1]}": 199,
+        f"CUB_200_2011/images/{NAMES[2]}": 0,
+    }
     assert labels(splits["test"]) == {f"CUB_200_2011/images/{NAMES[0]}": 0}
     assert splits["train"].class_names[199] == "200.Bird_200"
     assert splits["test"].items[0].read() == (root / "CUB_200_2011/images" / NAMES[0]).read_bytes()
@@ -37,7 +44,11 @@ def test_read__keys_are_names_in_the_archive(root: Path) -> None:
     [
         ("classes", "1 a\n2 b\n", "classes.txt: should number 200 classes from 1"),
         ("train_test_split", "1 0\n", "train_test_split.txt: should number the same images as images.txt"),
-        ("image_class_labels", "1 1\n2 201\n3 1\n", "1 labels are out of range, the first is 200 of 200 classes"),
+        (
+            "image_class_labels",
+            "1 1\n2 201\n3 1\n",
+            "1 labels are out of range, the first is 200 of 200 classes",
+        ),
         ("image_class_labels", "1 1\n2 x\n3 1\n", "the second column should be a class number, 1 to 200"),
         ("images", "1 a.jpg\n2\n3 c.jpg\n", "images.txt: line '2' should have at least 2 columns"),
     ],

@@ -24,7 +24,14 @@ def test_read__labels_follow_lower_case_names(root: Path) -> None:
     assert sizes(splits) == {"train": 2 * 102, "test": 102}
     everything = labels(splits["train"]) | labels(splits["test"])
     assert len(everything) == 3 * 102
-    wanted = {"accordion": 0, "BACKGROUND_Google": 4, "Faces": 37, "Faces_easy": 38, "Leopards": 57, "Motorbikes": 66}
+    wanted = {
+        "accordion": 0,
+        "BACKGROUND_Google": 4,
+        "Faces": 37,
+        "Faces_easy": 38,
+        "Leopards": 57,
+        "Motorbikes": 66,
+    }
     assert {name: everything[f"{name}/image_0001.jpg"] for name in wanted} == wanted
     assert splits["train"].source == "Caltech101, split caltech101(vitctl-v1)"
 

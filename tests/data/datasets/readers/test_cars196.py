@@ -12,7 +12,14 @@ NAMES = [f"Maker Model {number}" for number in range(196)]
 
 
 def plant_annotations(path: Path, classes: list[int]) -> None:
-    fields = [("bbox_x1", "O"), ("bbox_y1", "O"), ("bbox_x2", "O"), ("bbox_y2", "O"), ("class", "O"), ("fname", "O")]
+    fields = [
+        ("bbox_x1", "O"),
+        ("bbox_y1", "O"),
+        ("bbox_x2", "O"),
+        ("bbox_y2", "O"),
+        ("class", "O"),
+        ("fname", "O"),
+    ]
     rows = np.array([[(1, 2, 3, 4, number, f"{n:05d}.jpg") for n, number in enumerate(classes, 1)]], fields)
     scipy_io.savemat(path, {"annotations": rows})
 
@@ -38,7 +45,9 @@ def test_read__labels_and_stems(root: Path) -> None:
 
 def test_read__refuses(root: Path) -> None:
     plant_annotations(root / "devkit/cars_train_annos.mat", [14, 197])
-    with pytest.raises(DataError, match=r"cars_train_annos.mat: 1 labels are out of range, the first is 196 of 196"):
+    with pytest.raises(
+        DataError, match=r"cars_train_annos.mat: 1 labels are out of range, the first is 196 of 196"
+    ):
         read(root)
     scipy_io.savemat(root / "devkit/cars_train_annos.mat", {"annotations": np.zeros((1, 3))})
     with pytest.raises(DataError, match="annotations should have the fields class and fname"):
@@ -47,5 +56,7 @@ def test_read__refuses(root: Path) -> None:
     with pytest.raises(DataError, match=r"cars_meta.mat: 5 class names, should be 196"):
         read(root)
     (root / "devkit/cars_meta.mat").unlink()
-    with pytest.raises(DataError, match=r"cars_meta.mat is missing; unpack here: cars_train.tgz, cars_test.tgz"):
+    with pytest.raises(
+        DataError, match=r"cars_meta.mat is missing; unpack here: cars_train.tgz, cars_test.tgz"
+    ):
         read(root)

@@ -1,4 +1,6 @@
-"""The fixtures are pickles of protocol 2 with the texts of Python 2, opcode by opcode, as the release has them."""
+"""The fixtures are pickles of protocol 2 with the texts of Python 2, opcode by opcode, as the release has
+them.
+"""
 
 import pickle
 import struct
@@ -42,7 +44,9 @@ def _opcodes(value: Any) -> bytes:
         + _opcodes((3, "|", None, None, None, -1, -1, 0))
         + b"b"
     )
-    made = b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n" + _opcodes((0,)) + _opcodes("b") + b"tR"
+    made = (
+        b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n" + _opcodes((0,)) + _opcodes("b") + b"tR"
+    )
     data = _opcodes(value.tobytes().decode("latin1"))
     return made + b"(" + _opcodes(1) + _opcodes(value.shape) + dtype + b"\x89" + data + b"tb"
 
@@ -53,8 +57,14 @@ def plant_release(root: Path, release: Release, **changes: Any) -> Path:
     names = [f"class {number}" for number in range(release.num_classes)]
     (folder / release.meta).write_bytes(old_pickle({release.names: names}))
     for number, name in enumerate(name for files in release.splits.values() for name in files):
-        held = {"data": PIXELS + np.uint8(number), release.labels: [3, 1, 0, 9], "filenames": ["a.png"] * 4} | changes
-        (folder / name).write_bytes(old_pickle({key: value for key, value in held.items() if value is not None}))
+        held = {
+            "data": PIXELS + np.uint8(number),
+            release.labels: [3, 1, 0, 9],
+            "filenames": ["a.png"] * 4,
+        } | changes
+        (folder / name).write_bytes(
+            old_pickle({key: value for key, value in held.items() if value is not None})
+        )
     return folder
 
 
@@ -105,7 +115,9 @@ class Evil:
         (b"<html>", "not a pickle of plain data"),
     ],
 )
-def test_unpickle__runs_nothing(data: bytes, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unpickle__runs_nothing(
+    data: bytes, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bad").write_bytes(data)
     with pytest.raises(DataError, match=message) as caught:

@@ -39,7 +39,16 @@ def summary(splits: dict[str, Originals]) -> dict[str, list[tuple[str, str, byte
     }
 
 
-CLASSES = ["b/2.jpg", "b/1.PNG", "B/x.webp", "a/a.b.jpg", "a/deep/er/3.jpeg", "é/1.jpg", "b/notes.txt", "b/.hidden.jpg"]
+CLASSES = [
+    "b/2.jpg",
+    "b/1.PNG",
+    "B/x.webp",
+    "a/a.b.jpg",
+    "a/deep/er/3.jpeg",
+    "é/1.jpg",
+    "b/notes.txt",
+    "b/.hidden.jpg",
+]
 
 
 def test_class_folder__classes_by_code_point(tmp_path: Path) -> None:
@@ -109,7 +118,9 @@ def test_class_tar__cifar_becomes_shards(tmp_path: Path) -> None:
     assert test.class_names[:3] == ("airplane", "automobile", "bird")
     assert Counter(item.label for item in test.items) == dict.fromkeys(range(10), 1000)
     some = test.items[::50]
-    source = ShardSource(write_split(some, tmp_path / "test", test.class_names, seed=0, source_text=test.source))
+    source = ShardSource(
+        write_split(some, tmp_path / "test", test.class_names, seed=0, source_text=test.source)
+    )
     assert len(source) == 200
     originals = {item.key: (item.label, item.read()) for item in some}
     labels = source.labels().tolist()

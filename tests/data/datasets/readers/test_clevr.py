@@ -12,19 +12,30 @@ from vitctl.errors import DataError
 
 
 def scene(name: str, *depths: float) -> dict[str, Any]:
-    return {"image_filename": name, "objects": [{"shape": "cube", "pixel_coords": [9, 8, depth]} for depth in depths]}
+    return {
+        "image_filename": name,
+        "objects": [{"shape": "cube", "pixel_coords": [9, 8, depth]} for depth in depths],
+    }
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     (tmp_path / "CLEVR_v1.0/scenes").mkdir(parents=True)
     for word in ("train", "val"):
-        scenes = [scene(f"CLEVR_{word}_000000.png", 12.5, 8.0, 9.1), scene(f"CLEVR_{word}_000001.png", *range(11, 21))]
+        scenes = [
+            scene(f"CLEVR_{word}_000000.png", 12.5, 8.0, 9.1),
+            scene(f"CLEVR_{word}_000001.png", *range(11, 21)),
+        ]
         (tmp_path / f"CLEVR_v1.0/scenes/CLEVR_{word}_scenes.json").write_text(
             json.dumps({"info": {}, "scenes": scenes})
         )
         for number in range(2):
-            plant(tmp_path / f"CLEVR_v1.0/images/{word}/CLEVR_{word}_{number:06d}.png", number, form="PNG", mode="RGBA")
+            plant(
+                tmp_path / f"CLEVR_v1.0/images/{word}/CLEVR_{word}_{number:06d}.png",
+                number,
+                form="PNG",
+                mode="RGBA",
+            )
     return tmp_path
 
 
@@ -53,8 +64,14 @@ def test_distance_label__borders_belong_to_the_nearer_range(depth: float, label:
     [
         ("{", "not a file of CLEVR scenes"),
         ('{"scenes": [{"image_filename": "x.png"}]}', "not a file of CLEVR scenes .*objects"),
-        (json.dumps({"scenes": [scene("x.png", 1)]}), "1 labels are out of range, the first is -2 of 8 classes"),
-        (json.dumps({"scenes": [scene("x.png", 1, 2, 3)]}), "1 of 1 listed images are missing, the first is x.png"),
+        (
+            json.dumps({"scenes": [scene("x.png", 1)]}),
+            "1 labels are out of range, the first is -2 of 8 classes",
+        ),
+        (
+            json.dumps({"scenes": [scene("x.png", 1, 2, 3)]}),
+            "1 of 1 listed images are missing, the first is x.png",
+        ),
     ],
 )
 def test_read__refuses(text: str, message: str, root: Path) -> None:

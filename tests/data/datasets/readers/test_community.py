@@ -35,7 +35,11 @@ def test_read__lists_and_their_lengths(folder: Path) -> None:
         ("test", "images/test/000000.jpg 1\n", r"test.txt: 1 images, should be 3 or 4$"),
         ("train800", "images/test/000000.jpg 1\n", r"train800.txt: 1 images, should be 800$"),
         ("test", "images/test/000000.jpg 4\n", "1 labels are out of range, the first is 4 of 4 classes"),
-        ("test", "images/test/000009.jpg 1\n", "1 of 1 listed images are missing, the first is images/test/000009.jpg"),
+        (
+            "test",
+            "images/test/000009.jpg 1\n",
+            "1 of 1 listed images are missing, the first is images/test/000009.jpg",
+        ),
         ("test", "/etc/passwd 1\n", "line '/etc/passwd 1' should be like images/test/000000.jpg 7"),
         ("test", "images/../../x.jpg 1\n", "should be like images/test/000000.jpg 7"),
         ("test", "images/test/000000.jpg -1\n", "should be like"),

@@ -30,7 +30,12 @@ def root(tmp_path: Path) -> Path:
 
 def test_read__all_files_of_a_split(root: Path) -> None:
     splits = read(root)
-    assert labels(splits["train"]) == {"video_1_1.jpg": 1, "video_1_5.jpg": 5, "video_0_0.jpg": 0, "video_0_5.jpg": 5}
+    assert labels(splits["train"]) == {
+        "video_1_1.jpg": 1,
+        "video_1_5.jpg": 5,
+        "video_0_0.jpg": 0,
+        "video_0_5.jpg": 5,
+    }
     assert list(labels(splits["validation"])) == ["video_2_2.jpg", "video_2_5.jpg"]
     assert list(labels(splits["test"])) == ["video_3_3.jpg", "video_3_5.jpg"]
     assert splits["train"].items[2].read() == plant(root / "image.jpg", 0)
@@ -49,5 +54,7 @@ def test_read__refuses(root: Path) -> None:
     with pytest.raises(DataError, match="ends within the record"):
         read(root)
     path.unlink()
-    with pytest.raises(DataError, match=r"dmlab-test.tfrecord\* is missing; unpack here: dmlab.tar.gz from https"):
+    with pytest.raises(
+        DataError, match=r"dmlab-test.tfrecord\* is missing; unpack here: dmlab.tar.gz from https"
+    ):
         read(root)

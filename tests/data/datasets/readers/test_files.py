@@ -18,7 +18,15 @@ from vitctl.data.datasets.readers.files import (
 )
 from vitctl.errors import DataError
 
-COUNTS = {"caltech101": 102, "dtd": 47, "eurosat": 10, "flowers102": 102, "pets": 37, "resisc45": 45, "uc_merced": 21}
+COUNTS = {
+    "caltech101": 102,
+    "dtd": 47,
+    "eurosat": 10,
+    "flowers102": 102,
+    "pets": 37,
+    "resisc45": 45,
+    "uc_merced": 21,
+}
 
 
 @pytest.mark.parametrize(("name", "count"), COUNTS.items())
@@ -46,7 +54,14 @@ def test_class_list__flowers_are_those_of_torchvision() -> None:
 
 def test_class_list__caltech_has_the_background_among_the_letters() -> None:
     places = {name: label for label, name in enumerate(class_list("caltech101"))}
-    known = {"accordion": 0, "background_google": 4, "barrel": 5, "faces": 37, "faces_easy": 38, "leopards": 57}
+    known = {
+        "accordion": 0,
+        "background_google": 4,
+        "barrel": 5,
+        "faces": 37,
+        "faces_easy": 38,
+        "leopards": 57,
+    }
     assert {name: places[name] for name in known} == known
     assert (places["motorbikes"], places["yin_yang"]) == (66, 101)
 

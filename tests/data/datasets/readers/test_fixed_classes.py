@@ -13,7 +13,9 @@ from vitctl.errors import DataError
 
 
 class Tree(NamedTuple):
-    """A set of class folders: where it lies, and what the first file of the second class is called and becomes."""
+    """A set of class folders: where it lies, and what the first file of the second class is called and
+    becomes.
+    """
 
     read: Read
     folder: str
@@ -31,7 +33,11 @@ TREES = {
         uc_merced.read, "UCMerced_LandUse/Images", uc_merced.CLASS_NAMES, "airplane00.tif", "airplane00.tif"
     ),
     "colorectal": Tree(
-        colorectal.read, "Kather_texture_2016_image_tiles_5000", colorectal.FOLDERS, "10_CRC.tif", "stroma/10_CRC.tif"
+        colorectal.read,
+        "Kather_texture_2016_image_tiles_5000",
+        colorectal.FOLDERS,
+        "10_CRC.tif",
+        "stroma/10_CRC.tif",
     ),
 }
 
@@ -56,7 +62,9 @@ def test_read__names_missing_and_unknown_classes(tree: Tree, tmp_path: Path) -> 
         tree.read(tmp_path)
     for name in (*tree.folders[1:], "zebra", ".hidden"):
         (tmp_path / tree.folder / name).mkdir(parents=True)
-    message = f"should hold {len(tree.folders)} class folders; 1 missing: {tree.folders[0]}; 1 unknown: zebra$"
+    message = (
+        f"should hold {len(tree.folders)} class folders; 1 missing: {tree.folders[0]}; 1 unknown: zebra$"
+    )
     with pytest.raises(DataError, match=message):
         tree.read(tmp_path)
 
@@ -70,7 +78,9 @@ def test_eurosat__the_newer_archive_is_read_too(tmp_path: Path) -> None:
 def test_eurosat__first_of_the_benchmark_as_published() -> None:
     """The order needs no pixels: names and the counts of the classes give it."""
     thousands = dict(zip(eurosat.CLASS_NAMES, (3, 3, 3, 2.5, 2.5, 2, 2.5, 3, 2.5, 3), strict=True))
-    keys = [f"{name}_{name}_{n}.jpg" for name, count in thousands.items() for n in range(1, int(1000 * count) + 1)]
+    keys = [
+        f"{name}_{name}_{n}.jpg" for name, count in thousands.items() for n in range(1, int(1000 * count) + 1)
+    ]
     assert len(keys) == 27_000
     order = md5_order(keys, "train")
     assert [keys[n].partition("_")[2] for n in order[:3]] == [

@@ -40,7 +40,9 @@ def test_read__refuses_bad_lists(root: Path) -> None:
     with pytest.raises(DataError, match=r"setid.mat: image numbers run from 3 to 7, should be 1 to 6"):
         read(root)
     plant_lists(root, [77, 0, 103, 5, 77, 2])
-    with pytest.raises(DataError, match=r"imagelabels.mat: 2 labels are out of range, the first is -1 of 102 classes"):
+    with pytest.raises(
+        DataError, match=r"imagelabels.mat: 2 labels are out of range, the first is -1 of 102 classes"
+    ):
         read(root)
     scipy_io.savemat(root / "imagelabels.mat", {"other": np.zeros(3)})
     with pytest.raises(DataError, match=r"imagelabels.mat: has no variable labels"):

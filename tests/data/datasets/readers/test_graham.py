@@ -29,7 +29,8 @@ def reference(image: np.ndarray) -> np.ndarray:
     outside = (y - image.shape[0] // 2) ** 2 + (x - image.shape[1] // 2) ** 2 > 270**2
     sharpened[outside] = 128
     return sharpened[
-        image.shape[0] // 2 - 270 : image.shape[0] // 2 + 270, image.shape[1] // 2 - 270 : image.shape[1] // 2 + 270
+        image.shape[0] // 2 - 270 : image.shape[0] // 2 + 270,
+        image.shape[1] // 2 - 270 : image.shape[1] // 2 + 270,
     ]
 
 

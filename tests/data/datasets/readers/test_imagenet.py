@@ -51,7 +51,8 @@ def test_read__flat_validation_with_the_table_of_kaggle(tmp_path: Path) -> None:
 def test_read__tar_files_stay_packed(tmp_path: Path) -> None:
     """A tar of a tar per class, one PNG named JPEG, and a tar of flat images with a list of their classes."""
     images = {
-        wnid: plant(tmp_path / "image", n % 250, form="PNG" if n == 5 else "JPEG") for n, wnid in enumerate(WNIDS)
+        wnid: plant(tmp_path / "image", n % 250, form="PNG" if n == 5 else "JPEG")
+        for n, wnid in enumerate(WNIDS)
     }
     inner = {f"{wnid}.tar": tar_of({f"{wnid}_1.JPEG": data}) for wnid, data in images.items()}
     (tmp_path / "ILSVRC2012_img_train.tar").write_bytes(tar_of(inner))
@@ -72,16 +73,20 @@ def test_read__refuses(tmp_path: Path) -> None:
         read(tmp_path)
     for name in VALIDATION:
         plant(tmp_path / "val" / name)
-    with pytest.raises(DataError, match=r"LOC_synset_mapping.txt or synsets.txt is missing; unpack here: LOC_syn"):
+    with pytest.raises(
+        DataError, match=r"LOC_synset_mapping.txt or synsets.txt is missing; unpack here: LOC_syn"
+    ):
         read(tmp_path)
     (tmp_path / "synsets.txt").write_text("\n".join([*WNIDS[:999], "cat"]))
     with pytest.raises(
-        DataError, match=r"synsets.txt: 1,000 classes, cat to n1\d+, should be 1,000 wnids, n01440764 to n15075141"
+        DataError,
+        match=r"synsets.txt: 1,000 classes, cat to n1\d+, should be 1,000 wnids, n01440764 to n15075141",
     ):
         read(tmp_path)
     (tmp_path / "synsets.txt").write_text("\n".join(WNIDS))
     with pytest.raises(
-        DataError, match=r"LOC_val_solution.csv or imagenet_2012\w+.txt or validation_synset_labels.txt is missing"
+        DataError,
+        match=r"LOC_val_solution.csv or imagenet_2012\w+.txt or validation_synset_labels.txt is missing",
     ):
         read(tmp_path)
     (tmp_path / "validation_synset_labels.txt").write_text(f"{FIRST}\n")
@@ -99,7 +104,9 @@ def test_read__refuses(tmp_path: Path) -> None:
 
 
 def test_read__the_labels_of_all_validation_images_name_the_classes(tmp_path: Path) -> None:
-    """Nothing but the archive and the list in the order of the names, not that of the archive; as a folder to make shards of."""
+    """Nothing but the archive and the list in the order of the names, not that of the archive; as a folder to
+    make shards of.
+    """
     names = [f"ILSVRC2012_val_{number:08d}.JPEG" for number in range(1, 1001)]
     (tmp_path / "ILSVRC2012_img_val.tar").write_bytes(tar_of({name: name.encode() for name in names[::-1]}))
     (tmp_path / "imagenet_2012_validation_synset_labels.txt").write_text("\n".join(WNIDS[::-1]))
@@ -110,5 +117,7 @@ def test_read__the_labels_of_all_validation_images_name_the_classes(tmp_path: Pa
     assert {item.size for item in splits["validation"].items} == {len(names[0])}
     (tmp_path / "imagenet_2012_validation_synset_labels.txt").write_text("490\n" * 1000)
     (tmp_path / "synsets.txt").write_text("\n".join(WNIDS))
-    with pytest.raises(DataError, match="490 is none of the 1000 classes, should be a wnid such as n01440764"):
+    with pytest.raises(
+        DataError, match="490 is none of the 1000 classes, should be a wnid such as n01440764"
+    ):
         open_originals(str(tmp_path))

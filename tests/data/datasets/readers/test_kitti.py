@@ -34,7 +34,9 @@ def root(tmp_path: Path) -> Path:
     mapping = tmp_path / "devkit_object/mapping"
     mapping.mkdir(parents=True)
     mapping.joinpath("train_rand.txt").write_text("3,1,4,2")
-    mapping.joinpath("train_mapping.txt").write_text("".join(f"{drive[:10]} {drive} 0000000001\n" for drive in DRIVES))
+    mapping.joinpath("train_mapping.txt").write_text(
+        "".join(f"{drive[:10]} {drive} 0000000001\n" for drive in DRIVES)
+    )
     return tmp_path
 
 

@@ -21,7 +21,9 @@ def root(tmp_path: Path) -> Path:
     mappings = tmp_path / "objectnet-1.0/mappings"
     mappings.mkdir(parents=True)
     new_of_old = np.random.default_rng(0).permutation(1000).tolist()
-    (mappings / "imagenet_to_label_2012_v2").write_text("".join(f"thing {new}, its kin\n" for new in new_of_old))
+    (mappings / "imagenet_to_label_2012_v2").write_text(
+        "".join(f"thing {new}, its kin\n" for new in new_of_old)
+    )
     old_of_new = {str(new): old for old, new in enumerate(new_of_old)}
     (mappings / "pytorch_to_imagenet_2012_id.json").write_text(json.dumps(old_of_new))
     shared = {f"Object {n:03d}": f"thing {n}, its kin" for n in range(113)}

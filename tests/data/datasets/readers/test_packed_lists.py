@@ -10,7 +10,11 @@ import pytest
 from tests.data.datasets.conftest import plant
 from vitctl.data.datasets.readers import imagenet
 from vitctl.data.datasets.readers.files import ASSETS
-from vitctl.data.datasets.readers.packed_lists import _sun397_numbers, imagenet_validation_labels, sun397_split
+from vitctl.data.datasets.readers.packed_lists import (
+    _sun397_numbers,
+    imagenet_validation_labels,
+    sun397_split,
+)
 from vitctl.errors import DataError
 
 
@@ -20,7 +24,9 @@ def test_imagenet_validation_labels__fifty_of_each_class() -> None:
     assert np.bincount(labels).tolist() == [50] * 1000
 
 
-def test_imagenet__flat_validation_images_need_no_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_imagenet__flat_validation_images_need_no_list(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With 1,000 images in the part of all 50,000: they must be whole, or a list is asked for."""
     labels = np.random.default_rng(0).permutation(1000)
     monkeypatch.setattr(imagenet, "imagenet_validation_labels", lambda: labels)
@@ -41,12 +47,16 @@ def test_sun397__the_sizes_of_the_splits() -> None:
 
 
 def test_sun397_split__refuses_other_images() -> None:
-    with pytest.raises(DataError, match=r"these 1 images are not the 108,753 of SUN397, .* unpack SUN397.tar.gz again"):
+    with pytest.raises(
+        DataError, match=r"these 1 images are not the 108,753 of SUN397, .* unpack SUN397.tar.gz again"
+    ):
         sun397_split(["/a/abbey/sun_aaalbzqrimafwbiv.jpg"])
 
 
 def test_assets__every_one_has_the_digest_of_its_readme() -> None:
-    rows = re.findall(r"^\| (\S+\.\w+) \|.*\| ([0-9a-f]{16}) \|$", (ASSETS / "README.md").read_text(), re.MULTILINE)
+    rows = re.findall(
+        r"^\| (\S+\.\w+) \|.*\| ([0-9a-f]{16}) \|$", (ASSETS / "README.md").read_text(), re.MULTILINE
+    )
     assert {name for name, _ in rows} == {path.name for path in ASSETS.iterdir()} - {"README.md"}
     for name, digest in rows:
         assert hashlib.sha256((ASSETS / name).read_bytes()).hexdigest().startswith(digest), name

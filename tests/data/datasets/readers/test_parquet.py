@@ -12,7 +12,9 @@ pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
 
 
-def write(path: Path, labels: list[int], names: list[str] | None = None, image: Any = None, **columns: Any) -> None:
+def write(
+    path: Path, labels: list[int], names: list[str] | None = None, image: Any = None, **columns: Any
+) -> None:
     images = [{"bytes": b"image %d" % n * 50, "path": f"p{n}.jpg"} for n in range(len(labels))]
     table = pa.table({"image": image or images, "label": labels, **columns})
     if names:
@@ -48,7 +50,10 @@ def test_read_parquet__imagenet_names_lose_their_second_class(tmp_path: Path) ->
 def test_read_parquet__plain_bytes_without_names(tmp_path: Path) -> None:
     write(tmp_path / "x.parquet", [3, 0], image=[b"one", b"two"])
     (split,) = open_originals(str(tmp_path / "x.parquet")).values()
-    assert [(item.key, item.label, item.read()) for item in split.items] == [("0", 3, b"one"), ("1", 0, b"two")]
+    assert [(item.key, item.label, item.read()) for item in split.items] == [
+        ("0", 3, b"one"),
+        ("1", 0, b"two"),
+    ]
 
 
 def test_read_parquet__refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,7 +86,9 @@ def test_read_parquet__refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_read_parquet__much_text_made_of_little(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A dictionary holds the one text of all rows."""
     labels = pa.array(["x" * 40_000] * 3_000).dictionary_encode()
-    pq.write_table(pa.table({"path": [f"{n}.png" for n in range(3_000)], "label": labels}), tmp_path / "x.parquet")
+    pq.write_table(
+        pa.table({"path": [f"{n}.png" for n in range(3_000)], "label": labels}), tmp_path / "x.parquet"
+    )
     assert (tmp_path / "x.parquet").stat().st_size < 100_000
     monkeypatch.setenv("VITCTL_MAX_TABLE", "100")
     with pytest.raises(
@@ -107,16 +114,21 @@ def test_read_parquet__a_table_of_paths(tmp_path: Path) -> None:
     for name in ("1.jpg", "2.jpg"):
         (tmp_path / name).write_bytes(name.encode())
     path = tmp_path / "list.parquet"
-    pq.write_table(pa.table({"path": ["1.jpg", "2.jpg"], "label": ["b", "a"], "split": ["train", "val"]}), path)
+    pq.write_table(
+        pa.table({"path": ["1.jpg", "2.jpg"], "label": ["b", "a"], "split": ["train", "val"]}), path
+    )
     splits = open_originals(str(path))
-    found = {split: [(item.key, item.label, item.read()) for item in own.items] for split, own in splits.items()}
+    found = {
+        split: [(item.key, item.label, item.read()) for item in own.items] for split, own in splits.items()
+    }
     assert found == {"train": [("1.jpg", 1, b"1.jpg")], "validation": [("2.jpg", 0, b"2.jpg")]}
     pq.write_table(pa.table({"path": ["1.jpg", "2.jpg"], "labels": [["b", "a"], ["a"]]}), path)
     (split,) = open_originals(str(path)).values()
     assert [item.label for item in split.items] == [(1, 0), (0,)]
     pq.write_table(
         pa.table(
-            {"path": ["1.jpg"], "labels": [[]]}, pa.schema({"path": pa.string(), "labels": pa.list_(pa.string())})
+            {"path": ["1.jpg"], "labels": [[]]},
+            pa.schema({"path": pa.string(), "labels": pa.list_(pa.string())}),
         ),
         path,
     )

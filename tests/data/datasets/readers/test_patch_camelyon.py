@@ -33,7 +33,9 @@ def test_read__refuses(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"split_train_x.h5 is missing; unpack here: .* unpacked with gunzip"):
         read(tmp_path)
     plant(tmp_path, "train", num_labels=2)
-    with pytest.raises(DataError, match=r"train_x.h5: x is \(3, 96, 96, 3\) for 2 labels, should be \(N, 96, 96, 3\)"):
+    with pytest.raises(
+        DataError, match=r"train_x.h5: x is \(3, 96, 96, 3\) for 2 labels, should be \(N, 96, 96, 3\)"
+    ):
         read(tmp_path)
     second = tmp_path / "second"
     second.mkdir()

@@ -29,7 +29,11 @@ def test_read__labels_are_the_second_column(root: Path) -> None:
     splits = read(root)
     assert labels(splits["train"]) == {"Abyssinian_1.jpg": 0, "beagle_2.jpg": 4}
     assert labels(splits["test"]) == {"Egyptian_Mau_3.jpg": 11}
-    assert [splits["train"].class_names[label] for label in (0, 4, 11)] == ["Abyssinian", "beagle", "Egyptian_Mau"]
+    assert [splits["train"].class_names[label] for label in (0, 4, 11)] == [
+        "Abyssinian",
+        "beagle",
+        "Egyptian_Mau",
+    ]
     assert all(decode(item.read()).shape == (5, 6, 3) for split in splits.values() for item in split.items)
 
 

@@ -37,10 +37,18 @@ def test_read__images_are_treated_when_they_are_read(root: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("trainLabels.csv", "image,level\n10_left,5\n", "1 labels are out of range, the first is 5 of 5 classes"),
+        (
+            "trainLabels.csv",
+            "image,level\n10_left,5\n",
+            "1 labels are out of range, the first is 5 of 5 classes",
+        ),
         ("trainLabels.csv", "image,level\n10_left,\n", "levels should be 0 to 4"),
         ("trainLabels.csv", "image,grade\n10_left,1\n", "every row should have the columns image, level$"),
-        ("trainLabels.csv", "image,level\n11_left,1\n", "1 of 1 listed images are missing, the first is 11_left.jpeg"),
+        (
+            "trainLabels.csv",
+            "image,level\n11_left,1\n",
+            "1 of 1 listed images are missing, the first is 11_left.jpeg",
+        ),
         ("retinopathy_solution.csv", "image,level,Usage\n1_left,2,Public\n", "no row has Usage Private"),
     ],
 )

@@ -47,7 +47,9 @@ def test_scene__factors_are_within_their_classes() -> None:
                 assert abs(shape.radius - shapes.SCALES[shape.scale]) <= 0.02
                 turn = np.rad2deg(shape.angle) - shapes.ORIENTATIONS[shape.orientation]
                 assert abs(turn) <= 15
-                vertical, horizontal = (np.array(shape.centre) > 0.18).astype(int) - (np.array(shape.centre) < -0.18)
+                vertical, horizontal = (np.array(shape.centre) > 0.18).astype(int) - (
+                    np.array(shape.centre) < -0.18
+                )
                 row, column = divmod(shape.location, 3)
                 assert (vertical + 1, horizontal + 1) == (row, column)
 

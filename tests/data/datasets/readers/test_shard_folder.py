@@ -13,7 +13,12 @@ def test_read_shard_folder__new_shards_hold_the_same_samples(make_split: Callabl
     assert {split: len(originals.items) for split, originals in splits.items()} == {"train": 20, "test": 5}
     originals = splits["train"]
     new = write_split(
-        originals.items, old.folder.parent / "new", originals.class_names, seed=9, source_text="", max_samples=4
+        originals.items,
+        old.folder.parent / "new",
+        originals.class_names,
+        seed=9,
+        source_text="",
+        max_samples=4,
     )
 
     def samples(index: Index) -> dict[str, tuple[int, bytes]]:

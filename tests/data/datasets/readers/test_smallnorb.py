@@ -68,5 +68,7 @@ def test_read__refuses_parts_that_do_not_fit(root: Path) -> None:
     with pytest.raises(DataError, match=r"images are \(1, 2, 96, 96\) and info \(3, 4\), should be"):
         read(root, "azimuth")
     (root / f"{STEMS['test']}-info.mat").unlink()
-    with pytest.raises(DataError, match=r"testing-info.mat or .*testing-info.mat.gz is missing; unpack here: the six"):
+    with pytest.raises(
+        DataError, match=r"testing-info.mat or .*testing-info.mat.gz is missing; unpack here: the six"
+    ):
         read(root, "azimuth")

@@ -38,10 +38,14 @@ def test_read__names_what_is_wrong(root: Path) -> None:
     with pytest.raises(DataError, match=r"1 of 1 listed images are missing, the first is a/abbey/sun_aa.jpg"):
         read(root)
     (root / "sun397_tfds_tr.txt").write_text("/a/abbeys/sun_aa.jpg\n")
-    with pytest.raises(DataError, match=r"sun397_tfds_tr.txt: /a/abbeys/sun_aa.jpg is of none of the 397 classes"):
+    with pytest.raises(
+        DataError, match=r"sun397_tfds_tr.txt: /a/abbeys/sun_aa.jpg is of none of the 397 classes"
+    ):
         read(root)
     (root / "sun397_tfds_tr.txt").unlink()
-    with pytest.raises(DataError, match=r"sun397_tfds_tr.txt is missing; unpack here: .* package tensorflow-datasets"):
+    with pytest.raises(
+        DataError, match=r"sun397_tfds_tr.txt is missing; unpack here: .* package tensorflow-datasets"
+    ):
         read(root)
     (root / "SUN397/ClassName.txt").write_text("/a/abbey\n")
     with pytest.raises(DataError, match=r"ClassName.txt: 1 classes, should be 397"):

@@ -40,5 +40,7 @@ def test_read__refuses(pixels: np.ndarray, digits: list[int], message: str, tmp_
 
 
 def test_read__names_the_file_and_its_home(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"train_32x32.mat is missing; unpack here: .*http://ufldl.stanford.edu"):
+    with pytest.raises(
+        DataError, match=r"train_32x32.mat is missing; unpack here: .*http://ufldl.stanford.edu"
+    ):
         read(tmp_path)

@@ -28,7 +28,9 @@ def test_table__numbers_are_labels(tmp_path: Path) -> None:
 
 
 def test_table__splits_share_their_classes(tmp_path: Path) -> None:
-    splits = read_table(write(tmp_path, "\ufeffpath,label,split\n1.jpg,b,train\n2.jpg,a,val\nx/3.jpg,c,fold_2\n"))
+    splits = read_table(
+        write(tmp_path, "\ufeffpath,label,split\n1.jpg,b,train\n2.jpg,a,val\nx/3.jpg,c,fold_2\n")
+    )
     assert {split: [item.key for item in found.items] for split, found in splits.items()} == {
         "train": ["1.jpg"],
         "validation": ["2.jpg"],
@@ -48,7 +50,10 @@ def test_table__splits_share_their_classes(tmp_path: Path) -> None:
         ("path,label\n1.jpg,\n", "line 2: should have 2 filled columns"),
         ("path,label\n1.jpg,dog,cat\n", "line 2: should have 2 filled columns"),
         ('path,label\n"1.jpg', "cannot be read as a table"),
-        ("path,label\n1.jpg,a\n2.jpg,a;b\n", "1 of 2 values of the column 'label' have a ';', the first is 'a;b'"),
+        (
+            "path,label\n1.jpg,a\n2.jpg,a;b\n",
+            "1 of 2 values of the column 'label' have a ';', the first is 'a;b'",
+        ),
     ],
 )
 def test_table__refuses(tmp_path: Path, text: str, message: str) -> None:

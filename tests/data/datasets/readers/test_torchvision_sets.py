@@ -37,14 +37,21 @@ def test_cifar10__arrays_become_lossless_png(tmp_path: Path, monkeypatch: pytest
     assert {split: len(found.items) for split, found in splits.items()} == {"train": 8, "test": 4}
     assert splits["train"].class_names == tuple("wxyz")
     items = splits["train"].items
-    assert [(item.key, item.label) for item in items[:5]] == [("0", 3), ("1", 1), ("2", 0), ("3", 2), ("4", 3)]
+    assert [(item.key, item.label) for item in items[:5]] == [
+        ("0", 3),
+        ("1", 1),
+        ("2", 0),
+        ("3", 2),
+        ("4", 3),
+    ]
     np.testing.assert_array_equal(decode(items[5].read()), data[1].reshape(3, 32, 32).transpose(1, 2, 0))
 
 
 def test_pets__files_keep_their_bytes_and_names(tmp_path: Path) -> None:
     base = tmp_path / "oxford-iiit-pet"
     images = {
-        name: plant_image(base / f"images/{name}.jpg", number) for number, name in enumerate(("Abyssinian_1", "pug_2"))
+        name: plant_image(base / f"images/{name}.jpg", number)
+        for number, name in enumerate(("Abyssinian_1", "pug_2"))
     }
     (base / "annotations").mkdir()
     for split in ("trainval", "test"):

@@ -15,10 +15,12 @@ from vitctl.system.files import leads_out, open_regular
 
 
 def archive_items(path: Path) -> list[Item]:
-    """All plain files of a tar file, in its order, read from it when they are asked for; their labels come later.
+    """All plain files of a tar file, in its order, read from it when they are asked for; their labels come
+    later.
 
     Args:
-        path: a plain tar file. Of a tar file in it the files are taken, named `<name without .tar>/<name>`; no deeper.
+        path: a plain tar file. Of a tar file in it the files are taken, named `<name without .tar>/<name>`;
+            no deeper.
 
     Returns:
         items without labels, whose keys are their paths in the archive.
@@ -34,7 +36,9 @@ def archive_items(path: Path) -> list[Item]:
                     items.append(_item(path, name, offset, size))
                     continue
                 file.seek(offset)
-                items += [_item(path, f"{name[:-4]}/{inner}", *place) for inner, *place in _members(path, file)]
+                items += [
+                    _item(path, f"{name[:-4]}/{inner}", *place) for inner, *place in _members(path, file)
+                ]
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from None
     return items

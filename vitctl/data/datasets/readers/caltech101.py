@@ -11,7 +11,9 @@ from vitctl.errors import DataError
 
 ARCHIVE = "101_ObjectCategories.tar.gz of caltech-101.zip from https://data.caltech.edu/records/mzrjq-6wc02"
 CLASS_NAMES = class_list("caltech101")
-_CAPITALS = {name.lower(): name for name in ("BACKGROUND_Google", "Faces", "Faces_easy", "Leopards", "Motorbikes")}
+_CAPITALS = {
+    name.lower(): name for name in ("BACKGROUND_Google", "Faces", "Faces_easy", "Leopards", "Motorbikes")
+}
 FOLDERS = tuple(_CAPITALS.get(name, name) for name in CLASS_NAMES)
 TRAIN_PER_CLASS = 30
 _SEED = 1234
@@ -21,9 +23,9 @@ SPLIT_NAME = "caltech101(vitctl-v1)"
 def read(root: Path) -> dict[str, Originals]:
     """30 images of each class are `train`, the others `test`.
 
-    The split of the benchmark was drawn from directory listings in the order of one machine's disk, and cannot be drawn
-    again. This one draws with the same seed from sorted listings, is named `caltech101(vitctl-v1)`, and its scores are
-    close to, but not comparable bit for bit with, published ones.
+    The split of the benchmark was drawn from directory listings in the order of one machine's disk, and
+    cannot be drawn again. This one draws with the same seed from sorted listings, is named
+    `caltech101(vitctl-v1)`, and its scores are close to, but not comparable bit for bit with, published ones.
 
     Args:
         root: holds `101_ObjectCategories/<Class>/image_0001.jpg`.

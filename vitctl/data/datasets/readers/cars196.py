@@ -30,7 +30,9 @@ def read(root: Path) -> dict[str, Originals]:
     if len(class_names) != NUM_CLASSES:
         raise DataError(f"{path}: {len(class_names)} class names, should be {NUM_CLASSES}")
     return {
-        split: _split(need(root, f"cars_{split}", archive=ARCHIVE), need(root, *places, archive=ARCHIVE), class_names)
+        split: _split(
+            need(root, f"cars_{split}", archive=ARCHIVE), need(root, *places, archive=ARCHIVE), class_names
+        )
         for split, places in ANNOTATIONS.items()
     }
 

@@ -98,7 +98,8 @@ def _text(value: str | bytes) -> str:
 
 
 def unpickle(path: Path) -> dict[str, Any]:
-    """Read a dictionary of numbers, texts, lists and byte arrays. No object is looked up by the names in the file.
+    """Read a dictionary of numbers, texts, lists and byte arrays. No object is looked up by the names in the
+    file.
 
     Returns:
         the dictionary; arrays are `Bytes`.

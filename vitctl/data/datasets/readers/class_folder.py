@@ -27,8 +27,8 @@ SPLITS = {
 def read_class_folder(folder: Path) -> dict[str, Originals]:
     """Find the splits and classes of `FOLDER/<class>/**` or `FOLDER/{train,val,test}/<class>/**`.
 
-    Every file that may be an image by its name or its content becomes an item; every other is named with the reason. Links
-    to files are followed, links to folders are not, and are named.
+    Every file that may be an image by its name or its content becomes an item; every other is named with the
+    reason. Links to files are followed, links to folders are not, and are named.
 
     Args:
         folder: the top of the tree.
@@ -37,7 +37,8 @@ def read_class_folder(folder: Path) -> dict[str, Originals]:
         split name to its images, `train` alone when there are no split folders; classes sorted by code point.
 
     Raises:
-        DataError: no images, an image outside of a class folder, or split folders beside others; a folder cannot be read.
+        DataError: no images, an image outside of a class folder, or split folders beside others; a folder
+            cannot be read.
     """
     names, left_out, folders = sort_files(folder)
     items = [Item(name, -1, partial(read_bytes, folder / name), file_size(folder / name)) for name in names]
@@ -45,7 +46,8 @@ def read_class_folder(folder: Path) -> dict[str, Originals]:
 
 
 def sort_files(folder: Path) -> tuple[list[str], list[LeftOut], list[str]]:
-    """The paths below a folder: of files that may be images, of all others with the reason, and of folders; each in order.
+    """The paths below a folder: of files that may be images, of all others with the reason, and of folders;
+    each in order.
 
     Raises:
         DataError: there is no such folder, or a folder cannot be read.
@@ -62,7 +64,8 @@ def sort_files(folder: Path) -> tuple[list[str], list[LeftOut], list[str]]:
 
 
 def read_class_tar(path: Path) -> dict[str, Originals]:
-    """The same as `read_class_folder`, inside a plain tar file that stays packed; a class may be a tar file of its own.
+    """The same as `read_class_folder`, inside a plain tar file that stays packed; a class may be a tar file
+    of its own.
 
     Raises:
         DataError: as `read_class_folder`; or the tar is damaged, compressed or unsafe.
@@ -84,7 +87,8 @@ def arrange(
     """Sort images by the folders in their names into splits and classes.
 
     Args:
-        items: their keys are relative paths, with `/`; the path within its split becomes the key. Labels are not looked at.
+        items: their keys are relative paths, with `/`; the path within its split becomes the key. Labels are
+            not looked at.
         source: where they come from, in words.
         left_out: files that are no images, by their paths.
         folders: paths of folders, of which those that should be classes are compared with those that are.
@@ -102,7 +106,9 @@ def arrange(
         return {"train": _split(items, own, source, left_out, empty)}
     if len(splits) < len(tops):
         others = [top for top in tops if top not in splits]
-        raise DataError(f"{source}: {splits[0]}/ looks like a split but {others[0]} beside it does not; keep one kind")
+        raise DataError(
+            f"{source}: {splits[0]}/ looks like a split but {others[0]} beside it does not; keep one kind"
+        )
     inner: dict[str, list[Item]] = {}
     prefixes: dict[str, str] = {}
     for item in items:
@@ -114,10 +120,15 @@ def arrange(
     for one in left_out:
         split = SPLITS.get(one.name.partition("/")[0].lower(), "")
         outside[split if split in inner else next(iter(inner))].append(one)
-    in_splits = [name.split("/")[1] for name in folders if name.partition("/")[0].lower() in SPLITS and "/" in name]
+    in_splits = [
+        name.split("/")[1] for name in folders if name.partition("/")[0].lower() in SPLITS and "/" in name
+    ]
     beside = [name for name in folders if "/" not in name and name.lower() not in SPLITS]
     empty = {*in_splits, *beside} - {*classes, ""}
-    return {split: _split(own, classes, source, outside[split], empty, prefixes[split]) for split, own in inner.items()}
+    return {
+        split: _split(own, classes, source, outside[split], empty, prefixes[split])
+        for split, own in inner.items()
+    }
 
 
 def _classes(items: Sequence[Item], source: str) -> tuple[str, ...]:
@@ -145,12 +156,16 @@ def _split(
 
 
 def _walk(folder: Path) -> Iterator[tuple[str, Literal["file", "folder", "link"]]]:
-    """Every file, every folder and every link to a folder below one, in order; system folders as files, with nothing below."""
+    """Every file, every folder and every link to a folder below one, in order; system folders as files, with
+    nothing below.
+    """
     if not folder.is_dir():
         raise DataError(f"{folder}: no such folder")
 
     def refuse(error: OSError) -> None:
-        raise DataError(f"{error.filename}: cannot be read ({error.strerror}); its images would be lost") from None
+        raise DataError(
+            f"{error.filename}: cannot be read ({error.strerror}); its images would be lost"
+        ) from None
 
     for parent, folders, files in os.walk(folder, onerror=refuse):
         inside = Path(parent).relative_to(folder)

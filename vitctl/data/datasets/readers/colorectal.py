@@ -21,7 +21,9 @@ def read(root: Path) -> dict[str, Originals]:
         DataError: files or classes are missing.
     """
     folder = need(root, "Kather_texture_2016_image_tiles_5000", archive=ARCHIVE)
-    return {"train": Originals(class_items(folder, FOLDERS, _key, suffixes=(".tif",)), CLASS_NAMES, "Kather 2016")}
+    return {
+        "train": Originals(class_items(folder, FOLDERS, _key, suffixes=(".tif",)), CLASS_NAMES, "Kather 2016")
+    }
 
 
 def _key(folder: str, name: str) -> str:

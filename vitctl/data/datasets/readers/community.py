@@ -1,4 +1,6 @@
-"""The community's copy of VTAB-1k: lists of images that were written as JPEG again, with the labels of the benchmark."""
+"""The community's copy of VTAB-1k: lists of images that were written as JPEG again, with the labels of the
+benchmark.
+"""
 
 import json
 from collections.abc import Collection
@@ -22,8 +24,9 @@ NOTE, KEYS, FORMAT = "vitctl.json", "keys", "vitctl-vtab1k/1"
 def read(folder: Path, num_classes: int, test_sizes: Collection[int]) -> dict[str, Originals]:
     """The splits `train800`, `val200`, `train800val200` and `test`; classes have numbers for names.
 
-    A folder that `vitctl data export-vtab1k` wrote holds the original bytes, tells their source and their original keys.
-    In others scores differ from those on original files where compression shows, as on CIFAR-100 and SVHN.
+    A folder that `vitctl data export-vtab1k` wrote holds the original bytes, tells their source and their
+    original keys. In others scores differ from those on original files where compression shows, as on
+    CIFAR-100 and SVHN.
 
     Args:
         folder: of one task, with the four lists.

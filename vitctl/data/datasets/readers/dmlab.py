@@ -42,7 +42,9 @@ def _split(root: Path, split: str) -> Originals:
             keys.append(_only(example, "filename", path).decode())
             labels.append(_only(example, "label", path))
     checked = check_labels(np.array(labels), len(CLASS_NAMES), paths[0])
-    return Originals(Rows(checked, partial(_image, places), keys.__getitem__), CLASS_NAMES, "DMLab of the benchmark")
+    return Originals(
+        Rows(checked, partial(_image, places), keys.__getitem__), CLASS_NAMES, "DMLab of the benchmark"
+    )
 
 
 def _image(places: list[tuple[Path, int, int]], row: int) -> bytes:

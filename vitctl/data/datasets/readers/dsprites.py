@@ -41,7 +41,10 @@ def read(root: Path, task: Literal["location", "orientation"]) -> dict[str, Orig
 
 
 def location_labels(rows: np.ndarray) -> np.ndarray:
-    """Row numbers `[N]` to bins of two of the 32 places across. The last factor of a row number is y, then x."""
+    """Row numbers `[N]` to bins of two of the 32 places across.
+
+    The last factor of a row number is y, then x.
+    """
     return rows // 32 % 32 // 2
 
 
@@ -50,11 +53,17 @@ def orientation_labels(rows: np.ndarray) -> np.ndarray:
     return rows // 1024 % 40 * 2 // 5
 
 
-LABELS: dict[str, Callable[[np.ndarray], np.ndarray]] = {"location": location_labels, "orientation": orientation_labels}
+LABELS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "location": location_labels,
+    "orientation": orientation_labels,
+}
 
 
 def _read_bits(path: Path) -> np.ndarray:
-    """The images, uint8 `[N, 512]`, eight pixels to a byte. They are 3 GB unpacked, so they pass by in pieces."""
+    """The images, uint8 `[N, 512]`, eight pixels to a byte.
+
+    They are 3 GB unpacked, so they pass by in pieces.
+    """
     with (
         parsing(path, DataError, "not the images of dSprites"),
         zipfile.ZipFile(path) as archive,

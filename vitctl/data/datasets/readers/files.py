@@ -76,14 +76,22 @@ def file_size(path: Path) -> int | None:
 
 
 def read_bytes(path: Path, max_bytes: int | None = None) -> bytes:
-    """The bytes of a file, an image or a list. Raises DataError when it cannot be read, or is too large (None: for a list)."""
+    """The bytes of a file, an image or a list.
+
+    Raises DataError when it cannot be read, or is too large (None: for a list).
+    """
     return files.read_bytes(path, LIST_FILE.limit if max_bytes is None else max_bytes, error=DataError)
 
 
 def read_part(path: Path, offset: int, size: int) -> bytes:
-    """`size` bytes from `offset` on. Raises DataError when that is too large, the file cannot be read, or ends before."""
+    """`size` bytes from `offset` on.
+
+    Raises DataError when that is too large, the file cannot be read, or ends before.
+    """
     if size > IMAGE_FILE.limit:
-        raise DataError(f"{path}: an image of {size} bytes at byte {offset}, should have at most {IMAGE_FILE.limit}")
+        raise DataError(
+            f"{path}: an image of {size} bytes at byte {offset}, should have at most {IMAGE_FILE.limit}"
+        )
     try:
         with files.open_regular(path, error=DataError) as file:
             data = os.pread(file.fileno(), size, offset)
@@ -95,7 +103,10 @@ def read_part(path: Path, offset: int, size: int) -> bytes:
 
 
 def read_lines(path: Path) -> list[str]:
-    """The lines of a text file without blank ends; empty ones are left out. Raises DataError when it is no text."""
+    """The lines of a text file without blank ends; empty ones are left out.
+
+    Raises DataError when it is no text.
+    """
     try:
         text = read_bytes(path).decode("utf-8-sig")
     except UnicodeDecodeError:
@@ -124,7 +135,9 @@ def load_mat(path: Path, *names: str) -> list[np.ndarray]:
     try:
         held = scipy_io.loadmat(path, squeeze_me=True, variable_names=names)
     except Exception as error:  # scipy raises many types for files that are something else
-        raise DataError(f"{path}: not a MATLAB file, download it again ({' '.join(str(error).split())})") from None
+        raise DataError(
+            f"{path}: not a MATLAB file, download it again ({' '.join(str(error).split())})"
+        ) from None
     absent = [name for name in names if name not in held]
     if absent:
         raise DataError(f"{path}: has no variable {', '.join(absent)}")
@@ -136,7 +149,9 @@ def library(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError:
-        raise DataError(f"this data set is read with {name.partition('.')[0]}: pip install 'vitctl[data]'") from None
+        raise DataError(
+            f"this data set is read with {name.partition('.')[0]}: pip install 'vitctl[data]'"
+        ) from None
 
 
 def check_labels(labels: np.ndarray, num_classes: int, where: Path) -> np.ndarray:
@@ -145,6 +160,7 @@ def check_labels(labels: np.ndarray, num_classes: int, where: Path) -> np.ndarra
     wrong = labels[(labels < 0) | (labels >= num_classes)]
     if wrong.size:
         raise DataError(
-            f"{where}: {wrong.size:,} labels are out of range, the first is {wrong[0]} of {num_classes} classes"
+            f"{where}: {wrong.size:,} labels are out of range, the first is {wrong[0]} of "
+            f"{num_classes} classes"
         )
     return labels

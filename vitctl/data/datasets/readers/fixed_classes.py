@@ -30,7 +30,9 @@ def class_items(
     names = [f"{name}/{file}" for name in folders for file in image_names(folder / name, suffixes)]
     parts = [name.split("/") for name in names]
     labels = {name: label for label, name in enumerate(folders)}
-    return file_items(folder, names, [labels[name] for name, _ in parts], [key(name, file) for name, file in parts])
+    return file_items(
+        folder, names, [labels[name] for name, _ in parts], [key(name, file) for name, file in parts]
+    )
 
 
 def check_classes(folder: Path, folders: Sequence[str]) -> None:

@@ -14,7 +14,9 @@ _QUALITY = 72
 
 
 def process_jpeg(data: bytes) -> bytes:
-    """The picture as the benchmark stores it, from the bytes of a photograph to the bytes of a JPEG of quality 72."""
+    """The picture as the benchmark stores it, from the bytes of a photograph to the bytes of a JPEG of
+    quality 72.
+    """
     with Image.open(io.BytesIO(data)) as image:
         treated = process(np.asarray(image.convert("RGB")))
     file = io.BytesIO()
@@ -23,7 +25,8 @@ def process_jpeg(data: bytes) -> bytes:
 
 
 def process(image: np.ndarray) -> np.ndarray:
-    """Scale the eye to a radius of 300 pixels, subtract the local mean colour, and crop to the disc of radius 270.
+    """Scale the eye to a radius of 300 pixels, subtract the local mean colour, and crop to the disc of radius
+    270.
 
     Args:
         image: uint8 `[H, W, 3]`.
@@ -42,7 +45,10 @@ def process(image: np.ndarray) -> np.ndarray:
 
 
 def eye_radius(image: np.ndarray) -> float:
-    """Half of the bright pixels in the middle row; half of the height when there are none. `[H, W, 3]`, in pixels."""
+    """Half of the bright pixels in the middle row; half of the height when there are none.
+
+    `[H, W, 3]`, in pixels.
+    """
     line = image[image.shape[0] // 2].sum(axis=1, dtype=np.int64)
     radius = float((line > line.mean() / 10).sum()) / 2
     return radius if radius >= 1 else image.shape[0] / 2
@@ -51,7 +57,8 @@ def eye_radius(image: np.ndarray) -> float:
 def _subtract_local_mean(image: np.ndarray) -> np.ndarray:
     ndimage = library("scipy.ndimage")
     planes = [
-        ndimage.gaussian_filter(image[:, :, c].astype(np.float32), 10, mode="mirror", truncate=3.0) for c in range(3)
+        ndimage.gaussian_filter(image[:, :, c].astype(np.float32), 10, mode="mirror", truncate=3.0)
+        for c in range(3)
     ]
     local_mean = np.rint(np.stack(planes, axis=2))  # to whole levels, as an 8-bit filter gives them
     levels: np.ndarray = np.clip(4 * (image - local_mean) + _GREY, 0, 255)
@@ -67,7 +74,9 @@ def _resize(image: np.ndarray, scale: float) -> np.ndarray:
 
 
 def _neighbours(length: int, scale: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """For every new position along an axis: the old one before it, the old one after it, and how far it lies between."""
+    """For every new position along an axis: the old one before it, the old one after it, and how far it lies
+    between.
+    """
     places = np.clip((np.arange(max(1, round(length * scale))) + 0.5) / scale - 0.5, 0, length - 1)
     before = np.floor(places).astype(np.int64)
     return before, np.minimum(before + 1, length - 1), (places - before).astype(np.float32)

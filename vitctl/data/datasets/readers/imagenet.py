@@ -14,9 +14,7 @@ from vitctl.data.writer.items import Item, Originals
 from vitctl.errors import DataError
 
 ARCHIVE = "ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar from https://image-net.org, packed or unpacked, or Kaggle's ILSVRC/"
-LABEL_ARCHIVE = (
-    "LOC_val_solution.csv of Kaggle, or a text file with the wnid of each validation image in the order of their names"
-)
+LABEL_ARCHIVE = "LOC_val_solution.csv of Kaggle, or a text file with the wnid of each validation image in the order of their names"
 WNID_ARCHIVE = "LOC_synset_mapping.txt of Kaggle, or a text file whose lines begin with the 1,000 wnids"
 NUM_CLASSES = 1000
 _FIRST, _LAST = "n01440764", "n15075141"
@@ -33,17 +31,19 @@ _VALIDATION_PLACES = ("val", "validation", f"{_KAGGLE}/val", "ILSVRC2012_img_val
 
 
 def read(root: Path) -> dict[str, Originals]:
-    """The splits that are there; a class is the place of its wnid among the 1,000 in order, whatever is on disk.
+    """The splits that are there; a class is the place of its wnid among the 1,000 in order, whatever is on
+    disk.
 
     Keys are file names, as `n01440764_10026.JPEG` and `ILSVRC2012_val_00000001.JPEG`.
 
     Args:
-        root: holds one of `train/<wnid>/`, `ILSVRC/Data/CLS-LOC/train/<wnid>/`, `ILSVRC2012_img_train.tar`, or of
-            `val/<wnid>/`, `val/` flat, `ILSVRC/Data/CLS-LOC/val/`, `ILSVRC2012_img_val.tar`, or of both.
-            Labels of flat images come from `LOC_val_solution.csv` or `[imagenet_2012_]validation_synset_labels.txt`, and where
-            neither is there but all 50,000 images are, from the list that comes with vitctl; the wnids are taken
-            from the folders of either split, the training tar, `LOC_synset_mapping.txt` or `synsets.txt`, or from all
-            labels of the validation images.
+        root: holds one of `train/<wnid>/`, `ILSVRC/Data/CLS-LOC/train/<wnid>/`, `ILSVRC2012_img_train.tar`,
+            or of `val/<wnid>/`, `val/` flat, `ILSVRC/Data/CLS-LOC/val/`, `ILSVRC2012_img_val.tar`, or of
+            both. Labels of flat images come from `LOC_val_solution.csv` or
+            `[imagenet_2012_]validation_synset_labels.txt`, and where neither is there but all 50,000 images
+            are, from the list that comes with vitctl; the wnids are taken from the folders of either split,
+            the training tar, `LOC_synset_mapping.txt` or `synsets.txt`, or from all labels of the validation
+            images.
 
     Raises:
         DataError: no images are there, or there are not 1,000 classes.
@@ -62,7 +62,10 @@ def read(root: Path) -> dict[str, Originals]:
 
 
 def _images(place: Path) -> list[Item]:
-    """All images of a split, keyed by `<wnid>/<file>` or, when they lie flat, by `<file>`. The labels come later."""
+    """All images of a split, keyed by `<wnid>/<file>` or, when they lie flat, by `<file>`.
+
+    The labels come later.
+    """
     if place.suffix == ".tar":
         packed = [item for item in archive_items(place) if Path(item.key).suffix.lower() in IMAGE_SUFFIXES]
         return [replace(item, key="/".join(_folder_and_name(item.key))) for item in packed]
@@ -80,7 +83,9 @@ def _folder_and_name(key: str) -> list[str]:
 
 def is_imagenet(folder: Path) -> bool:
     """Whether ImageNet's archives, or Kaggle's tree, lie in a folder."""
-    return any((folder / place).exists() for place in (*_TRAIN_PLACES, *_VALIDATION_PLACES) if "ILSVRC" in place)
+    return any(
+        (folder / place).exists() for place in (*_TRAIN_PLACES, *_VALIDATION_PLACES) if "ILSVRC" in place
+    )
 
 
 def _wnids(root: Path, found: dict[str, list[Item]]) -> tuple[str, ...]:
@@ -101,7 +106,9 @@ def _checked(found: set[str], where: str) -> tuple[str, ...]:
     wnids = sorted(found)
     if len(wnids) != NUM_CLASSES or (wnids[0], wnids[-1]) != (_FIRST, _LAST):
         ends = f", {wnids[0]} to {wnids[-1]}" if wnids else ""
-        raise DataError(f"{where}: {len(wnids):,} classes{ends}, should be {NUM_CLASSES:,} wnids, {_FIRST} to {_LAST}")
+        raise DataError(
+            f"{where}: {len(wnids):,} classes{ends}, should be {NUM_CLASSES:,} wnids, {_FIRST} to {_LAST}"
+        )
     return tuple(wnids)
 
 
@@ -112,8 +119,13 @@ def _split(root: Path, images: list[Item], wnids: tuple[str, ...]) -> Originals:
     numbers = {wnid: label for label, wnid in enumerate(wnids)}
     unknown = next((wnid for wnid in own if wnid not in numbers), None)
     if unknown is not None:
-        raise DataError(f"{root}: {unknown} is none of the {NUM_CLASSES} classes, should be a wnid such as {_FIRST}")
-    items = [replace(item, key=name, label=numbers[wnid]) for name, wnid, item in zip(names, own, images, strict=True)]
+        raise DataError(
+            f"{root}: {unknown} is none of the {NUM_CLASSES} classes, should be a wnid such as {_FIRST}"
+        )
+    items = [
+        replace(item, key=name, label=numbers[wnid])
+        for name, wnid, item in zip(names, own, images, strict=True)
+    ]
     return Originals(items, wnids, "ImageNet, ILSVRC 2012")
 
 
@@ -125,14 +137,15 @@ def _listed_wnids(root: Path, images: list[Item]) -> list[str]:
         path = need(root, *_LABEL_LISTS, archive=LABEL_ARCHIVE)
         num_lines = len(read_lines(path))
         raise DataError(
-            f"{path}: {num_lines:,} lines, {len(absent):,} of {len(images):,} images have no label, first {absent[0]}"
+            f"{path}: {num_lines:,} lines, {len(absent):,} of {len(images):,} images have no label, first "
+            f"{absent[0]}"
         )
     return [listed[Path(item.key).stem] for item in images]
 
 
 def _label_list(root: Path, images: list[Item]) -> dict[str, str]:
-    """Image name without suffix to wnid: from Kaggle's table by name, from a list in the order of the names, or, for all 50,000
-    validation images, from the list that comes with vitctl; else nothing."""
+    """Image name without suffix to wnid: from Kaggle's table by name, from a list in the order of the names,
+    or, for all 50,000 validation images, from the list that comes with vitctl; else nothing."""
     path = next((root / name for name in _LABEL_LISTS if (root / name).is_file()), None)
     if path is None:
         return _known_labels({Path(item.key).stem for item in images})
@@ -140,7 +153,9 @@ def _label_list(root: Path, images: list[Item]) -> dict[str, str]:
     if path.suffix == ".csv":
         return {row["ImageId"]: row["PredictionString"].split()[0] for row in csv.DictReader(lines)}
     names = sorted(item.key.rpartition("/")[2] for item in images)
-    return dict(zip((Path(name).stem for name in names), lines, strict=True)) if len(lines) == len(names) else {}
+    return (
+        dict(zip((Path(name).stem for name in names), lines, strict=True)) if len(lines) == len(names) else {}
+    )
 
 
 def _known_labels(names: set[str]) -> dict[str, str]:

@@ -1,4 +1,6 @@
-"""ImageNet-21k: a folder or a tar file per WordNet synset, under the 21,843 classes that the authors' heads have."""
+"""ImageNet-21k: a folder or a tar file per WordNet synset, under the 21,843 classes that the authors' heads
+have.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -18,8 +20,8 @@ _WHOLE = ("fall11_whole.tar", "winter21_whole.tar")
 def read(root: Path) -> dict[str, Originals]:
     """All images as `train`; a class is the place of its wnid in the authors' list, whatever is on disk.
 
-    Of the 21,843 classes two have no image in the release of fall 2011, and 2,676 or more in that of winter 2021.
-    Keys are file names, as `n01440764_10026.JPEG`.
+    Of the 21,843 classes two have no image in the release of fall 2011, and 2,676 or more in that of winter
+    2021. Keys are file names, as `n01440764_10026.JPEG`.
 
     Args:
         root: holds `fall11_whole.tar`, `winter21_whole.tar`, or `<wnid>.tar` and `<wnid>/` side by side.
@@ -29,7 +31,9 @@ def read(root: Path) -> dict[str, Originals]:
     """
     items = _packed(root) or _unpacked(root)
     if not items:
-        raise DataError(f"{root}: {', '.join(_WHOLE)}, <wnid>.tar or <wnid>/: none is here; put here: {ARCHIVE}")
+        raise DataError(
+            f"{root}: {', '.join(_WHOLE)}, <wnid>.tar or <wnid>/: none is here; put here: {ARCHIVE}"
+        )
     class_names = class_list("imagenet21k")
     labels = {wnid: label for label, wnid in enumerate(class_names)}
     parts = [item.key.split("/") for item in items]
@@ -38,7 +42,9 @@ def read(root: Path) -> dict[str, Originals]:
         raise DataError(
             f"{root}: {', '.join(unknown[:5])}: none of the {NUM_CLASSES:,} classes, such as {class_names[0]}"
         )
-    found = [replace(item, key=place[-1], label=labels[place[0]]) for item, place in zip(items, parts, strict=True)]
+    found = [
+        replace(item, key=place[-1], label=labels[place[0]]) for item, place in zip(items, parts, strict=True)
+    ]
     return {"train": Originals(found, class_names, "ImageNet-21k")}
 
 

@@ -12,7 +12,8 @@ CLASS_NAMES = class_list("imagenet")
 
 
 def read(root: Path) -> dict[str, Originals]:
-    """All images as `test`; a folder's name is its class number, so that folder 10 does not come before folder 2.
+    """All images as `test`; a folder's name is its class number, so that folder 10 does not come before
+    folder 2.
 
     Args:
         root: holds `imagenetv2-matched-frequency-format-val/<0 to 999>/*.jpeg`.

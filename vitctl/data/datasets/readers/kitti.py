@@ -28,7 +28,9 @@ def _drives(**numbers: str) -> frozenset[str]:
 TEST_DRIVES = _drives(
     _09_26="0001 0011 0070 0087", _09_28="0001 0070 0094 0102 0154 0167 0185 0199 0204", _10_03="0047"
 )
-VALIDATION_DRIVES = _drives(_09_26="0027 0035 0052 0057 0079 0084", _09_28="0016 0021 0043 0138 0143 0146 0162 0165")
+VALIDATION_DRIVES = _drives(
+    _09_26="0027 0035 0052 0057 0079 0084", _09_28="0016 0021 0043 0138 0143 0146 0162 0165"
+)
 
 
 def read(root: Path) -> dict[str, Originals]:
@@ -43,12 +45,16 @@ def read(root: Path) -> dict[str, Originals]:
     images = need(root, "training/image_2", archive=ARCHIVE)
     annotations = need(root, "training/label_2", archive=ARCHIVE)
     splits: dict[str, list[str]] = {"train": [], "validation": [], "test": []}
-    for number, drive in enumerate(_drive_of_images(need(root, "devkit_object/mapping", "mapping", archive=ARCHIVE))):
+    for number, drive in enumerate(
+        _drive_of_images(need(root, "devkit_object/mapping", "mapping", archive=ARCHIVE))
+    ):
         splits[split_of_drive(drive)].append(f"{number:06d}")
     return {
         split: Originals(
             file_items(
-                images, [f"{name}.png" for name in names], [_label(annotations / f"{name}.txt") for name in names]
+                images,
+                [f"{name}.png" for name in names],
+                [_label(annotations / f"{name}.txt") for name in names],
             ),
             CLASS_NAMES,
             "KITTI, distance of the nearest vehicle",

@@ -26,7 +26,8 @@ _CLASS_NAME = re.compile(r".* \((n\d{8}(?: n\d{8})*)\)")
 def read(root: Path) -> dict[str, Originals]:
     """The images of the classes shared with ImageNet as `test`, without their red frame.
 
-    A class is named after its object and the ImageNet classes that count as right: `Alarm clock (n02708093 n03196217)`.
+    A class is named after its object and the ImageNet classes that count as right: `Alarm clock (n02708093
+    n03196217)`.
 
     Args:
         root: holds `objectnet-1.0/images/<folder>/*.png` and `objectnet-1.0/mappings/`.
@@ -40,7 +41,8 @@ def read(root: Path) -> dict[str, Originals]:
     for label, name in enumerate(folders):
         place = need(folder, f"images/{name}", archive=ARCHIVE)
         items += [
-            Item(f"{name}/{file}", label, partial(_unframed, place / file)) for file in image_names(place, (".png",))
+            Item(f"{name}/{file}", label, partial(_unframed, place / file))
+            for file in image_names(place, (".png",))
         ]
     return {"test": Originals(items, classes, "ObjectNet, the classes of ImageNet, red frame cut off")}
 
@@ -66,7 +68,9 @@ def _classes(mappings: Path) -> tuple[list[str], tuple[str, ...]]:
             if name in to_imagenet
         }
     except (KeyError, IndexError, ValueError, TypeError, AttributeError) as error:
-        raise DataError(f"{mappings}: the mappings do not fit together ({type(error).__name__}: {error})") from None
+        raise DataError(
+            f"{mappings}: the mappings do not fit together ({type(error).__name__}: {error})"
+        ) from None
     if len(rows) != NUM_CLASSES:
         raise DataError(f"{mappings}: {len(rows)} classes are shared with ImageNet, should be {NUM_CLASSES}")
     return list(rows), tuple(rows.values())

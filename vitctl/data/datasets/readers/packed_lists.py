@@ -16,7 +16,9 @@ _NUM_SUN397, _DIGITS, _BITS = 108_753, 5, 10
 
 
 def imagenet_validation_labels() -> np.ndarray:
-    """Labels of ILSVRC2012_val_00000001.JPEG to 00050000, as places of wnids in sorted order: int64 `[50000]`."""
+    """Labels of ILSVRC2012_val_00000001.JPEG to 00050000, as places of wnids in sorted order: int64
+    `[50000]`.
+    """
     bits = np.unpackbits(np.fromfile(ASSETS / "imagenet_validation_labels.u10", np.uint8)).reshape(-1, _BITS)
     return bits @ (1 << np.arange(_BITS, dtype=np.int64)[::-1])
 
@@ -34,8 +36,10 @@ def sun397_split(paths: Sequence[str]) -> dict[str, list[str]]:
     digest = hashlib.sha256("".join(f"{path}\n" for path in ordered).encode()).hexdigest()
     if digest != SUN397_PATHS_SHA256:
         raise DataError(
-            f"these {len(ordered):,} images are not the {_NUM_SUN397:,} of SUN397, whose split goes by the place of a path "
-            f"among all; unpack SUN397.tar.gz again, or put sun397_tfds_tr.txt, _va.txt and _te.txt beside the images"
+            f"these {len(ordered):,} images are not the {_NUM_SUN397:,} of SUN397, whose split goes by the "
+            f"place of a path "
+            f"among all; unpack SUN397.tar.gz again, or put sun397_tfds_tr.txt, _va.txt and _te.txt beside "
+            f"the images"
         )
     splits: dict[str, list[str]] = {split: [] for split in SUN397_SPLITS}
     for path, number in zip(ordered, _sun397_numbers(), strict=False):

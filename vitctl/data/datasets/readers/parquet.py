@@ -1,4 +1,6 @@
-"""Hugging Face's parquet files: a column of encoded images, and one of labels whose names stand in the file's metadata."""
+"""Hugging Face's parquet files: a column of encoded images, and one of labels whose names stand in the file's
+metadata.
+"""
 
 import json
 import os
@@ -23,12 +25,14 @@ _WITH_WNID = re.compile(r"(.+)_n\d{8}(\.JPEG)")  # ImageNet's names there carry 
 
 
 def read_parquet(files: list[Path]) -> dict[str, Originals]:
-    """Read images and labels; `train-00000-of-00005.parquet` and its like belong to the split they begin with.
+    """Read images and labels; `train-00000-of-00005.parquet` and its like belong to the split they begin
+    with.
 
-    A column of lists gives every image several labels. A file that has paths in place of images is a table like any other.
+    A column of lists gives every image several labels. A file that has paths in place of images is a table
+    like any other.
 
-    Rows can only be read by the group, so the images are laid out once in a temporary file, from which the shuffle reads.
-    The key is the image's own path where all have different ones, else its number.
+    Rows can only be read by the group, so the images are laid out once in a temporary file, from which the
+    shuffle reads. The key is the image's own path where all have different ones, else its number.
 
     Args:
         files: parquet files of one data set.
@@ -49,16 +53,24 @@ def _listed(path: Path) -> list[dict[str, str]]:
     """The rows of a table of paths as text, lists of labels joined."""
     rows: list[dict[str, Any]] = []
     num_bytes = 0
-    for batch in _reading(path, open_table(path).iter_batches(batch_size=1024)):  # a dictionary makes much of little
+    for batch in _reading(
+        path, open_table(path).iter_batches(batch_size=1024)
+    ):  # a dictionary makes much of little
         rows += (new := batch.to_pylist())
         num_bytes += sum(len(value) for row in new for value in row.values() if isinstance(value, str | list))
         if num_bytes > TABLE.limit:
             raise DataError(f"{path}: holds more than {TABLE} bytes of text")
-    if not rows or not all(row["path"] and row.get("label", row.get("labels")) not in (None, []) for row in rows):
+    if not rows or not all(
+        row["path"] and row.get("label", row.get("labels")) not in (None, []) for row in rows
+    ):
         raise DataError(f"{path}: should have a path and a label in every row")
     return [
         {
-            name: ";".join(map(str, value)) if isinstance(value, list) else "" if value is None else str(value)
+            name: ";".join(map(str, value))
+            if isinstance(value, list)
+            else ""
+            if value is None
+            else str(value)
             for name, value in row.items()
         }
         for row in rows
@@ -88,7 +100,8 @@ def _read_split(paths: list[Path]) -> Originals:
         given = item.label if isinstance(item.label, tuple) else (item.label,)
         if not all(-1 <= label < len(names) for label in given):
             raise DataError(
-                f"{paths[0].parent}: image {one_line(item.key)} has label {item.label}, should be -1 to {len(names) - 1}"
+                f"{paths[0].parent}: image {one_line(item.key)} has label {item.label}, should be -1 to "
+                f"{len(names) - 1}"
             )
     return Originals(items, tuple(names), str(paths[0].parent), is_user_data=True)
 
@@ -114,7 +127,9 @@ def open_table(path: Path) -> Any:
         import pyarrow
         import pyarrow.parquet
     except ModuleNotFoundError:
-        raise DataError(f"{path}: parquet needs pyarrow; install it with `pip install 'vitctl[data]'`") from None
+        raise DataError(
+            f"{path}: parquet needs pyarrow; install it with `pip install 'vitctl[data]'`"
+        ) from None
     open_regular(path, error=DataError).close()
     try:
         with parsing(path, DataError, "not a whole parquet file"):
@@ -122,7 +137,9 @@ def open_table(path: Path) -> Any:
             groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
     except OSError as error:
         raise DataError(f"{path}: not a whole parquet file ({error_text(error)})") from None
-    if (largest := max((group.total_byte_size for group in groups), default=0)) > TABLE.limit + path.stat().st_size:
+    if (
+        largest := max((group.total_byte_size for group in groups), default=0)
+    ) > TABLE.limit + path.stat().st_size:
         raise DataError(f"{path}: a row group of {largest:,} bytes, should be at most {TABLE}")
     return file
 
@@ -135,9 +152,13 @@ def _class_names(metadata: dict[bytes, bytes], label: str) -> list[str]:
         return []
 
 
-def _rows(path: Path, table: Any, image: str, label: str) -> Iterator[tuple[bytes, str, int | tuple[int, ...]]]:
+def _rows(
+    path: Path, table: Any, image: str, label: str
+) -> Iterator[tuple[bytes, str, int | tuple[int, ...]]]:
     for batch in _reading(path, table.iter_batches(batch_size=64, columns=[image, label])):
-        for found, given in zip(batch.column(image).to_pylist(), batch.column(label).to_pylist(), strict=True):
+        for found, given in zip(
+            batch.column(image).to_pylist(), batch.column(label).to_pylist(), strict=True
+        ):
             data, name = (found.get("bytes"), found.get("path")) if isinstance(found, dict) else (found, None)
             number = tuple(dict.fromkeys(given)) if isinstance(given, list) else given
             if not isinstance(data, bytes) or not _is_label(number):
@@ -146,7 +167,9 @@ def _rows(path: Path, table: Any, image: str, label: str) -> Iterator[tuple[byte
 
 
 def _reading(path: Path, batches: Iterator[Any]) -> Iterator[Any]:
-    """The same batches; a file whose pages are damaged says so only here. pyarrow's own errors are Python's, or come from them."""
+    """The same batches; a file whose pages are damaged says so only here. pyarrow's own errors are Python's,
+    or come from them.
+    """
     try:
         with parsing(path, DataError, "damaged parquet file"):
             yield from batches
@@ -155,7 +178,9 @@ def _reading(path: Path, batches: Iterator[Any]) -> Iterator[Any]:
 
 
 def _is_label(number: Any) -> bool:
-    return all(isinstance(one, int) for one in number) if isinstance(number, tuple) else isinstance(number, int)
+    return (
+        all(isinstance(one, int) for one in number) if isinstance(number, tuple) else isinstance(number, int)
+    )
 
 
 class _Spool:

@@ -32,7 +32,9 @@ def read(root: Path) -> dict[str, Originals]:
 
 
 def _split(root: Path, word: str) -> Originals:
-    paths = {part: need(root, f"camelyonpatch_level_2_split_{word}_{part}.h5", archive=ARCHIVE) for part in "xy"}
+    paths = {
+        part: need(root, f"camelyonpatch_level_2_split_{word}_{part}.h5", archive=ARCHIVE) for part in "xy"
+    }
     labels = check_labels(_opened(paths["y"], "y", os.getpid())[:], len(CLASS_NAMES), paths["y"])
     shape = _opened(paths["x"], "x", os.getpid()).shape
     if shape != (len(labels), 96, 96, 3):

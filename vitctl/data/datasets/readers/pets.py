@@ -34,8 +34,12 @@ def _split(images: Path, path: Path) -> Originals:
     try:
         labels = np.array([int(row[1]) - 1 for row in rows])
     except ValueError:
-        raise DataError(f"{path}: the second column should be a class number, 1 to {len(CLASS_NAMES)}") from None
+        raise DataError(
+            f"{path}: the second column should be a class number, 1 to {len(CLASS_NAMES)}"
+        ) from None
     labels = check_labels(labels, len(CLASS_NAMES), path)
     return Originals(
-        file_items(images, [f"{row[0]}.jpg" for row in rows], labels.tolist()), CLASS_NAMES, "Oxford-IIIT Pets"
+        file_items(images, [f"{row[0]}.jpg" for row in rows], labels.tolist()),
+        CLASS_NAMES,
+        "Oxford-IIIT Pets",
     )

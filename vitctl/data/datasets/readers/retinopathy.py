@@ -11,7 +11,9 @@ from vitctl.data.datasets.readers.graham import process_jpeg
 from vitctl.data.writer.items import Item, Originals
 from vitctl.errors import DataError
 
-SOLUTION = "https://storage.googleapis.com/kaggle-forum-message-attachments/90528/2877/retinopathy_solution.csv"
+SOLUTION = (
+    "https://storage.googleapis.com/kaggle-forum-message-attachments/90528/2877/retinopathy_solution.csv"
+)
 ARCHIVE = (
     "train.zip.*, test.zip.* (joined with cat) and trainLabels.csv.zip of the Kaggle competition "
     f"diabetic-retinopathy-detection, and {SOLUTION}"
@@ -21,7 +23,8 @@ USAGE = {"validation": "Public", "test": "Private"}
 
 
 def read(root: Path) -> dict[str, Originals]:
-    """Images are treated as in the benchmark's btgraham-300 when they are read; keys are names like `10_left`.
+    """Images are treated as in the benchmark's btgraham-300 when they are read; keys are names like
+    `10_left`.
 
     Both `validation` and `test` come from the competition's test images, by the column Usage of the solution.
 

@@ -1,7 +1,8 @@
 """Signed distance fields: how far a point lies outside a shape of radius about 1, negative inside.
 
-Every function takes x (to the right) and y (down), arrays of one shape, and gives distances in the same unit. Far
-from the edge they are bounds rather than distances; near it they are true, which is what smooth edges need.
+Every function takes x (to the right) and y (down), arrays of one shape, and gives distances in the same unit.
+Far from the edge they are bounds rather than distances; near it they are true, which is what smooth edges
+need.
 """
 
 import numpy as np
@@ -38,7 +39,9 @@ def star(x: Array, y: Array) -> Array:
     fifth = np.float32(2 * np.pi / 5)
     turn = np.abs((np.arctan2(x, -y) + fifth / 2) % fifth - fifth / 2)
     radius = np.sqrt(x * x + y * y)
-    return np.asarray((radius * np.cos(turn) - 1.08) * _STAR_NORMAL[0] + radius * np.sin(turn) * _STAR_NORMAL[1])
+    return np.asarray(
+        (radius * np.cos(turn) - 1.08) * _STAR_NORMAL[0] + radius * np.sin(turn) * _STAR_NORMAL[1]
+    )
 
 
 def heart(x: Array, y: Array) -> Array:
@@ -46,7 +49,9 @@ def heart(x: Array, y: Array) -> Array:
     y = y + 0.05
     u, v = (x + y) * np.sqrt(0.5, dtype=np.float32), (x - y) * np.sqrt(0.5, dtype=np.float32)
     body = _box(u - 0.1, v + 0.1, 0.58, 0.58)
-    return np.asarray(np.minimum(body, np.minimum(_disc(u - 0.1, v - 0.48, 0.58), _disc(u + 0.48, v + 0.1, 0.58))))
+    return np.asarray(
+        np.minimum(body, np.minimum(_disc(u - 0.1, v - 0.48, 0.58), _disc(u + 0.48, v + 0.1, 0.58)))
+    )
 
 
 def crescent(x: Array, y: Array) -> Array:

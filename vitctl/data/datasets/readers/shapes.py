@@ -1,8 +1,10 @@
-"""Shapes: pictures of solid shapes over varied backgrounds, drawn by a formula, in the spirit of dSprites and CLEVR.
+"""Shapes: pictures of solid shapes over varied backgrounds, drawn by a formula, in the spirit of dSprites and
+CLEVR.
 
-A picture is a pure function of (seed, split, index), and every factor behind it is known, so one generator serves many
-tasks: which shape, how large, turned how far, where, in which colour, how many. Factors that a task does not ask
-for vary freely; the one it asks for is drawn uniformly, and kept clear of the border between two classes.
+A picture is a pure function of (seed, split, index), and every factor behind it is known, so one generator
+serves many tasks: which shape, how large, turned how far, where, in which colour, how many. Factors that a
+task does not ask for vary freely; the one it asks for is drawn uniformly, and kept clear of the border
+between two classes.
 """
 
 import math
@@ -20,11 +22,28 @@ from vitctl.data.writer.items import Item
 
 SHAPES = tuple(FIELDS)
 ORIENTED = ("triangle", "heart", "crescent")  # no rotation but a full turn brings these back
-COLOURS = {"red": 0.0, "orange": 0.085, "yellow": 0.16, "green": 0.34, "blue": 0.6, "purple": 0.79}  # hues, 0 to 1
+COLOURS = {
+    "red": 0.0,
+    "orange": 0.085,
+    "yellow": 0.16,
+    "green": 0.34,
+    "blue": 0.6,
+    "purple": 0.79,
+}  # hues, 0 to 1
 SCALES = (0.20, 0.26, 0.32, 0.38, 0.44, 0.50)  # radius; the picture is 2 wide
 ORIENTATIONS = tuple(range(0, 360, 45))  # degrees, clockwise
 _CELLS = tuple(product((-1, 0, 1), repeat=2))  # y before x
-LOCATIONS = ("top left", "top", "top right", "left", "centre", "right", "bottom left", "bottom", "bottom right")
+LOCATIONS = (
+    "top left",
+    "top",
+    "top right",
+    "left",
+    "centre",
+    "right",
+    "bottom left",
+    "bottom",
+    "bottom right",
+)
 MAX_COUNT = 8
 
 
@@ -77,10 +96,14 @@ TASKS = {
     "colour": Task(tuple(COLOURS), lambda scene: scene[0].colour),
     "scale": Task(tuple(f"radius {radius:.2f}" for radius in SCALES), lambda scene: scene[0].scale),
     "orientation": Task(
-        tuple(f"{degrees} degrees" for degrees in ORIENTATIONS), lambda scene: scene[0].orientation, shapes=ORIENTED
+        tuple(f"{degrees} degrees" for degrees in ORIENTATIONS),
+        lambda scene: scene[0].orientation,
+        shapes=ORIENTED,
     ),
     "location": Task(LOCATIONS, lambda scene: scene[0].location),
-    "count": Task(tuple(str(n) for n in range(1, MAX_COUNT + 1)), lambda scene: len(scene) - 1, max_count=MAX_COUNT),
+    "count": Task(
+        tuple(str(n) for n in range(1, MAX_COUNT + 1)), lambda scene: len(scene) - 1, max_count=MAX_COUNT
+    ),
 }
 
 
@@ -146,10 +169,15 @@ def _scene(task: Task, rng: np.random.Generator) -> Scene:
 def _shape(task: Task, rng: np.random.Generator, location: int) -> Shape:
     crowded = task.max_count > 1
     shape = SHAPES.index(task.shapes[rng.integers(len(task.shapes))])
-    colour, scale, orientation = rng.integers((len(COLOURS), 2 if crowded else len(SCALES), len(ORIENTATIONS))).tolist()
+    colour, scale, orientation = rng.integers(
+        (len(COLOURS), 2 if crowded else len(SCALES), len(ORIENTATIONS))
+    ).tolist()
     jitter = rng.uniform(-1, 1, 6).tolist()
     radius = SCALES[scale] + 0.02 * jitter[0]
-    spread, reach = min(0.64, 0.92 - radius), 0.03 if crowded else 0.12  # large shapes stay inside the picture
+    spread, reach = (
+        min(0.64, 0.92 - radius),
+        0.03 if crowded else 0.12,
+    )  # large shapes stay inside the picture
     y, x = _CELLS[location]
     return Shape(
         shape=shape,
@@ -165,7 +193,10 @@ def _shape(task: Task, rng: np.random.Generator, location: int) -> Shape:
 
 
 def _draw(canvas: np.ndarray, shape: Shape) -> None:
-    """Paint a shape: a soft shade on the ground, then the body, lit from the top left. Edges are one pixel soft."""
+    """Paint a shape: a soft shade on the ground, then the body, lit from the top left.
+
+    Edges are one pixel soft.
+    """
     y, x = _grid(canvas.shape[1])
     y, x = (y - shape.centre[0]) / shape.radius, (x - shape.centre[1]) / shape.radius
     cos, sin = math.cos(shape.angle), math.sin(shape.angle)
@@ -183,7 +214,9 @@ def _background(rng: np.random.Generator, image_size: int) -> np.ndarray:
     hue, saturation, value, spread, turn, ripple_turn, frequency, phase = rng.uniform(0, 1, 8).tolist()
     value = 0.22 + 0.6 * value
     near = _rgb(hue, 0.3 * saturation, value)
-    far = _rgb(hue + 0.3 * (spread - 0.5), 0.3 * saturation, min(0.95, max(0.12, value + 0.5 * (spread - 0.5))))
+    far = _rgb(
+        hue + 0.3 * (spread - 0.5), 0.3 * saturation, min(0.95, max(0.12, value + 0.5 * (spread - 0.5)))
+    )
     blend = 0.5 + 0.35 * (math.cos(2 * math.pi * turn) * x + math.sin(2 * math.pi * turn) * y)
     across = math.cos(math.pi * ripple_turn) * x + math.sin(math.pi * ripple_turn) * y
     ripple = 1 + 0.07 * np.sin((3 + 9 * frequency) * across + 2 * math.pi * phase)

@@ -17,7 +17,9 @@ from vitctl.system.bounds import TABLE
 from vitctl.system.files import open_regular
 from vitctl.system.parsing import parsing
 
-ARCHIVE = "the six smallnorb-*.mat.gz from https://cs.nyu.edu/~ylclab/data/norb-v1.0-small, packed or unpacked"
+ARCHIVE = (
+    "the six smallnorb-*.mat.gz from https://cs.nyu.edu/~ylclab/data/norb-v1.0-small, packed or unpacked"
+)
 STEMS = {
     "train": "smallnorb-5x46789x9x18x6x2x96x96-training",
     "test": "smallnorb-5x01235x9x18x6x2x96x96-testing",
@@ -48,11 +50,14 @@ def read(root: Path, task: Literal["azimuth", "elevation"]) -> dict[str, Origina
 
 def _split(root: Path, stem: str, task: str) -> Originals:
     paths = {
-        part: need(root, f"{stem}-{part}.mat", f"{stem}-{part}.mat.gz", archive=ARCHIVE) for part in ("dat", "info")
+        part: need(root, f"{stem}-{part}.mat", f"{stem}-{part}.mat.gz", archive=ARCHIVE)
+        for part in ("dat", "info")
     }
     pixels, info = read_norb(paths["dat"]), read_norb(paths["info"])
     if pixels.shape[1:] != (2, 96, 96) or info.shape != (len(pixels), 4):
-        raise DataError(f"{root}: images are {pixels.shape} and info {info.shape}, should be (N, 2, 96, 96) and (N, 4)")
+        raise DataError(
+            f"{root}: images are {pixels.shape} and info {info.shape}, should be (N, 2, 96, 96) and (N, 4)"
+        )
     labels = check_labels(_LABEL[task](info), len(CLASS_NAMES[task]), paths["info"])
     return Originals(pixel_rows(pixels[:, 0], labels), CLASS_NAMES[task], f"smallNORB, {task}")
 
@@ -66,7 +71,8 @@ def _unpacked(path: Path) -> bytes:
 
 
 def read_norb(path: Path) -> np.ndarray:
-    """Read a file in NORB's own format: type, number of axes, at least three lengths, then the values, little-endian.
+    """Read a file in NORB's own format: type, number of axes, at least three lengths, then the values,
+    little-endian.
 
     Raises:
         DataError: it is in another format, or cut short.
@@ -78,6 +84,7 @@ def read_norb(path: Path) -> np.ndarray:
     dtype, shape, start = _TYPES.get(magic), lengths[:num_axes], 8 + 4 * len(lengths)
     if dtype is None or len(data) - start != math.prod(shape) * dtype.itemsize:
         raise DataError(
-            f"{path}: not a whole NORB file of bytes or integers (type {magic:#x}, shape {shape}, {len(data)} bytes)"
+            f"{path}: not a whole NORB file of bytes or integers (type {magic:#x}, shape {shape}, "
+            f"{len(data)} bytes)"
         )
     return np.frombuffer(data, dtype, offset=start).reshape(shape)

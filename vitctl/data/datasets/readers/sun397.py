@@ -9,7 +9,8 @@ from vitctl.errors import DataError
 
 ARCHIVE = "SUN397.tar.gz from https://vision.princeton.edu/projects/2010/SUN"
 LIST_ARCHIVE = (
-    "sun397_tfds_{tr,va,te}.txt, the three split lists in tensorflow_datasets/image_classification of the package "
+    "sun397_tfds_{tr,va,te}.txt, the three split lists in tensorflow_datasets/image_classification of the "
+    "package "
     "tensorflow-datasets (`pip download --no-deps tensorflow-datasets` and unzip)"
 )
 LISTS = {"train": "sun397_tfds_tr.txt", "validation": "sun397_tfds_va.txt", "test": "sun397_tfds_te.txt"}
@@ -22,8 +23,8 @@ def read(root: Path) -> dict[str, Originals]:
     Images keep their bytes; the benchmark's copy shrank those of more than 120,000 pixels.
 
     Args:
-        root: holds `SUN397/ClassName.txt` and the tree of images; the split lists, when they lie beside it, go before
-            the packed split that comes with vitctl.
+        root: holds `SUN397/ClassName.txt` and the tree of images; the split lists, when they lie beside it,
+            go before the packed split that comes with vitctl.
 
     Raises:
         DataError: files are missing, or the classes are not the 397.
@@ -34,7 +35,11 @@ def read(root: Path) -> dict[str, Originals]:
     if len(set(classes)) != NUM_CLASSES:
         raise DataError(f"{path}: {len(set(classes))} classes, should be {NUM_CLASSES}")
     numbers = {name: label for label, name in enumerate(classes)}
-    lists = {split: (root / name, read_lines(root / name)) for split, name in LISTS.items() if (root / name).exists()}
+    lists = {
+        split: (root / name, read_lines(root / name))
+        for split, name in LISTS.items()
+        if (root / name).exists()
+    }
     if lists:
         for name in LISTS.values():
             need(root, name, archive=LIST_ARCHIVE)
@@ -51,8 +56,11 @@ def _split(folder: Path, path: Path, keys: list[str], numbers: dict[str, int]) -
     unknown = next((key for key in keys if key.rpartition("/")[0] not in numbers), None)
     if unknown is not None:
         raise DataError(
-            f"{path}: {unknown} is of none of the {NUM_CLASSES} classes; lines should be like /a/abbey/sun_x.jpg"
+            f"{path}: {unknown} is of none of the {NUM_CLASSES} classes; lines should be like "
+            f"/a/abbey/sun_x.jpg"
         )
     labels = [numbers[key.rpartition("/")[0]] for key in keys]
     names = [key.removeprefix("/") for key in keys]
-    return Originals(file_items(folder, names, labels, keys), tuple(numbers), "SUN397, TensorFlow Datasets split")
+    return Originals(
+        file_items(folder, names, labels, keys), tuple(numbers), "SUN397, TensorFlow Datasets split"
+    )

@@ -25,9 +25,15 @@ def read(root: Path) -> dict[str, Originals]:
 
 def _split(path: Path) -> Originals:
     pixels, digits = load_mat(path, "X", "y")
-    if pixels.ndim != 4 or pixels.shape[:3] != (32, 32, 3) or pixels.shape[3] != digits.size or pixels.dtype != "uint8":
+    if (
+        pixels.ndim != 4
+        or pixels.shape[:3] != (32, 32, 3)
+        or pixels.shape[3] != digits.size
+        or pixels.dtype != "uint8"
+    ):
         raise DataError(
-            f"{path}: X is {pixels.dtype} {pixels.shape} for {digits.size} labels, should be uint8 (32, 32, 3, N)"
+            f"{path}: X is {pixels.dtype} {pixels.shape} for {digits.size} labels, should be uint8 (32, "
+            f"32, 3, N)"
         )
     labels = check_labels(digits.astype(int), 11, path) % 10
     return Originals(pixel_rows(pixels.transpose(3, 0, 1, 2), labels), CLASS_NAMES, "SVHN, cropped digits")

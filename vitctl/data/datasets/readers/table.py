@@ -1,4 +1,6 @@
-"""Images listed in a table: `path,label` or, where an image may be of several classes, `path,labels`; perhaps `split`."""
+"""Images listed in a table: `path,label` or, where an image may be of several classes, `path,labels`; perhaps
+`split`.
+"""
 
 import csv
 import io
@@ -21,9 +23,9 @@ Row = Mapping[str, str]
 def read_table(path: Path) -> dict[str, Originals]:
     """Read a list of images with its header line; `.tsv` files are split at tabs, others at commas.
 
-    Labels are class names, sorted by code point, or all of them class numbers from 0. In a column `labels` there may be
-    several, as in `cat;dog`, and every image of the table counts as one that may have several. Paths are relative to the
-    table; the path becomes the key. Rows without a split belong to `train`.
+    Labels are class names, sorted by code point, or all of them class numbers from 0. In a column `labels`
+    there may be several, as in `cat;dog`, and every image of the table counts as one that may have several.
+    Paths are relative to the table; the path becomes the key. Rows without a split belong to `train`.
 
     Raises:
         DataError: columns, files or labels are wrong; one line for all missing files.
@@ -47,7 +49,8 @@ def read_rows(path: Path, rows: Sequence[Row]) -> dict[str, Originals]:
     if joined:
         raise DataError(
             f"{path}: {len(joined):,} of {len(rows):,} values of the column 'label' have a ';', the first is "
-            f"{one_line(joined[0]['label'][:100])!r}: name the column 'labels' if these are several labels, or take the ';' out"
+            f"{one_line(joined[0]['label'][:100])!r}: name the column 'labels' if these are several labels, "
+            f"or take the ';' out"
         )
     own = [_labels(row["labels"]) if several else (_normal(row["label"]),) for row in rows]
     class_names = _class_names([name for names in own for name in names])
@@ -56,25 +59,37 @@ def read_rows(path: Path, rows: Sequence[Row]) -> dict[str, Originals]:
     for row, names, size in zip(rows, own, sizes, strict=True):
         split = (row.get("split") or "").strip() or "train"
         labels = tuple(numbers[name] for name in names)
-        item = Item(row["path"], labels if several else labels[0], partial(read_bytes, path.parent / row["path"]), size)
+        item = Item(
+            row["path"],
+            labels if several else labels[0],
+            partial(read_bytes, path.parent / row["path"]),
+            size,
+        )
         splits.setdefault(SPLITS.get(split.lower(), split), []).append(item)
-    return {split: Originals(items, class_names, str(path), is_user_data=True) for split, items in splits.items()}
+    return {
+        split: Originals(items, class_names, str(path), is_user_data=True) for split, items in splits.items()
+    }
 
 
 def _rows(path: Path) -> list[dict[str, str]]:
     try:
         with io.StringIO(_text(path), newline="") as file:
-            reader = csv.DictReader(file, delimiter="\t" if path.suffix.lower() == ".tsv" else ",", strict=True)
+            reader = csv.DictReader(
+                file, delimiter="\t" if path.suffix.lower() == ".tsv" else ",", strict=True
+            )
             columns = list(reader.fieldnames or [])
             if set(columns) not in COLUMNS:
                 raise DataError(
-                    f"{path}: columns are {one_line(','.join(columns)[:200])}, should be path,label or path,label,split; "
+                    f"{path}: columns are {one_line(','.join(columns)[:200])}, should be path,label or "
+                    f"path,label,split; "
                     "labels in place of label where an image may have several, as in a;b"
                 )
             rows = []
             for row in reader:
                 if None in row or not all(row.get(name) for name in columns if name != "split"):
-                    raise DataError(f"{path}: line {reader.line_num}: should have {len(columns)} filled columns")
+                    raise DataError(
+                        f"{path}: line {reader.line_num}: should have {len(columns)} filled columns"
+                    )
                 rows.append(row)
     except (UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path}: cannot be read as a table ({error})") from None
@@ -93,7 +108,10 @@ def _labels(text: str) -> tuple[str, ...]:
 
 
 def numbered(num_classes: int) -> tuple[str, ...]:
-    """Names of classes that have none but their numbers. Raises DataError where a label of a few digits claims millions of them."""
+    """Names of classes that have none but their numbers.
+
+    Raises DataError where a label of a few digits claims millions of them.
+    """
     if num_classes > CLASSES.limit:
         raise DataError(f"a label of {num_classes - 1}: {num_classes:,} classes, should be at most {CLASSES}")
     return tuple(str(label) for label in range(num_classes))

@@ -14,7 +14,8 @@ _FOOTER_BYTES = 4  # checksum of the data
 
 
 def records(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Every record with the place of its first byte. The checksum of each length is compared, those of the data are not.
+    """Every record with the place of its first byte. The checksum of each length is compared, those of the
+    data are not.
 
     Raises:
         DataError: the file is damaged or cut short.
@@ -26,7 +27,9 @@ def records(path: Path) -> Iterator[tuple[int, bytes]]:
             if checksum == _masked_crc32c(header[:8]) and length > RECORD.limit:
                 raise DataError(f"{path}: a record of {length:,} bytes, should be at most {RECORD}")
             if checksum != _masked_crc32c(header[:8]):
-                raise DataError(f"{path}: damaged, or no TFRecord file, at byte {offset - len(header)}; copy it again")
+                raise DataError(
+                    f"{path}: damaged, or no TFRecord file, at byte {offset - len(header)}; copy it again"
+                )
             data = file.read(length)
             if len(data) < length or len(file.read(_FOOTER_BYTES)) < _FOOTER_BYTES:
                 raise DataError(f"{path}: ends within the record at byte {offset}; copy it again")

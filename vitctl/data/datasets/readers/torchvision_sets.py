@@ -1,7 +1,7 @@
 """Data sets that torchvision knows, with the keys by which TensorFlow Datasets orders them.
 
-Sets that are files give the original bytes; sets that are arrays give PNG, which loses nothing. torchvision compares
-the MD5 of the CIFAR files with the published one before it unpickles them.
+Sets that are files give the original bytes; sets that are arrays give PNG, which loses nothing. torchvision
+compares the MD5 of the CIFAR files with the published one before it unpickles them.
 """
 
 from collections.abc import Callable, Mapping
@@ -54,8 +54,12 @@ def read_torchvision(name: str, root: Path, *, download: bool) -> dict[str, Orig
             opened = getattr(torchvision.datasets, name)(root, download=download, **arguments)
         except Exception as error:  # its readers raise whatever damaged files make them trip over
             reason = " ".join(str(error).split())
-            raise DataError(f"torchvision:{name}: cannot be read from {root} ({reason}); or try --download") from None
-        splits[split] = Originals(family.items(opened), tuple(family.class_names(opened)), f"torchvision {name}")
+            raise DataError(
+                f"torchvision:{name}: cannot be read from {root} ({reason}); or try --download"
+            ) from None
+        splits[split] = Originals(
+            family.items(opened), tuple(family.class_names(opened)), f"torchvision {name}"
+        )
     return splits
 
 
@@ -68,7 +72,10 @@ def _array_items(arrays: np.ndarray, labels: list[int]) -> list[Item]:
 
 
 def _file_items(paths: list[Path], labels: list[int], key: Callable[[Path], str]) -> list[Item]:
-    return [Item(key(Path(path)), int(label), Path(path).read_bytes) for path, label in zip(paths, labels, strict=True)]
+    return [
+        Item(key(Path(path)), int(label), Path(path).read_bytes)
+        for path, label in zip(paths, labels, strict=True)
+    ]
 
 
 def _file_name(path: Path) -> str:
@@ -109,10 +116,14 @@ FAMILIES = {
         lambda opened: _file_items(opened._image_files, opened._labels, _file_name),
         lambda opened: _classes(opened) if hasattr(opened, "classes") else [str(n) for n in range(1, 103)],
     ),
-    "DTD": Family(_THREE, lambda opened: _file_items(opened._image_files, opened._labels, _folder_and_name), _classes),
+    "DTD": Family(
+        _THREE, lambda opened: _file_items(opened._image_files, opened._labels, _folder_and_name), _classes
+    ),
     "EuroSAT": Family(
         {"train": {}},
-        lambda opened: _file_items([p for p, _ in opened.samples], [t for _, t in opened.samples], _doubled_label),
+        lambda opened: _file_items(
+            [p for p, _ in opened.samples], [t for _, t in opened.samples], _doubled_label
+        ),
         _classes,
     ),
 }

@@ -20,4 +20,8 @@ def read(root: Path) -> dict[str, Originals]:
         DataError: files or classes are missing.
     """
     folder = need(root, "UCMerced_LandUse/Images", "Images", archive=ARCHIVE)
-    return {"train": Originals(class_items(folder, CLASS_NAMES, plain, suffixes=(".tif",)), CLASS_NAMES, "UC Merced")}
+    return {
+        "train": Originals(
+            class_items(folder, CLASS_NAMES, plain, suffixes=(".tif",)), CLASS_NAMES, "UC Merced"
+        )
+    }

@@ -1,0 +1,150 @@
+"""An exported file says what it is, agrees with the model, or is not there."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+
+from tests.trained import Job, do
+from vitctl.errors import CheckpointError, RecipeError
+from vitctl.export import onnx_file, onnx_graph
+from vitctl.jobs.inputs.weights import find_weights, loaded_model
+from vitctl.models.weights.load import read_weights, weights_digest
+
+
+@pytest.fixture(scope="module")
+def exported(pretrained: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
+    folder = tmp_path_factory.mktemp("exported") / "run"
+    return do("export", folder, **{"weights.source": str(pretrained)}), folder
+
+
+def test_export__both_files_agree_and_are_named(exported: tuple[dict[str, Any], Path]) -> None:
+    result, folder = exported
+    assert result["files"] == {
+        "onnx": str(folder / "model.onnx"),
+        "safetensors": str(folder / "model.safetensors"),
+    }
+    assert result["metrics"]["max_difference"]["safetensors"] == 0.0
+    assert result["metrics"]["max_difference"]["onnx"] < 1e-4
+    assert sorted(p.name for p in folder.iterdir() if "model" in p.name) == [
+        "model.onnx",
+        "model.py",
+        "model.safetensors",
+    ]
+
+
+def test_export__onnx_takes_raw_pixels_in_any_number(
+    exported: tuple[dict[str, Any], Path], pretrained: Path
+) -> None:
+    session = onnxruntime.InferenceSession(exported[1] / "model.onnx", providers=["CPUExecutionProvider"])
+    [given], [wanted] = session.get_inputs(), session.get_outputs()
+    assert (given.name, given.type, given.shape[1:], wanted.name) == (
+        "images",
+        "tensor(uint8)",
+        [3, 16, 16],
+        "logits",
+    )
+    assert isinstance(given.shape[0], str)
+    model, _ = loaded_model(find_weights(str(pretrained), which="ema"), 0, torch.float32)
+    model.eval()
+    for size in (1, 3, 17):
+        images = np.random.default_rng(size).integers(0, 256, (size, 3, 16, 16), dtype=np.uint8)
+        [got] = session.run(["logits"], {"images": images})
+        with torch.inference_mode():
+            expected = model((torch.from_numpy(images).float() / 255 - 0.5) / 0.5).numpy()
+        np.testing.assert_allclose(got, expected, atol=1e-4 * expected.std())
+
+
+def test_export__onnx_carries_names_and_preprocessing(
+    exported: tuple[dict[str, Any], Path], pretrained: Path
+) -> None:
+    proto = onnx.load(exported[1] / "model.onnx")
+    onnx.checker.check_model(proto)
+    notes = {p.key: p.value for p in proto.metadata_props}
+    weights = read_weights(pretrained / "checkpoints" / "step_00000020" / "ema.safetensors")
+    assert json.loads(notes["class_names"]) == weights.meta["class_names"]
+    assert len(json.loads(notes["class_names"])) == 6
+    assert json.loads(notes["preprocessing"]) == {
+        "image_size": 16,
+        "eval_method": "square",
+        "eval_resize": 0,
+        "resample": "bilinear_antialias",
+        "exif_orientation": True,
+        "mean": [0.5, 0.5, 0.5],
+        "std": [0.5, 0.5, 0.5],
+        "loss": "sigmoid",
+    }
+    assert (notes["producer"], notes["weights_sha256"]) == ("vitctl", weights_digest(weights.state))
+
+
+@pytest.mark.parametrize(("which", "file"), [("", "ema"), ("ema", "ema"), ("model", "model")])
+def test_export__of_the_averaged_weights(
+    job: Job, pretrained: Path, tmp_path: Path, which: str, file: str
+) -> None:
+    """What the run scored, and `evaluate` scores, is what is exported, unless the weights themselves are
+    asked for.
+    """
+    result = job(
+        "export", **{"export.to": ("safetensors",), "weights.which": which, "machine.precision": "auto"}
+    )
+    wanted = read_weights(pretrained / "checkpoints" / "step_00000020" / f"{file}.safetensors")
+    assert weights_digest(read_weights(tmp_path / "run").state) == weights_digest(wanted.state)
+    p = result["provenance"]
+    assert (p["weights_chosen"], p["weights_step"], p["weights_averaged"]) == ("last", 20, file == "ema")
+    assert p["precision"] == "float32"
+
+
+Runner = Callable[[Path], Callable[[torch.Tensor], list[np.ndarray]]]
+
+
+def wrong_numbers(run: Runner) -> Runner:
+    return lambda path: lambda images: [run(path)(images)[0] * 1.001]
+
+
+def one_row_only(run: Runner) -> Runner:
+    return lambda path: lambda images: [run(path)(images)[0][:1]]
+
+
+def not_numbers(run: Runner) -> Runner:
+    return lambda path: lambda images: [run(path)(images)[0] * np.nan]
+
+
+@pytest.mark.parametrize("harm", [None, wrong_numbers, one_row_only, not_numbers])
+def test_export__a_file_that_disagrees_is_refused_and_not_kept(
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, harm: Callable[[Runner], Runner] | None
+) -> None:
+    """A graph that runs and computes something else: the weights of its head are changed on the way into the
+    file.
+    """
+    trace = onnx_graph.trace
+
+    def broken(model: Any, path: Path, notes: dict[str, str]) -> None:
+        trace(model, path, notes)
+        proto = onnx.load(path)
+        [head] = [tensor for tensor in proto.graph.initializer if tensor.name == "network.model.head.bias"]
+        head.raw_data = np.float32([1, 0, 0, 0, 0, 0]).tobytes()
+        onnx.save(proto, path)
+
+    monkeypatch.setattr(onnx_file, "trace", broken if harm is None else trace)
+    if harm is not None:
+        monkeypatch.setattr(onnx_file, "open_onnx", harm(onnx_graph.open_onnx))
+    with pytest.raises(
+        CheckpointError, match=r"model\.onnx: the exported file differs from the model by .*; it was not kept"
+    ):
+        job("export", **{"export.to": ("onnx",), "machine.precision": "auto"})
+    assert [p.name for p in (tmp_path / "run").iterdir() if "onnx" in p.name or "model" in p.name] == []
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["status"] == "failed"
+
+
+@pytest.mark.parametrize(("to", "said"), [(("onnx", "tflite"), "tflite"), ((), "nothing")])
+def test_export__unknown_format(job: Job, to: tuple[str, ...], said: str) -> None:
+    with pytest.raises(
+        RecipeError, match=f"export.to: {said} cannot be written; choose from onnx, safetensors"
+    ):
+        job("export", **{"export.to": to})
