@@ -12,9 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from vitctl.engine import loop, losses
+from vitctl.engine import losses
 from vitctl.engine.checkpoint import files
 from vitctl.engine.preemption import exit_on_signals
+from vitctl.engine.step import TrainStep
 from vitctl.errors import VitctlError
 from vitctl.launch.worker import leave_group, redirect_output, work
 
@@ -42,13 +43,13 @@ def stuck_save(run_dir: Path) -> dict[str, Any]:
 
 def compiling(run_dir: Path) -> dict[str, Any]:
     """No harm; says when all is about to be compiled."""
-    warm_up = loop.Trainer.warm_up
+    warm_up = TrainStep.warm_up
 
-    def told(trainer: loop.Trainer, micro_batches: Any) -> None:
+    def told(trainer: TrainStep, micro_batches: Any) -> None:
         say("compiling")
         warm_up(trainer, micro_batches)
 
-    loop.Trainer.warm_up = told
+    TrainStep.warm_up = told
     return work(run_dir)
 
 
@@ -64,9 +65,9 @@ def forbidden_save(run_dir: Path) -> dict[str, Any]:
 
 def nan_on_one_rank(run_dir: Path) -> dict[str, Any]:
     """The loss of one image is not a number whenever it comes, on whatever process."""
-    from vitctl.jobs import training
+    from vitctl.engine import mixing
 
-    training.classify = poisoned
+    mixing.classify = poisoned
     return work(run_dir)
 
 

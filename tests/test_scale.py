@@ -112,7 +112,7 @@ def test_srun__signalled_tasks_save_and_go_on(run: Run, tiny_data: Path, tmp_pat
 
 @pytest.mark.slow
 def test_srun__the_first_error_is_the_one_line_on_the_screen(tiny_data: Path, tmp_path: Path) -> None:
-    from tests.engine.test_training import damaged
+    from tests.engine.test_trainer import damaged
 
     folder, port = tmp_path / "run", free_port()
     data = damaged(tiny_data, tmp_path / "data", "test", [20])

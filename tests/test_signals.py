@@ -26,13 +26,12 @@ from vitctl.data.datasets.readers import shapes
 from vitctl.data.inspect import dedup, verify
 from vitctl.data.source import exclusion
 from vitctl.data.writer import write
-from vitctl.engine import evaluation, loop, training
+from vitctl.engine import evaluation, step, trainer
 from vitctl.engine.checkpoint import files as checkpoints
 from vitctl.engine.distributed import agreement
 from vitctl.engine.preemption import SIGNALS
 from vitctl.export import weights_file
 from vitctl.jobs import features, fewshot, pretrain, probe
-from vitctl.jobs import training as jobs_training
 
 CPU = ("--set", "machine.device=cpu", "--set", "machine.workers=0", "--set", "machine.precision=float64")
 FEW = ("--set", "schedule.warmup_steps=1", "--set", "schedule.batch_size=8")
@@ -123,7 +122,7 @@ def pretraining(data: Path) -> tuple[object, ...]:
 @pytest.fixture(autouse=True)
 def nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """What machine.compile does around the compiler stays; the compiler itself is slow, see test_killed.py."""
-    monkeypatch.setattr(jobs_training, "compile_blocks", lambda _: 0)
+    monkeypatch.setattr(trainer, "compile_blocks", lambda _: 0)
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +130,7 @@ def straight(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The pre-training that nothing came between."""
     folder = tmp_path_factory.mktemp("straight") / "run"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(jobs_training, "compile_blocks", lambda _: 0)
+        patch.setattr(trainer, "compile_blocks", lambda _: 0)
         patch.setattr(sys, "argv", ["vitctl", *map(str, pretraining(tiny_data)), "--out", str(folder)])
         with pytest.raises(SystemExit) as ended:
             main()
@@ -143,19 +142,19 @@ MOMENTS: dict[str, tuple[Moment, signal.Signals]] = {
     "start-up, data": ((pretrain, "open_training_images", 1), TERM),
     "start-up, model": ((pretrain, "build", 1), INT),
     "start-up, folder": ((agreement, "newest_checkpoint", 1), USR1),
-    "compile": ((loop.Trainer, "warm_up", 1), USR1),
-    "compiled": ((training, "run_steps", 1), TERM),
-    "training, SIGTERM": ((loop.Trainer, "_step", 5), TERM),
-    "training, SIGUSR1": ((loop.Trainer, "_step", 5), USR1),
-    "training, SIGINT": ((loop.Trainer, "_step", 5), INT),
-    "the last step": ((loop.Trainer, "_step", 9), INT),
-    "log": ((training.Run, "_log_samples", 2), TERM),
+    "compile": ((step.TrainStep, "warm_up", 1), USR1),
+    "compiled": ((trainer.Trainer, "run_steps", 1), TERM),
+    "training, SIGTERM": ((step.TrainStep, "_step", 5), TERM),
+    "training, SIGUSR1": ((step.TrainStep, "_step", 5), USR1),
+    "training, SIGINT": ((step.TrainStep, "_step", 5), INT),
+    "the last step": ((step.TrainStep, "_step", 9), INT),
+    "log": ((trainer.Trainer, "_log_samples", 2), TERM),
     "evaluation": ((evaluation, "count_hits", 1), TERM),
     "the last evaluation": ((evaluation, "count_hits", 2), USR1),
     "few-shot features": ((features, "representations", 2), INT),
     "few-shot solve": ((probe, "score_draw", 2), TERM),
     "the last few-shot": ((probe, "score_draw", 6), USR1),
-    "saving, copy": ((training, "parts", 2), INT),
+    "saving, copy": ((trainer, "parts", 2), INT),
     "saving, weights": ((checkpoints, "save_weights", 3), TERM),
     "saving, optimizer": ((checkpoints, "save_tensors", 1), USR1),
     "saving, state": ((checkpoints, "write_run_json", 2), INT),
@@ -186,7 +185,7 @@ def test_pretrain__goes_on_bit_for_bit(
     steps = [step for step, *_ in told(folder)["train"]]
     assert steps == list(range(1, saved.step + 1))  # nothing that was done is lost
 
-    hit(training, "load_full_state", 1, TERM)  # and once more while it starts again
+    hit(trainer, "load_full_state", 1, TERM)  # and once more while it starts again
     assert vitctl("resume", folder)[0] == 3
     assert vitctl("resume", folder)[0] == 0
     assert told(folder) == told(straight)
@@ -205,7 +204,7 @@ JOBS: dict[str, tuple[tuple[str, ...], Moment, signal.Signals]] = {
         (features, "representations", 3),
         TERM,
     ),
-    "finetune": (("finetune", "--steps", "4", *FEW), (loop.Trainer, "_step", 3), INT),
+    "finetune": (("finetune", "--steps", "4", *FEW), (step.TrainStep, "_step", 3), INT),
 }
 
 

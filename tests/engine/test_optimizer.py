@@ -15,6 +15,7 @@ from vitctl.engine.optimizer import (
     take_step,
 )
 from vitctl.errors import CheckpointError
+from vitctl.recipe.sections import Optimizer
 
 LRS = [0.0, 0.01, 0.02, 0.03, 0.04, 0.04, 0.03, 0.02, 0.01, 0.001]
 B1, B2, EPS = 0.9, 0.999, 1e-8
@@ -38,9 +39,8 @@ def gradients() -> list[dict[str, Any]]:
 
 
 def optimizer_for(model: nn.Module, name: str, weight_decay: float) -> torch.optim.Optimizer:
-    return build_optimizer(
-        model, name=name, weight_decay=weight_decay, beta1=B1, beta2=B2, eps=EPS, momentum=0.9
-    )
+    adam = {"beta1": B1, "beta2": B2, "eps": EPS} if name == "adam" else {}
+    return build_optimizer(model, Optimizer(name=name, lr=1.0, weight_decay=weight_decay, **adam))
 
 
 def ten_steps(name: str, weight_decay: float) -> dict[str, Any]:
@@ -206,8 +206,7 @@ def test_step__a_part_of_a_parameter_gets_the_bits_of_the_whole(name: str, dtype
     parts = nn.Module()
     parts.rows = nn.ParameterList(whole.weight.detach().split([2, 5, 1, 3]))
     parts.bias = nn.ParameterList(whole.bias.detach().split([4, 6, 1]))
-    values = {"weight_decay": 0.1, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "momentum": 0.9}
-    both = [build_optimizer(model, name=name, **values) for model in (whole, parts)]
+    both = [optimizer_for(model, name, 0.1) for model in (whole, parts)]
     for _ in range(5):
         whole.weight.grad, whole.bias.grad = torch.randn_like(whole.weight), torch.randn_like(whole.bias)
         for own, gradient in ((parts.rows, whole.weight.grad), (parts.bias, whole.bias.grad)):

@@ -17,7 +17,7 @@ from tests import warm
 from tests.conftest import paced
 from tests.faults.conftest import ENVIRONMENT, assert_same, command, prepared, records, resume
 from vitctl.data.source.hashing import IGNORED_SIGNALS
-from vitctl.engine import loop
+from vitctl.engine.step import TrainStep
 from vitctl.launch.worker import work
 from vitctl.system.signals import SIGNALS, STOP_SIGNALS
 
@@ -38,14 +38,14 @@ def test_signal__saves_and_the_run_goes_on_bit_for_bit(
     tiny_data: Path, straight: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
     folder = prepared(tmp_path / "run", tiny_data)
-    step = loop.Trainer._step
+    step = TrainStep._step
 
     def hit(trainer: Any, *given: Any) -> None:
         if not records(folder, "resume") and len(records(folder, "train")) == 4:
             os.kill(os.getpid(), number)
         step(trainer, *given)
 
-    monkeypatch.setattr(loop.Trainer, "_step", hit)
+    monkeypatch.setattr(TrainStep, "_step", hit)
     assert work(folder)["status"] == "stopped"
     assert [r["step"] for r in records(folder, "train")] == [1, 2, 3, 4, 5, 6]  # the next update agrees on it
     assert work(folder)["status"] == "done"

@@ -11,9 +11,9 @@ import torch
 from tests.trained import CPU, SMALL, Job, do
 from vitctl.cli.show.render import show_result
 from vitctl.engine.preemption import Stopped
+from vitctl.engine.trainer import RunContext
 from vitctl.errors import RecipeError, VitctlError
 from vitctl.jobs import finetune as finetuning
-from vitctl.jobs.training import RunContext
 from vitctl.models.weights.load import read_weights, weights_digest
 from vitctl.report.compare import compare_runs
 

@@ -14,7 +14,7 @@ from tests.conftest import train_records, two_processes, worker
 from tests.trained import CPU, SMALL, Job, do
 from vitctl.data.loader.batches import Batch
 from vitctl.engine.evaluation import Score
-from vitctl.engine.loop import Trainer, Update
+from vitctl.engine.step import TrainStep, Update
 from vitctl.errors import CheckpointError, DataError, RecipeError
 from vitctl.jobs.record.result import read_result
 from vitctl.jobs.sweep import Trial, _check_same, best
@@ -98,16 +98,16 @@ def test_finetune__stopped_in_the_second_rate_goes_on_there(
         "weights.source": str(pretrained),
         **SWEEP,
     }
-    update, steps = Trainer.update, []
+    update, steps = TrainStep.update, []
 
-    def update_and_signal(self: Trainer, step: int, batches: list[Batch]) -> Update:
+    def update_and_signal(self: TrainStep, step: int, batches: list[Batch]) -> Update:
         steps.append(step)
         if len(steps) == 9:
             os.kill(os.getpid(), signal.SIGTERM)
         return update(self, step, batches)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Trainer, "update", update_and_signal)
+        patched.setattr(TrainStep, "update", update_and_signal)
         stopped = do("finetune", tmp_path / "run", **values)
     assert (stopped["status"], steps) == ("stopped", [0, 1, 2, 3, 4, 5, 0, 1, 2])
     assert max(r["step"] for r in train_records(tmp_path / "run" / "sweep" / "lr_0.1")) == 3
@@ -122,14 +122,14 @@ def test_finetune__stopped_in_the_second_rate_goes_on_there(
 KILL = """
 import os, sys
 from pathlib import Path
-from vitctl.engine.loop import Trainer
-update, seen = Trainer.update, []
+from vitctl.engine.step import TrainStep
+update, seen = TrainStep.update, []
 def dying(self, step, batches):
     seen.append(step)
     if len(seen) == 10:  # the second rate's fourth update
         os._exit(9)
     return update(self, step, batches)
-Trainer.update = dying
+TrainStep.update = dying
 from vitctl.launch.worker import work
 work(Path(sys.argv[1]))
 """

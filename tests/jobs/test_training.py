@@ -19,12 +19,12 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from tests.conftest import Run, train_records
 from tests.trained import Job, table
 from vitctl.data.loader import batches
+from vitctl.engine import computation as kernels
+from vitctl.engine.distributed.runtime import num_workers
 from vitctl.engine.preemption import Stopped
+from vitctl.engine.tracking import tracker_config
+from vitctl.engine.trainer import Trainer
 from vitctl.errors import DataError, LaunchError
-from vitctl.jobs import training
-from vitctl.jobs.record import kernels
-from vitctl.jobs.record.tracking import tracker_config
-from vitctl.jobs.training import num_workers
 from vitctl.recipe.load import load_recipe
 from vitctl.recipe.machine import Machine, TrainMachine
 
@@ -141,7 +141,7 @@ def test_trackers__are_closed_when_a_run_fails_or_is_stopped(
     run: Run, finished: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number, error in enumerate((DataError("no"), Stopped())):
-        monkeypatch.setattr(training, "fit", Mock(side_effect=error))
+        monkeypatch.setattr(Trainer, "fit", Mock(side_effect=error))
         with suppress(DataError):
             run(str(number), **TRACKED)
         assert finished == [str(tmp_path / str(n) / "tracking" / "vitctl") for n in range(number + 1)]

@@ -59,7 +59,7 @@ def test_one_process__whatever_the_environment_says_of_accelerate(
 
 def test_two_processes__the_error_of_one_is_the_last_line(tiny_data: Path, tmp_path: Path) -> None:
     """A data set whose scored split has an unreadable image: one process meets it, the other must not hang."""
-    from tests.engine.test_training import damaged
+    from tests.engine.test_trainer import damaged
 
     data = damaged(tiny_data, tmp_path / "data", "test", [20])
     folder = tmp_path / "run"

@@ -160,7 +160,7 @@ def test_restarts__are_not_spent_on_what_a_person_has_to_mend(tiny_data: Path, t
     """A split that is not there is found before anything starts; an unreadable image by one process in the
     midst of its work.
     """
-    from tests.engine.test_training import damaged
+    from tests.engine.test_trainer import damaged
 
     data = damaged(tiny_data, tmp_path / "data", "test", [20])
     for name, place, values, expected in (

@@ -26,10 +26,12 @@ from vitctl.data.shards.index import read_index
 from vitctl.data.source.order import Order
 from vitctl.data.source.read import ShardSource
 from vitctl.data.writer.write import write_split
-from vitctl.engine import loop
+from vitctl.engine import computation as provenance
+from vitctl.engine import step as step_module
+from vitctl.engine import trainer
+from vitctl.engine.step import TrainStep
 from vitctl.engine.trace.steps import StartLine
 from vitctl.errors import RecipeError
-from vitctl.jobs import provenance, training
 from vitctl.launch.prepare import prepare_run
 from vitctl.recipe.load import Override, load_recipe
 from vitctl.verify.again import differences
@@ -137,14 +139,14 @@ def test_another_seed__is_named_by_recipe_start_weights_and_sample(train: Train,
 
 
 def test_another_learning_rate__at_one_step_is_named(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
-    rate = training.learning_rate
+    rate = trainer.learning_rate
 
     def other(*given: Any) -> Callable[[int], float]:
         lr = rate(*given)
         return lambda step: lr(step) * (1 + 1e-12 * (step == 6))
 
     with monkeypatch.context() as patched:
-        patched.setattr(training, "learning_rate", other)
+        patched.setattr(trainer, "learning_rate", other)
         folder = train("a", **{"checkpoint.every_steps": 2, "checkpoint.keep_last": 9})
     lr = [json.loads(line)["bits"]["lr"] for line in (folder / "steps.jsonl").read_text().splitlines()[1:]][6]
     [(_, text)] = found(folder, steps="all")
@@ -155,9 +157,9 @@ def test_another_learning_rate__at_one_step_is_named(train: Train, monkeypatch: 
 def test_another_learning_rate__than_the_recorded_one_is_found_in_the_weights(
     train: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    step, calls = loop.Trainer._step, [0]
+    step, calls = TrainStep._step, [0]
 
-    def other(trainer: loop.Trainer, lr: float, *rest: Any) -> None:
+    def other(trainer: TrainStep, lr: float, *rest: Any) -> None:
         calls[0] += 1
         step(trainer, lr * (1 + (calls[0] == 7)), *rest)
 
@@ -167,14 +169,14 @@ def test_another_learning_rate__than_the_recorded_one_is_found_in_the_weights(
     ):
         calls[0] = 0
         with monkeypatch.context() as patched:
-            patched.setattr(loop.Trainer, "_step", other)
+            patched.setattr(TrainStep, "_step", other)
             folder = train(name, **{"log.every_steps": every, "checkpoint.every_steps": 0})
         [(_, text)] = found(folder, steps="all")
         assert text.startswith(expected)
 
 
 def test_another_gradient__is_named_by_parameter(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
-    clip, calls, names = loop.clip_gradients, [0], []
+    clip, calls, names = step_module.clip_gradients, [0], []
 
     def other(parameters: Any, bound: float, **named: Any) -> tuple[Tensor, Tensor]:
         own = list(parameters)
@@ -186,7 +188,7 @@ def test_another_gradient__is_named_by_parameter(train: Train, monkeypatch: pyte
         return clip(own, bound, **named)
 
     with monkeypatch.context() as patched:
-        patched.setattr(loop, "clip_gradients", other)
+        patched.setattr(step_module, "clip_gradients", other)
         folder = train("a")
     from vitctl.models.weights.load import read_weights
 
@@ -214,7 +216,7 @@ def test_another_environment__is_compared_within_a_tolerance(
     train: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A torch that rounds otherwise: said as such, and what is read is compared exactly all the same."""
-    clip = loop.clip_gradients
+    clip = step_module.clip_gradients
 
     def rounds(parameters: Any, bound: float, **named: Any) -> tuple[Tensor, Tensor]:
         own = list(parameters)
@@ -225,7 +227,7 @@ def test_another_environment__is_compared_within_a_tolerance(
 
     with monkeypatch.context() as patched:
         patched.setattr(provenance, "versions", lambda: {"torch": "1.0.0"})
-        patched.setattr(loop, "clip_gradients", rounds)
+        patched.setattr(step_module, "clip_gradients", rounds)
         folder = train("a")
     assert found(folder, steps="all") == []
     [(state, text)] = said(folder, "replay within a tolerance", steps="all")
@@ -291,17 +293,17 @@ def test_a_run_that_went_on_in_another_way__is_equal(
 
 def stopped_after(train: Train, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     """An error after a step, whose checkpoint is saved."""
-    from vitctl.engine.training import Run
+    from vitctl.engine.trainer import Trainer
 
-    log_step = Run._log_step
+    log_step = Trainer._log_step
 
-    def fails(run: Run, at: int, *rest: Any) -> None:
+    def fails(run: Trainer, at: int, *rest: Any) -> None:
         log_step(run, at, *rest)
         if at == step:
             raise ZeroDivisionError
 
     with monkeypatch.context() as patched:
-        patched.setattr(Run, "_log_step", fails)
+        patched.setattr(Trainer, "_log_step", fails)
         with pytest.raises(ZeroDivisionError):
             train("a")
 

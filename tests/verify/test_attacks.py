@@ -22,12 +22,12 @@ import torch
 from safetensors.torch import load_file
 
 from tests.verify.conftest import Train, relinked, trained
-from vitctl.engine import nonfinite, training
+from vitctl.engine import computation, nonfinite
 from vitctl.engine.distributed.agreement import checksum
 from vitctl.engine.journal import json_digest
 from vitctl.engine.trace.chain import head, linked, split
+from vitctl.engine.trainer import Trainer
 from vitctl.errors import CheckpointError, VitctlError
-from vitctl.jobs import provenance
 from vitctl.launch.prepare import prepare_run
 from vitctl.launch.worker import work
 from vitctl.models.build import build
@@ -403,7 +403,7 @@ def stopped(train: Train, name: str, monkeypatch: pytest.MonkeyPatch, *, saves: 
     with monkeypatch.context() as patched:
         patched.setattr(nonfinite, "check_bound", fails)
         if not saves:
-            patched.setattr(training, "rescue", lambda *_: None)
+            patched.setattr(Trainer, "rescue", lambda *_: None)
         with pytest.raises(ZeroDivisionError):
             train(name)
 
@@ -447,7 +447,7 @@ def test_another_machine__is_compared_within_a_tolerance(
 ) -> None:
     """A processor without vector instructions rounds otherwise, from the first weights on."""
     with monkeypatch.context() as patched:
-        patched.setattr(provenance, "versions", lambda: {"torch": "1.0.0"})
+        patched.setattr(computation, "versions", lambda: {"torch": "1.0.0"})
         run = train(
             "a", **{"machine.precision": "float32", "machine.attention": "math", "schedule.total_steps": 20}
         )

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.verify.conftest import found, said
-from vitctl.jobs import provenance
+from vitctl.engine import computation
 from vitctl.launch.worker import work
 
 
@@ -99,7 +99,7 @@ def test_a_finished_run_that_another_machine_scored_again__is_told(
 ) -> None:
     """No step is made, so that no start is recorded; the result names the other machine."""
     with monkeypatch.context() as patched:
-        patched.setattr(provenance, "versions", lambda: {"torch": "1.0"})
+        patched.setattr(computation, "versions", lambda: {"torch": "1.0"})
         work(copy)
     assert found(copy) == []
     [(state, text)] = said(copy, "provenance")

@@ -9,10 +9,10 @@ from unittest.mock import Mock
 import pytest
 
 from tests.verify.conftest import Train, edit, found, relinked, said
-from vitctl.engine import training
 from vitctl.engine.checkpoint.files import read_checkpoint, save_checkpoint
 from vitctl.engine.journal import json_digest
 from vitctl.engine.run_files import MODEL, OPTIMIZER
+from vitctl.engine.trainer import Trainer
 from vitctl.errors import CheckpointError
 from vitctl.launch.worker import work
 from vitctl.models.weights.load import read_weights
@@ -241,16 +241,16 @@ def test_stopped_and_killed__the_chain_goes_on(
     train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An error after step 7 saves; lines behind the newest whole checkpoint are cut; torn lines are told."""
-    log_step = training.Run._log_step
+    log_step = Trainer._log_step
 
-    def fails(run: training.Run, step: int, *rest: object) -> None:
+    def fails(run: Trainer, step: int, *rest: object) -> None:
         log_step(run, step, *rest)  # type: ignore[arg-type]
         if step == 7:
             raise ZeroDivisionError
 
     with monkeypatch.context() as patched:
-        patched.setattr(training.Run, "_log_step", fails)
-        patched.setattr(training, "rescue", Mock())  # as SIGKILL: nothing is saved
+        patched.setattr(Trainer, "_log_step", fails)
+        patched.setattr(Trainer, "rescue", Mock())  # as SIGKILL: nothing is saved
         with pytest.raises(ZeroDivisionError):
             train("a")
     folder = tmp_path / "a"

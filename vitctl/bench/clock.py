@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from vitctl.data.loader.batches import Batch
 from vitctl.engine.distributed.gradients import Backward, Gradients, Sums
-from vitctl.engine.loop import Trainer, Update
+from vitctl.engine.step import Update
 
 DATA, FORWARD, BACKWARD, OPTIMIZER, LOG = "data", "forward", "backward", "optimizer", "log"
 PHASES = (DATA, FORWARD, BACKWARD, OPTIMIZER, LOG)

@@ -23,12 +23,13 @@ from vitctl.data.images.transforms import TrainTransform, augmentation_rng
 from vitctl.data.loader.batches import Batch, train_batches
 from vitctl.data.source.order import Order
 from vitctl.data.source.read import Source
-from vitctl.engine.distributed.runtime import alone
+from vitctl.engine.distributed.runtime import alone, loader_workers
+from vitctl.engine.trainer import Images
 from vitctl.errors import DataError
 from vitctl.jobs.inputs.data import open_training_images
 from vitctl.jobs.inputs.length import fitted_recipe
 from vitctl.jobs.inputs.network import needs_labels
-from vitctl.jobs.training import Images, images_of, loader_workers
+from vitctl.jobs.training import images_of
 from vitctl.recipe.schema import Finetune, Pretrain
 
 READ, DECODE, AUGMENT = "read", "decode", "augment"

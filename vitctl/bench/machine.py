@@ -9,9 +9,8 @@ from typing import Any
 import psutil
 import torch
 
-from vitctl.engine.distributed.exact import processor
+from vitctl.engine.computation import processor, versions
 from vitctl.engine.distributed.runtime import Computation
-from vitctl.jobs.provenance import versions
 from vitctl.models.hardware import cpu_name
 
 _BUSY = 0.25  # cores

@@ -28,11 +28,10 @@ from vitctl.bench.training import (
 )
 from vitctl.bench.trials import communication, largest_micro_batch, try_compile, try_knobs
 from vitctl.bench.verdict import WAITS, StepFacts, Trial, bottleneck
-from vitctl.engine.distributed.runtime import alone
+from vitctl.engine.distributed.runtime import alone, num_workers
 from vitctl.errors import LaunchError, RecipeError, is_out_of_memory
 from vitctl.jobs.inputs.length import fitted_recipe
 from vitctl.jobs.plan import plan_training
-from vitctl.jobs.training import num_workers
 from vitctl.models.flops import computed_flops, count_parameters
 from vitctl.models.kernels.linear import used_linear
 from vitctl.models.variants import to_dict

@@ -18,9 +18,9 @@ from vitctl.bench.budget import Budget
 from vitctl.bench.machine import OtherWork, machine_facts
 from vitctl.bench.memory import KEPT_FREE, Attempt, attempted, free_bytes, guarded, largest_batch, used_bytes
 from vitctl.bench.rates import matrix_rate, peak
+from vitctl.engine.computation import choose_kernels, use_kernels
 from vitctl.engine.distributed.runtime import Computation, alone
 from vitctl.errors import RecipeError, is_out_of_memory
-from vitctl.jobs.record.kernels import choose_kernels, use_kernels
 from vitctl.models.build import build
 from vitctl.models.flops import FORWARD_AND_BACKWARD, computed_flops
 from vitctl.models.variants import variant

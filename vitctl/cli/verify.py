@@ -37,8 +37,8 @@ def verify(
     """
     from vitctl.cli.show.findings import FindingsScreen
     from vitctl.cli.show.render import CONSOLE
+    from vitctl.engine.identity import run_of
     from vitctl.errors import LaunchError
-    from vitctl.jobs.record.identity import run_of
     from vitctl.launch.run_folder import is_running
     from vitctl.verify.finding import REST
     from vitctl.verify.verify import verify as findings

@@ -6,6 +6,7 @@ workers, and a micro-batch needs only one image more than its own.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -15,7 +16,8 @@ from torch import Tensor, nn
 
 from vitctl.data.loader.batches import Batch
 from vitctl.engine.distributed.transfer import given, sent
-from vitctl.engine.losses import Normalise, Smoothing, classification_loss
+from vitctl.engine.losses import Normalise, Smoothing, classification_loss, classify
+from vitctl.recipe.sections import Loss
 
 Box = tuple[int, int, int, int]  # top, left, bottom, right
 _STREAM = 0x6D6978  # separates these random draws from those of the augmentation
@@ -122,3 +124,9 @@ def blended(images: Tensor, partners: Tensor, usable: Tensor, blend: Blend) -> T
     result = images.clone()
     result[area] = torch.where(usable, partners[area], images[area])
     return result
+
+
+def classification(loss: Loss, mixing: Mixing, seed: int) -> Callable[..., Tensor]:
+    """Return the objective of [loss] with labels: without `normalise`, see `classify`."""
+    objective = partial(classify_mixed, mixing=mixing, seed=seed) if mixing.is_on else classify
+    return partial(objective, name=loss.name, label_smoothing=loss.label_smoothing, smoothing=loss.smoothing)

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from vitctl.engine.distributed.sharding import local
-from vitctl.engine.loop import Result
+from vitctl.engine.step import Result
 from vitctl.errors import VitctlError
 
 SKIPPED = "skipped.jsonl"

@@ -14,31 +14,21 @@ from torch.optim.sgd import sgd
 from vitctl.engine.distributed.sharding import full, is_part, like, local
 from vitctl.errors import CheckpointError
 from vitctl.models.costs import OPTIMIZER_SLOTS
+from vitctl.recipe.sections import Optimizer as Section
 
 
-def build_optimizer(
-    model: nn.Module,
-    *,
-    name: str,
-    weight_decay: float,
-    beta1: float,
-    beta2: float,
-    eps: float,
-    momentum: float,
-) -> Optimizer:
-    """Adam in the AdamW form, or SGD with momentum, over every parameter (biases and norms too, as the
-    authors did).
+def build_optimizer(model: nn.Module, chosen: Section) -> Optimizer:
+    """Build the optimizer of [optimizer] over every parameter, biases and norms too, as the authors did.
 
-    The learning rate is set before each step by the loop. Adam's decay is decoupled: p -= lr * weight_decay *
-    p. SGD's is coupled: gradient += weight_decay * p, before the momentum.
+    The learning rate is set before each step. Adam's decay is decoupled: p -= lr * weight_decay * p. SGD's is
+    coupled: gradient += weight_decay * p, before the momentum.
 
     Paper: Section 4.1, Tables 3 and 4; D.1 with BiT, Sections 3.3 and 4.2
     """
-    if name == "adam":
-        return DecoupledAdam(
-            model.parameters(), lr=0.0, betas=(beta1, beta2), eps=eps, weight_decay=weight_decay
-        )
-    return CoupledSGD(model.parameters(), lr=0.0, momentum=momentum, weight_decay=weight_decay)
+    if chosen.name == "adam":
+        betas, decay = (chosen.beta1, chosen.beta2), chosen.weight_decay
+        return DecoupledAdam(model.parameters(), lr=0.0, betas=betas, eps=chosen.eps, weight_decay=decay)
+    return CoupledSGD(model.parameters(), lr=0.0, momentum=chosen.momentum, weight_decay=chosen.weight_decay)
 
 
 def take_step(optimizer: Any, is_finite: Tensor) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from vitctl.engine.computation import Kernels, use_kernels, versions
 from vitctl.engine.journal import LOG, Journal, Report, silent
 from vitctl.engine.preemption import StopFlag, Stopped
 from vitctl.errors import RecipeError
@@ -18,9 +19,7 @@ from vitctl.export.proof import Score, run_model, score
 from vitctl.export.weights_file import write_weights_file
 from vitctl.export.written import Exported, Order
 from vitctl.jobs.inputs.weights import FoundWeights, loaded_model, weights_of
-from vitctl.jobs.provenance import versions, weights_scored
-from vitctl.jobs.record.kept import Kernels
-from vitctl.jobs.record.kernels import use_kernels
+from vitctl.jobs.provenance import weights_scored
 from vitctl.jobs.record.result import RunResult, data_used
 from vitctl.jobs.resizing import ResizingCheck, own_transform
 from vitctl.recipe.schema import ExportRecipe

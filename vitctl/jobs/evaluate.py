@@ -7,7 +7,10 @@ from typing import Any
 
 from vitctl.data.images.transforms import EvalTransform
 from vitctl.data.source.read import Source
+from vitctl.engine.computation import choose_kernels, computed, use_kernels
+from vitctl.engine.distributed.runtime import num_workers
 from vitctl.engine.evaluation import top_predictions
+from vitctl.engine.identity import run_of
 from vitctl.engine.journal import Report, silent
 from vitctl.engine.metrics import baselines, count_hits, mean_per_class
 from vitctl.engine.preemption import StopFlag
@@ -17,14 +20,11 @@ from vitctl.jobs.features import ImagePass
 from vitctl.jobs.inputs.data import open_scored
 from vitctl.jobs.inputs.labels import OF_OBJECTNET, choose_label_rule, write_counts
 from vitctl.jobs.inputs.network import unseen_pixels
-from vitctl.jobs.inputs.same_inputs import check_found
-from vitctl.jobs.inputs.weights import FoundWeights, loaded_model, scored_weights
-from vitctl.jobs.provenance import computed, shown, weights_scored
-from vitctl.jobs.record.identity import run_of
+from vitctl.jobs.inputs.weights import FoundWeights, check_found, loaded_model, scored_weights
+from vitctl.jobs.provenance import shown, weights_scored
 from vitctl.jobs.record.integrity import WHOLE, verify
-from vitctl.jobs.record.kernels import choose_kernels, use_kernels
 from vitctl.jobs.record.result import RunResult, data_used, read_result
-from vitctl.jobs.training import num_workers, on_device, open_journal, start_runtime
+from vitctl.jobs.training import on_device, open_journal, start_runtime
 from vitctl.recipe.schema import Evaluate
 
 # BiT's pre-processing of ObjectNet: the shorter side, and the square in its centre.

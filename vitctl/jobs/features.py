@@ -11,13 +11,13 @@ from vitctl.data.images.transforms import EvalTransform
 from vitctl.data.loader.batches import eval_batches
 from vitctl.data.source.integrity import Verification
 from vitctl.data.source.read import Source
+from vitctl.engine.computation import kernels_used
 from vitctl.engine.distributed.runtime import Runtime
 from vitctl.engine.evaluation import representations
 from vitctl.engine.feature_cache import cached_features
 from vitctl.engine.journal import Journal
 from vitctl.engine.preemption import StopFlag
 from vitctl.jobs.record.integrity import check_whole
-from vitctl.jobs.record.kernels import kernels_used
 from vitctl.models.build import Model
 from vitctl.models.weights.load import weights_digest
 

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitctl.data.images.transforms import EvalTransform
-from vitctl.engine.distributed.runtime import Runtime
+from vitctl.engine.computation import choose_kernels, computed, use_kernels
+from vitctl.engine.distributed.runtime import Runtime, num_workers
 from vitctl.engine.evaluation import stop_together
 from vitctl.engine.journal import Report, silent
 from vitctl.engine.metrics import baselines
@@ -23,13 +24,11 @@ from vitctl.errors import DataError
 from vitctl.jobs.features import ImagePass, cached_pass
 from vitctl.jobs.inputs.fewshot_sets import FewshotSet, drawn_rows, open_sets, score_draw
 from vitctl.jobs.inputs.network import unseen_pixels
-from vitctl.jobs.inputs.same_inputs import check_found
-from vitctl.jobs.inputs.weights import FoundWeights, loaded_model, random_in_words, weights_of
-from vitctl.jobs.provenance import computed, shown, weights_used
+from vitctl.jobs.inputs.weights import FoundWeights, check_found, loaded_model, random_in_words, weights_of
+from vitctl.jobs.provenance import shown, weights_used
 from vitctl.jobs.record.integrity import WHOLE, check_whole, verify
-from vitctl.jobs.record.kernels import choose_kernels, use_kernels
 from vitctl.jobs.record.result import RunResult
-from vitctl.jobs.training import num_workers, on_device, open_journal, start_runtime
+from vitctl.jobs.training import on_device, open_journal, start_runtime
 from vitctl.models.build import Model, build
 from vitctl.recipe.schema import Fewshot
 from vitctl.system.tables import write_csv

@@ -8,11 +8,13 @@ from typing import Any
 
 from vitctl.data.source.integrity import Verification
 from vitctl.data.source.read import Source
+from vitctl.engine.computation import dropout_draws
 from vitctl.engine.distributed.runtime import Runtime
 from vitctl.engine.evaluation import Score
 from vitctl.engine.journal import Journal, Record, Report, silent
 from vitctl.engine.metrics import baselines
 from vitctl.engine.preemption import StopFlag
+from vitctl.engine.trainer import RunContext
 from vitctl.jobs.inputs.data import at_size, open_training_images
 from vitctl.jobs.inputs.length import fitted_recipe
 from vitctl.jobs.inputs.network import rates_in_words, rates_of, unseen_pixels
@@ -20,12 +22,10 @@ from vitctl.jobs.inputs.sampling import sampling_notes
 from vitctl.jobs.inputs.weights import FoundWeights, transferred_model, weights_of
 from vitctl.jobs.provenance import trained, training_result, weights_used
 from vitctl.jobs.record.integrity import verified, verify
-from vitctl.jobs.record.kernels import dropout_draws
 from vitctl.jobs.record.result import RunResult
 from vitctl.jobs.sweep import SEEDS, Trial, best, broadcast_score, run_trials
 from vitctl.jobs.training import (
     Act,
-    RunContext,
     digest_of,
     images_of,
     on_device,

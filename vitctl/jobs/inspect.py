@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from vitctl.analysis import pictures
 from vitctl.analysis.observe import PARTS, missing_parts
 from vitctl.analysis.pictures import Heading, Panel
+from vitctl.engine.computation import computed
 from vitctl.engine.journal import json_text
 from vitctl.errors import LaunchError
 from vitctl.jobs.inputs.chosen_images import ChosenImages, choose_images
@@ -19,7 +20,7 @@ from vitctl.jobs.inputs.images import find_images
 from vitctl.jobs.inputs.weights import scored_weights, weights_of
 from vitctl.jobs.inspection.parts import DRAW, first_panel
 from vitctl.jobs.inspection.subject import Done, Subject, folder_name, look, short_names
-from vitctl.jobs.provenance import computed, weights_scored
+from vitctl.jobs.provenance import weights_scored
 from vitctl.jobs.training import start_runtime
 from vitctl.models.variants import to_dict
 from vitctl.models.weights.assumed import assumed_line

@@ -16,14 +16,12 @@ from vitctl.data.datasets.catalog import find_data_set, known_size, missing_shar
 from vitctl.data.shards.remote import is_remote
 from vitctl.data.source.locate import locate_splits, no_index_message
 from vitctl.data.source.splits import select
-from vitctl.engine.schedule import total_steps
+from vitctl.engine.schedule import lanes_note, lanes_of, learning_rate, total_steps
 from vitctl.errors import CheckpointError, DataError, RecipeError
-from vitctl.jobs.inputs.lanes import lanes_note, lanes_of
 from vitctl.jobs.inputs.length import (
     TASK_IMAGES,
     fit_schedule,
     fitted_recipe,
-    learning_rate,
     needs_num_images,
 )
 from vitctl.jobs.inputs.network import (

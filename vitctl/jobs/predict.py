@@ -16,10 +16,10 @@ from torch import Tensor
 
 from vitctl.data.images.decode import BadSample, from_pillow
 from vitctl.data.source.read import Source
+from vitctl.engine.distributed.runtime import loader_workers
 from vitctl.errors import CheckpointError, DataError, RecipeError, explaining
 from vitctl.jobs.inputs.classifier import Answers, OpenClassifier, Ranking, check_finite, open_classifier
 from vitctl.jobs.inputs.forward import Outputs
-from vitctl.jobs.training import loader_workers
 from vitctl.models.weights.files import save_tensors, write_whole
 from vitctl.recipe.load import load_recipe
 from vitctl.recipe.schema import Evaluate

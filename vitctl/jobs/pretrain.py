@@ -6,9 +6,11 @@ from pathlib import Path
 
 from torch import Tensor
 
+from vitctl.engine.computation import dropout_draws
 from vitctl.engine.journal import Report, silent
 from vitctl.engine.losses import predict_masked_patches
 from vitctl.engine.preemption import StopFlag
+from vitctl.engine.trainer import RunContext
 from vitctl.jobs.inputs.data import open_training_images
 from vitctl.jobs.inputs.length import fitted_recipe
 from vitctl.jobs.inputs.network import model_config, needs_labels, unseen_pixels
@@ -16,11 +18,9 @@ from vitctl.jobs.inputs.sampling import sampling_notes
 from vitctl.jobs.probe import make_probe, open_probe
 from vitctl.jobs.provenance import trained, training_result
 from vitctl.jobs.record.integrity import verified, verify
-from vitctl.jobs.record.kernels import dropout_draws
 from vitctl.jobs.record.result import RunResult
 from vitctl.jobs.training import (
     Act,
-    RunContext,
     digest_of,
     images_of,
     on_device,

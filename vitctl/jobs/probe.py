@@ -7,13 +7,12 @@ import torch
 
 from vitctl.data.images.transforms import EvalTransform
 from vitctl.data.source.integrity import Verification
-from vitctl.engine.distributed.runtime import Runtime
+from vitctl.engine.distributed.runtime import Runtime, num_workers
 from vitctl.engine.evaluation import stop_together
 from vitctl.engine.journal import Journal
 from vitctl.engine.preemption import StopFlag
 from vitctl.jobs.features import ImagePass
 from vitctl.jobs.inputs.fewshot_sets import FewshotSet, open_sets, score_draw
-from vitctl.jobs.training import num_workers
 from vitctl.models.build import Model
 from vitctl.recipe.protocols import FewshotImages
 from vitctl.recipe.schema import Pretrain

@@ -11,16 +11,15 @@ import numpy as np
 from vitctl.data.datasets.vtab import SUITES
 from vitctl.data.datasets.vtab_images import TaskData
 from vitctl.data.source.provenance import source_text
+from vitctl.engine.computation import computed_training, dropout_draws
 from vitctl.engine.evaluation import Score
 from vitctl.engine.journal import Journal, Report, silent
 from vitctl.engine.preemption import StopFlag
 from vitctl.jobs.inputs.length import TASK_IMAGES, fitted_recipe
 from vitctl.jobs.inputs.network import rates_in_words, unseen_pixels
-from vitctl.jobs.inputs.same_inputs import check_found
-from vitctl.jobs.inputs.weights import random_in_words, weights_of
-from vitctl.jobs.provenance import computed_training, shown, weights_used
+from vitctl.jobs.inputs.weights import check_found, random_in_words, weights_of
+from vitctl.jobs.provenance import shown, weights_used
 from vitctl.jobs.record.integrity import WHOLE, check_whole, verify
-from vitctl.jobs.record.kernels import dropout_draws
 from vitctl.jobs.record.result import DATA_DIGEST, RunResult
 from vitctl.jobs.training import Act, open_journal, start_runtime
 from vitctl.jobs.vtab_suite.light import score_features

@@ -101,8 +101,8 @@ def _prepare_on_all(loaded: Loaded, run_dir: Path, allow: Sequence[str], member:
 
 
 def _prepare(loaded: Loaded, run_dir: Path, allow: Sequence[str], config: LaunchConfig) -> Prepared:
+    from vitctl.engine.identity import allow as note_allowed
     from vitctl.jobs.plan import check_recipe, fit_to_data
-    from vitctl.jobs.record.identity import allow as note_allowed
 
     if has_control(str(run_dir)):
         raise RecipeError(
@@ -226,8 +226,7 @@ def _in_words(changes: Sequence[tuple[str, Any, Any]]) -> str:
 
 def environment() -> dict[str, Any]:
     """Versions, machine and git commit, for RUN/env.json."""
-    from vitctl.jobs.record.result import installed
-    from vitctl.models.hardware import cpu_name
+    from vitctl.models.hardware import cpu_name, installed
 
     git = ["git", "-C", str(Path(__file__).resolve().parents[2]), "rev-parse", "HEAD"]
     try:

@@ -1,7 +1,9 @@
 """What devices can do. Imports no torch."""
 
+import importlib.metadata
 import platform
 import re
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -69,3 +71,14 @@ def cpu_name() -> str:
         if model := re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE):
             return model[1].strip()
     return platform.processor() or platform.machine()
+
+
+def installed(names: Iterable[str]) -> dict[str, str]:
+    """The version of each package, "not installed" where it is not."""
+    found = {}
+    for name in names:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    return found

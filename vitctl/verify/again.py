@@ -11,13 +11,12 @@ from typing import Any
 
 from vitctl.engine.averaging import averaged
 from vitctl.engine.checkpoint.files import read_checkpoint
-from vitctl.engine.checkpoint.saving import Saver
+from vitctl.engine.computation import KERNELS, MICRO_BATCH
 from vitctl.engine.evaluation import Score
+from vitctl.engine.identity import identity_differences
 from vitctl.engine.journal import LOG
-from vitctl.engine.loop import Trainer
 from vitctl.engine.preemption import StopFlag
 from vitctl.engine.run_files import CHECKPOINTS, RECIPE, RESULT, step_folders
-from vitctl.engine.task import TrainingTask
 from vitctl.engine.trace.replay import (
     TOLERANCE,
     WEIGHTS_TOLERANCE,
@@ -27,13 +26,11 @@ from vitctl.engine.trace.replay import (
     set_threads,
 )
 from vitctl.engine.trace.steps import StartLine, Steps
-from vitctl.engine.training import Run
+from vitctl.engine.trainer import Trainer
 from vitctl.errors import CheckpointError, RecipeError, VitctlError
 from vitctl.jobs.evaluate import evaluate
 from vitctl.jobs.finetune import finetune
 from vitctl.jobs.pretrain import pretrain
-from vitctl.jobs.record.identity import identity_differences
-from vitctl.jobs.record.kernels import KERNELS, MICRO_BATCH
 from vitctl.jobs.record.result import RunResult
 from vitctl.jobs.record.runs import choose_weights, logged_scores
 from vitctl.jobs.vtab import vtab
@@ -92,8 +89,8 @@ class Again:
     built_from: str = ""
     reached: bool = False
 
-    def reach(self, act: Callable[[Path, TrainingTask, Trainer, Saver], None]) -> None:
-        """Start the job up to the prepared training, and call `act` with what `fit` takes.
+    def reach(self, act: Callable[[Trainer], None]) -> None:
+        """Start the job up to the prepared training, and call `act` with it.
 
         Raises:
             RecipeError: the job of the run does not train.
@@ -104,12 +101,13 @@ class Again:
             raise RecipeError(f"{self.run_dir}: a run of {recipe.job} has no steps")
         self._copy(place)
 
-        def only_this(folder: Path, task: TrainingTask, trainer: Trainer, saver: Saver) -> Score | None:
+        def only_this(trainer: Trainer) -> Score | None:
+            folder = trainer.folder
             if folder.resolve() != (self.scratch / place).resolve():
                 return self._finished(folder)
             self.reached = True
             try:
-                act(folder, task, trainer, saver)
+                act(trainer)
             finally:
                 trainer.runtime.release()
             raise _DoneError
@@ -229,8 +227,8 @@ def replay(
     made_of: list[str] = []
     trained_in: list[str] = []
 
-    def act(folder: Path, task: TrainingTask, trainer: Trainer, saver: Saver) -> None:
-        here = StartLine.model_validate({"step": 0, "batch_size": trainer.batch_size, **(task.facts or {})})
+    def act(trainer: Trainer) -> None:
+        here = StartLine.model_validate({"step": 0, "batch_size": trainer.batch_size, **trainer.facts})
         used = [start for bounds in ranges for start in steps.starts_of(*bounds)]
         environment.extend(dict.fromkeys(text for start in used for text in differences(start, here)))
         many = next((start for start in used if start.processes > 1 and not here.lanes), None)
@@ -248,9 +246,7 @@ def replay(
             )
             reason = "; ".join(environment)
         draws = many is not None and here.draws
-        found.append(
-            Replay(again.folder, steps, ranges, reason, draws, progress).run(folder, task, trainer, saver)
-        )
+        found.append(Replay(again.folder, steps, ranges, reason, draws, progress).run(trainer))
         if many is not None and draws:
             text = f"dropout was drawn by {many.processes} processes: loss, gradient and weights cannot be compared by one"
             found[0].unproven.append(text)
@@ -338,11 +334,10 @@ def rescore(again: Again, result: RunResult | None) -> Finding:
         return unproven("score", f"none is logged of step {chosen.step}")
     scores: list[Score | None] = []
 
-    def act(folder: Path, task: TrainingTask, trainer: Trainer, saver: Saver) -> None:
-        run = Run(folder, task, trainer, saver)
-        run.load(read_checkpoint(path.parent))
+    def act(trainer: Trainer) -> None:
+        trainer.load(read_checkpoint(path.parent))
         with averaged(trainer.unwrapped, trainer.average if chosen.averaged else None):
-            scores.append(task.score(trainer.unwrapped) if task.score is not None else None)
+            scores.append(trainer.score(trainer.unwrapped) if trainer.score is not None else None)
 
     again.reach(act)
     (score,) = scores

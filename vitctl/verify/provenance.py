@@ -10,7 +10,7 @@ from vitctl.engine.checkpoint.files import read_state
 from vitctl.engine.journal import LOG
 from vitctl.engine.run_files import AVERAGE, CHECKPOINTS, MODEL, RECIPE, RESULT, step_folder, tensors_file
 from vitctl.engine.trace.steps import StartLine
-from vitctl.engine.training import BAD_SAMPLES
+from vitctl.engine.trainer import BAD_SAMPLES
 from vitctl.errors import CheckpointError
 from vitctl.jobs.inputs.data import eval_transform
 from vitctl.jobs.provenance import shown

@@ -7,10 +7,10 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from vitctl.engine.identity import run_of
 from vitctl.engine.run_files import CHECKPOINTS, RECIPE, RESULT, STEP_RECORDS, step_folders, step_of
 from vitctl.engine.trace.steps import StartLine, Steps, read_steps
 from vitctl.errors import CheckpointError, RecipeError, VitctlError
-from vitctl.jobs.record.identity import run_of
 from vitctl.jobs.record.result import RunResult, read_result
 from vitctl.recipe.load import Loaded, Override, load_recipe
 from vitctl.recipe.schema import Finetune, Pretrain, Recipe, Vtab

@@ -14,12 +14,12 @@ from vitctl.engine.checkpoint import saving
 from vitctl.engine.checkpoint.files import read_checkpoint
 from vitctl.engine.checkpoint.saving import Saver, check_space, parts
 from vitctl.engine.journal import Journal
-from vitctl.engine.loop import Trainer
+from vitctl.engine.step import TrainStep
 from vitctl.errors import CheckpointError
 from vitctl.models.variants import variant
 
 CONFIG = variant("Ti/4", depth=1, hidden_size=6, image_size=8, num_classes=2)
-Make = Callable[..., Trainer]
+Make = Callable[..., TrainStep]
 
 
 def saver(root: Path, report: Callable[[dict[str, Any]], None] = lambda _: None) -> Saver:

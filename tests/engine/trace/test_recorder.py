@@ -12,8 +12,8 @@ import torch
 from tests.engine.conftest import Tiny, batch
 from vitctl.engine.distributed.runtime import Runtime
 from vitctl.engine.journal import LOG, Journal, read_records
-from vitctl.engine.loop import Result
 from vitctl.engine.run_files import STEP_RECORDS, TRACE
+from vitctl.engine.step import Result
 from vitctl.engine.trace.digests import norm_marks
 from vitctl.engine.trace.recorder import Recorder, read_marks
 from vitctl.engine.trace.steps import read_steps

@@ -1,5 +1,6 @@
 """The runtime of every process of a job: accelerate, the device, and the precision."""
 
+import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from vitctl.engine.distributed.sharding import is_sharded
 from vitctl.engine.distributed.transfer import Transfer
 from vitctl.errors import LaunchError
 from vitctl.models.hardware import bf16_tflops
+from vitctl.recipe.machine import Machine
 from vitctl.system.waiting import HERE
 
 MIX = 0x9E3779B97F4A7C15
@@ -302,3 +304,18 @@ def seed_step(seed: int, step: int, part: int) -> None:
     a leaf of a lane.
     """
     torch.manual_seed((seed * MIX + step * 1_000_003 + part) % 2**63)
+
+
+def num_workers(machine: Machine, runtime: Runtime) -> int:
+    """Return the loader processes of each process: machine.workers, up to 8 with a GPU, else half of the cores."""
+    return loader_workers(machine, runtime.device, runtime.num_processes)
+
+
+def loader_workers(machine: Machine, device: torch.device, num_processes: int) -> int:
+    """Return the same for a process without a `Runtime`."""
+    if machine.workers >= 0:
+        return machine.workers
+    cores = os.cpu_count() or 1
+    if device.type == "cuda":
+        return min(8, cores // min(num_processes, max(1, torch.cuda.device_count())))
+    return max(1, min(8, cores // 2))

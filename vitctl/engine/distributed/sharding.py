@@ -14,12 +14,39 @@ from typing import TYPE_CHECKING, Any, TypeGuard, cast
 import torch
 from torch import Tensor, nn
 
+from vitctl.errors import LaunchError
 from vitctl.models.blocks import Block
 from vitctl.models.kernels.linear import Head, Linear
+from vitctl.recipe.machine import ShardedMachine, TrainMachine
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
     from torch.distributed.tensor import DTensor
+
+    from vitctl.engine.distributed.runtime import Runtime
+
+
+def shard_as(machine: TrainMachine, runtime: "Runtime", model: nn.Module, *, probed: bool) -> None:
+    """Shard the model where machine.sharding says so.
+
+    Raises:
+        LaunchError: the machine cannot, or the model is probed, which calls it for its features only.
+    """
+    if not (isinstance(machine, ShardedMachine) and machine.sharding == "fsdp"):
+        return
+    if probed:
+        raise LaunchError(
+            "fewshot_probe.every_steps calls the model for its features only, which machine.sharding = 'fsdp' "
+            "does not support; set fewshot_probe.every_steps = 0 or machine.sharding = 'none'"
+        )
+    gathers_bf16 = machine.sharding_dtype == "bf16"
+    if gathers_bf16 and runtime.precision != "bf16":
+        raise LaunchError(
+            f"machine.sharding_dtype = 'bf16': this run computes in {runtime.precision}, and would lose "
+            f"precision; set machine.precision to 'bf16' or machine.sharding_dtype to 'float32'"
+        )
+    machine.shards(runtime.num_processes)  # raises where they cannot be divided so
+    shard(model, runtime.device, runtime.num_processes, machine.sharding_replicas, gathers_bf16=gathers_bf16)
 
 
 def shard(

@@ -20,8 +20,8 @@ from vitctl.engine.distributed.agreement import checksum
 from vitctl.engine.distributed.runtime import Runtime
 from vitctl.engine.distributed.sharding import is_sharded
 from vitctl.engine.journal import Journal
-from vitctl.engine.loop import Result
 from vitctl.engine.run_files import STEP_RECORDS, TRACE
+from vitctl.engine.step import Result
 from vitctl.engine.trace.chain import end_of
 from vitctl.engine.trace.digests import PARTS, batch_digest, norm_marks, norms_digest
 from vitctl.engine.trace.steps import START

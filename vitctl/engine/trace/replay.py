@@ -7,7 +7,7 @@ within a tolerance; where they do not, nothing is proven: rounding grows from st
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +16,8 @@ from torch import Tensor
 
 from vitctl.data.loader.batches import Batch
 from vitctl.engine.checkpoint.files import SavedCheckpoint, read_checkpoint
-from vitctl.engine.checkpoint.saving import Saver, parts
+from vitctl.engine.checkpoint.saving import parts
 from vitctl.engine.distributed.agreement import checksum
-from vitctl.engine.loop import Result, Trainer, run_steps
 from vitctl.engine.run_files import (
     AVERAGE,
     CHECKPOINTS,
@@ -30,11 +29,11 @@ from vitctl.engine.run_files import (
     step_of,
     tensors_file,
 )
-from vitctl.engine.task import TrainingTask
+from vitctl.engine.step import Result, take
 from vitctl.engine.trace.digests import PARTS
 from vitctl.engine.trace.recorder import StepRecord, describe_step, read_marks, weights_checksum
 from vitctl.engine.trace.steps import StepLine, Steps
-from vitctl.engine.training import Run
+from vitctl.engine.trainer import Trainer
 from vitctl.errors import CheckpointError, VitctlError
 from vitctl.models.weights.load import read_weights
 
@@ -116,25 +115,23 @@ class Replay:
     found: Replayed = field(default_factory=Replayed)
     began: dict[str, dict[str, Tensor]] = field(default_factory=dict)  # the state before a range
 
-    def run(self, folder: Path, task: TrainingTask, trainer: Trainer, saver: Saver) -> Replayed:
-        """Do it.
-
-        Args:
-            folder: a scratch folder.
-            task, trainer, saver: the prepared training, as `fit` takes them.
+    def run(self, trainer: Trainer) -> Replayed:
+        """Repeat the steps with a training that is prepared in a scratch folder.
 
         Returns:
             what was found; each range ends at its first difference.
         """
-        run = Run(folder, replace(task, evaluate_every=0, probe_every=0, save_every=0), trainer, saver)
         for first, last in self.ranges:
             self.found.ranges.append((first, last))
             try:
-                begin = self._load(run, first)
-                comparison = _Comparison(self, run, task.own, begin)
-                run_steps(
-                    trainer, replace(run.task, total_steps=last), task.batches(begin), begin, comparison
-                )
+                begin = self._load(trainer, first)
+                comparison, batches = _Comparison(self, trainer, begin), trainer.batches(begin)
+                for step in range(begin, last):
+                    micro_batches = take(batches, len(trainer.own))
+                    result = trainer.update(step, micro_batches).result()
+                    trainer.changing.release()
+                    trainer.is_updating = False
+                    comparison.log(step + 1, result, micro_batches)
             except _DiffersError:
                 continue
             self.found.ranges[-1] = (begin + 1, last)
@@ -150,14 +147,14 @@ class Replay:
         self.found.unproven.append(text)
         raise _DiffersError
 
-    def _load(self, run: Run, first: int) -> int:
+    def _load(self, run: Trainer, first: int) -> int:
         """The state after the newest step before `first` that has one; returns that step."""
         step = self._loaded(run, first)
         if self.may_round and not self.draws_differ:
-            self.began = _copied(run.trainer)
+            self.began = _copied(run)
         return step
 
-    def _loaded(self, run: Run, first: int) -> int:
+    def _loaded(self, run: Trainer, first: int) -> int:
         saved = newest_before(self.folder, first)
         if saved is not None:
             run.load(saved)
@@ -166,7 +163,7 @@ class Replay:
         step = saved.step if saved else 0
         recorded = self.steps.by_step[step].weights if step in self.steps.by_step else ""
         recorded = recorded or next((one.weights for one in self.steps.starts if one.step == step), "")
-        if recorded and weights_checksum(run.trainer.unwrapped) != recorded:
+        if recorded and weights_checksum(run.unwrapped) != recorded:
             if step:
                 text = (
                     f"checkpoint of step {step}: its weights are not those that were recorded after that step"
@@ -183,22 +180,21 @@ class Replay:
 
 @dataclass
 class _Comparison:
-    """The hooks of the training loop: each step is compared with its record, nothing is written."""
+    """Compares each step with its record."""
 
     replay: Replay
-    run: Run
-    positions: range
+    run: Trainer
     begin: int
 
-    def log(self, step: int, result: Result, waited: float, micro_batches: list[Batch]) -> None:  # noqa: ARG002
+    def log(self, step: int, result: Result, micro_batches: list[Batch]) -> None:
         """Compare a step."""
-        trainer, recorded = self.run.trainer, self.replay.steps.by_step.get(step)
+        trainer, recorded = self.run, self.replay.steps.by_step.get(step)
         if recorded is None:
             self.replay.unproven(f"step {step} has no record; those behind it were not computed again")
         assert recorded is not None
         weights = trainer.unwrapped if recorded.weights else None
         found = describe_step(
-            self.run.runtime, step, result, micro_batches, self.positions, trainer.batch_size, weights
+            trainer.runtime, step, result, micro_batches, trainer.own, trainer.batch_size, weights
         )
         self._compare_batch(recorded, found, micro_batches)
         if not self.replay.draws_differ:
@@ -206,31 +202,19 @@ class _Comparison:
             self._compare_checkpoint(recorded)
         self.replay.progress(self.begin + 1, self.replay.found.ranges[-1][1], step)
 
-    def evaluate(self, step: int) -> None:
-        """Nothing is scored."""
-
-    def probe(self, step: int) -> None:
-        """Nothing is scored."""
-
-    def save(self, step: int, last: bool) -> None:
-        """Nothing is saved."""
-
-    def rescue(self, step: int, error: Exception) -> None:
-        """Nothing is saved."""
-
     def _compare_batch(self, recorded: StepLine, found: StepRecord, batches: list[Batch]) -> None:
         part = next((name for name in PARTS if recorded.batch.get(name) != found.fields["batch"][name]), None)
         if part is None:
             return
         text = _PART_NAMES[part]
-        count = self.run.trainer.batch_size
+        count = self.run.batch_size
         differing = self._differing_marks(recorded, found, slice(count))
         if differing is not None and len(differing):
             first = int(differing[0])
             sample = int(np.concatenate([batch.samples.numpy() for batch in batches])[first])
             more = f"; {len(differing)} of {count} differ" if len(differing) > 1 else ""
             here = "here " if part == "samples" else ""
-            text += f" at position {first} of the batch, {here}key {self.run.task.key(sample)}{more}"
+            text += f" at position {first} of the batch, {here}key {self.run.key(sample)}{more}"
         self.replay.differs(recorded.step, text)
 
     def _compare_numbers(self, recorded: StepLine, found: StepRecord, result: Result) -> None:
@@ -270,8 +254,8 @@ class _Comparison:
         self.replay.found.rounding = self.replay.found.rounding or f"step {step}: {words}"
 
     def _gradient_in_words(self, recorded: StepLine, found: StepRecord) -> str:
-        names = [name for name, _ in self.run.trainer.unwrapped.named_parameters()]
-        size = self.run.trainer.batch_size
+        names = [name for name, _ in self.run.unwrapped.named_parameters()]
+        size = self.run.batch_size
         differing = self._differing_marks(recorded, found, slice(size, None))
         if differing is None or not len(differing) or len(found.marks) - size != len(names):
             return "the norm of the gradient"
@@ -307,7 +291,7 @@ class _Comparison:
                 replay.differs(
                     step, f"the checkpoint of step {step}: {name} says another {odd[0] if odd else 'network'}"
                 )
-        here = _copied(self.run.trainer)
+        here = _copied(self.run)
         stored = {part: saved.tensors(part) for part in (MODEL, OPTIMIZER, AVERAGE)}
         if (
             recorded.weights

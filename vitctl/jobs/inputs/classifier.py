@@ -16,6 +16,7 @@ from vitctl.data.images.decode import BadSample, Picture, open_picture
 from vitctl.data.images.transforms import EvalTransform
 from vitctl.data.loader.batches import eval_batches
 from vitctl.data.source.read import Source, sample_key
+from vitctl.engine.computation import choose_kernels
 from vitctl.engine.distributed.runtime import alone
 from vitctl.engine.evaluation import NOT_FINITE, most_likely
 from vitctl.errors import CheckpointError, DataError, RecipeError
@@ -24,7 +25,6 @@ from vitctl.jobs.inputs.forward import Activation, Network, Outputs, TorchNetwor
 from vitctl.jobs.inputs.network import unseen_pixels
 from vitctl.jobs.inputs.onnx_file import OnnxNetwork
 from vitctl.jobs.inputs.weights import loaded_model, scored_weights
-from vitctl.jobs.record.kernels import choose_kernels
 from vitctl.jobs.record.runs import newest_run
 from vitctl.models.weights.assumed import assumed_line
 from vitctl.models.weights.download import fetch

@@ -3,12 +3,10 @@
 Imports no torch.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import TypeVar
 
-from vitctl.engine.schedule import lr_at, total_steps
+from vitctl.engine.schedule import total_steps
 from vitctl.recipe.load import Loaded, load_recipe
 from vitctl.recipe.schema import TrainRecipe
 
@@ -19,22 +17,6 @@ TASK_IMAGES = 1_000  # of every VTAB task
 IN_PROPORTION = ", in proportion"  # marks, in the origin of the warm-up, that a flag changed the length
 
 R = TypeVar("R", bound=TrainRecipe)
-
-
-def learning_rate(recipe: TrainRecipe, steps: int) -> Callable[[int], float]:
-    """The learning rate as a function of finished steps, in a run of `steps`, from [optimizer] and
-    [schedule].
-    """
-    s = recipe.schedule
-    return partial(
-        lr_at,
-        base_lr=recipe.optimizer.lr,
-        total=steps,
-        warmup=s.warmup_steps,
-        decay=s.decay,
-        end_lr=s.end_lr,
-        drops=s.drops,
-    )
 
 
 def needs_num_images(recipe: object) -> bool:

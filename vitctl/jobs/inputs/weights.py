@@ -1,6 +1,6 @@
 """The weights that a job starts from or scores: found from a recipe, and loaded into a model."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -8,6 +8,9 @@ from typing import Any
 
 import torch
 
+from vitctl.data.source.read import Source
+from vitctl.engine.distributed.agreement import check_inputs
+from vitctl.engine.distributed.runtime import Runtime
 from vitctl.engine.journal import Journal
 from vitctl.engine.run_files import RECIPE
 from vitctl.errors import CheckpointError, explaining
@@ -235,3 +238,8 @@ def transferred_model(
         return model, [text]
     method = weights.meta.get("position_resize", "zoom")
     return model, transfer(model, weights.config, weights.state, method=method)
+
+
+def check_found(runtime: Runtime, found: FoundWeights, sources: Iterable[Source]) -> None:
+    """Compare the weights and images that this process has read with those of rank 0; see `check_inputs`."""
+    check_inputs(runtime, found.weights.state, found.weights.config, found.weights.meta, sources)

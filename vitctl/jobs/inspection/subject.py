@@ -10,13 +10,13 @@ from torch import Tensor
 from vitctl.analysis.attention import attention_layers, pixels_per_patch
 from vitctl.analysis.observe import Observed, observe
 from vitctl.analysis.pictures import Heading
+from vitctl.engine.computation import choose_kernels, use_kernels
 from vitctl.engine.distributed.runtime import Runtime
 from vitctl.errors import CheckpointError
 from vitctl.jobs.evaluate import stored_eval_transform
 from vitctl.jobs.inputs.chosen_images import ChosenImages
 from vitctl.jobs.inputs.weights import FoundWeights, loaded_model
 from vitctl.jobs.provenance import shown
-from vitctl.jobs.record.kernels import choose_kernels, use_kernels
 from vitctl.jobs.training import on_device
 from vitctl.models.build import Model
 from vitctl.models.configs import HybridConfig, ResNetConfig

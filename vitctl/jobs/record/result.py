@@ -1,7 +1,6 @@
 """The result of a job: RUN/result.json, with everything that two numbers must have in common to be compared."""
 
-import importlib.metadata
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -123,17 +122,6 @@ def unverified_bytes(result: RunResult) -> str:
         "part": "only a part of its bytes were verified against their digests",
         "none": "it does not record that any of its bytes were verified against their digests",
     }[used.get("data_verified", "none")]
-
-
-def installed(names: Iterable[str]) -> dict[str, str]:
-    """The version of each package, "not installed" where it is not."""
-    found = {}
-    for name in names:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            found[name] = "not installed"
-    return found
 
 
 def with_recipe(result: RunResult, recipe: Recipe) -> RunResult:

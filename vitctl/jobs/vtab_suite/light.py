@@ -10,13 +10,14 @@ from torch import Tensor
 
 from vitctl.data.datasets.vtab_images import TaskData
 from vitctl.data.source.read import Source
+from vitctl.engine.distributed.runtime import num_workers
 from vitctl.engine.evaluation import Score
 from vitctl.engine.metrics import count_by_class, mean_per_class
 from vitctl.engine.ridge import fit_and_score
 from vitctl.jobs.features import ImagePass
 from vitctl.jobs.inputs.weights import loaded_model
 from vitctl.jobs.sweep import Scored, read_or_train
-from vitctl.jobs.training import num_workers, on_device, open_journal
+from vitctl.jobs.training import on_device, open_journal
 from vitctl.jobs.vtab_suite.runs import JOB, SuiteContext, score_identity, scored_as
 from vitctl.models.build import Model, build
 

@@ -11,17 +11,18 @@ from vitctl.data.images.transforms import EvalTransform, TrainTransform
 from vitctl.data.source.integrity import Verification
 from vitctl.data.source.read import Source
 from vitctl.engine.checkpoint.files import newest_checkpoint
+from vitctl.engine.computation import dropout_draws
 from vitctl.engine.distributed.runtime import Runtime
 from vitctl.engine.evaluation import Score
 from vitctl.engine.journal import Record, Report
 from vitctl.engine.preemption import StopFlag
 from vitctl.engine.run_files import AVERAGE, CHECKPOINTS
+from vitctl.engine.trainer import Images, RunContext
 from vitctl.jobs.inputs.network import rates_of
 from vitctl.jobs.inputs.weights import FoundWeights, transferred_model
-from vitctl.jobs.record.kernels import dropout_draws
 from vitctl.jobs.record.result import recipe_digest
 from vitctl.jobs.sweep import Scored, read_or_train
-from vitctl.jobs.training import Act, Images, RunContext, digest_of, on_device, open_journal, train
+from vitctl.jobs.training import Act, digest_of, on_device, open_journal, train
 from vitctl.models.weights.load import weights_digest
 from vitctl.recipe.neutral import result_neutral
 from vitctl.recipe.schema import Vtab

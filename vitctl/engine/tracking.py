@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from vitctl.engine.distributed.runtime import Runtime
+from vitctl.engine.identity import run_of
 from vitctl.engine.journal import LOG, never_raising
-from vitctl.jobs.record.identity import run_of
 from vitctl.recipe.schema import TrainRecipe
 from vitctl.recipe.write import toml_value
 

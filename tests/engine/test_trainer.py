@@ -4,27 +4,31 @@ import json
 import re
 import shutil
 import time
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
 from tests.conftest import TINY, Run, checkpoint, sample_keys, train_records
+from tests.engine.conftest import LOSS, batch
 from vitctl.data.loader.batches import Batch
 from vitctl.data.shards.index import read_index
+from vitctl.engine import trainer as training
 from vitctl.engine.checkpoint.saving import Saver
-from vitctl.engine.loop import Trainer, Update
 from vitctl.engine.preemption import StopFlag, Stopped
+from vitctl.engine.step import TrainStep, Update
+from vitctl.engine.trainer import Trainer
 from vitctl.errors import DataError
-from vitctl.jobs import training
 from vitctl.jobs.pretrain import pretrain
 from vitctl.launch.prepare import prepare_run
 from vitctl.recipe.load import Override, load_recipe
 
+Make = Callable[..., TrainStep]
 SHORT = {"schedule.total_steps": 8, "checkpoint.every_steps": 2, "evaluation.every_steps": 4}
 
 
@@ -107,13 +111,17 @@ def test_resume__a_debiased_average_goes_on_bit_for_bit(
     run: Run, monkeypatch: pytest.MonkeyPatch, skipped: tuple[int, ...]
 ) -> None:
     """A skipped update is none of the average's either: their number has to come back with the checkpoint."""
-    own = Trainer.update
+    own = TrainStep.update
 
-    def update(trainer: Trainer, step: int, micro_batches: list[Batch]) -> Update:
-        bad = replace(trainer, objective=lambda *a: trainer.objective(*a) * float("nan"))
-        return own(bad if step in skipped else trainer, step, micro_batches)
+    def update(trainer: TrainStep, step: int, micro_batches: list[Batch]) -> Update:
+        objective = trainer.objective
+        if step in skipped:
+            trainer.objective = lambda *a: objective(*a) * float("nan")
+        result = own(trainer, step, micro_batches)
+        trainer.objective = objective
+        return result
 
-    monkeypatch.setattr(Trainer, "update", update)
+    monkeypatch.setattr(TrainStep, "update", update)
     values = {**SHORT, "averaging.debias": True, "averaging.decay": 0.9, "checkpoint.keep_last": 4}
     straight, folder = run("straight", **values), run("a", **values)
     assert [r["step"] for r in records(folder, "warning") if "was not finite" in r["text"]] == [
@@ -190,10 +198,10 @@ def test_log__data_wait_is_the_share_of_time_without_data(
         batches = list(islice(real(*given, **named), 8))
 
         def handed() -> Iterator[Batch]:
-            for batch in batches:
+            for one in batches:
                 if seconds:  # a sleep of nothing, too, gives the processor away
                     time.sleep(seconds)
-                yield batch
+                yield one
 
         return handed()
 
@@ -258,3 +266,137 @@ def test_bad_samples__in_the_scored_split_are_an_error(run: Run, tiny_data: Path
     data = damaged(tiny_data, tmp_path / "data", "test", [5])
     with pytest.raises(DataError, match=r"cannot be evaluated .*; a score needs every image"):
         run("a", **{**SHORT, "data.path": str(data)})
+
+
+class Diary(Trainer):
+    """A training that writes down what it would do."""
+
+    def __init__(
+        self, step: TrainStep, total_steps: int, *, behind: int = 0, log: int = 0, evaluate: int = 0,
+        probe: int = 0, save: int = 0,
+    ) -> None:  # fmt: skip
+        vars(self).update(vars(step))
+        self.start_state()
+        self.total_steps, self.steps_behind, self.own, self.probe_every = total_steps, behind, range(8), probe
+        self.saver: Any = Mock()
+        every = {"log": log, "evaluation": evaluate, "checkpoint": save}
+        self.recipe: Any = SimpleNamespace(**{k: SimpleNamespace(every_steps=v) for k, v in every.items()})
+        self.said: list[str] = []
+
+    def log(self, step: int, *_: Any) -> None:
+        self.said.append(f"log {step}")
+
+    def evaluate(self, step: int) -> None:
+        self.said.append(f"evaluate {step}")
+
+    def probe(self, step: int) -> None:
+        self.said.append(f"probe {step}")
+
+    def save(self, step: int, last: bool = False) -> None:
+        self.said.append(f"save {step}" + " and wait" * last)
+
+    def rescue(self, step: int, error: Exception) -> None:
+        self.said.append(f"rescue {step} from {error}")
+
+
+def signalled(diary: Diary) -> Iterator[Batch]:
+    """Batches; a signal comes with the third."""
+    for number in range(9):
+        if number == 2:
+            diary.stop.raise_(15)
+        yield batch(8)
+
+
+def endless() -> Iterator[Batch]:
+    while True:
+        yield batch(8)
+
+
+def test_run_steps__evaluates_before_it_saves_and_both_at_the_end(trainer: Make) -> None:
+    diary = Diary(trainer(LOSS), 5, evaluate=2, probe=3, save=4)
+    diary.run_steps(endless(), 1)
+    expected = "log 2, evaluate 2, log 3, probe 3, log 4, evaluate 4, save 4, log 5, evaluate 5, probe 5, save 5 and wait"
+    assert ", ".join(diary.said) == expected
+
+
+def test_run_steps__zero_means_only_at_the_end(trainer: Make) -> None:
+    diary = Diary(trainer(LOSS), 2)
+    diary.run_steps(endless(), 0)
+    assert diary.said == ["log 1", "log 2", "evaluate 2", "save 2 and wait"]
+
+
+def test_run_steps__a_signal_saves_the_finished_step_and_leaves(trainer: Make) -> None:
+    diary = Diary(trainer(LOSS), 9, evaluate=1)
+    with pytest.raises(Stopped):
+        diary.run_steps(signalled(diary), 0)
+    assert diary.said == ["log 1", "evaluate 1", "log 2", "evaluate 2", "log 3", "save 3 and wait"]
+
+
+def test_run_steps__on_a_gpu_numbers_are_read_one_step_late_but_for_what_is_logged_or_saved(
+    trainer: Make,
+) -> None:
+    class Updates(Diary):
+        def update(self, step: int, micro_batches: list[Batch]) -> Update:
+            self.said.append(f"update {step}")
+            return super().update(step, micro_batches)
+
+    diary = Updates(trainer(LOSS), 7, behind=1, log=5, save=3)
+    diary.run_steps(endless(), 0)
+    assert ", ".join(diary.said) == (
+        "update 0, update 1, log 1, update 2, log 2, log 3, save 3, update 3, update 4, log 4, log 5, update "
+        "5, log 6, save 6, "
+        "update 6, log 7, evaluate 7, save 7 and wait"
+    )
+
+
+def test_run_steps__numbers_read_late_are_the_same(trainer: Make) -> None:
+    read: dict[int, list[tuple[Any, ...]]] = {0: [], 1: []}
+    for behind, said in read.items():
+
+        class Numbers(Diary):
+            def log(self, step: int, *rest: Any, said: list[tuple[Any, ...]] = said) -> None:
+                result = rest[0]
+                said.append((step, result.loss, result.grad_norm, result.lr, result.gradient.tolist()))
+
+        step = trainer(LOSS, name="adam", lr=lambda step: 0.1 / (step + 1))
+        Numbers(step, 6, behind=behind).run_steps(endless(), 0)
+    assert read[0] == read[1]
+    assert [row[0] for row in read[0]] == [1, 2, 3, 4, 5, 6]
+    assert len({row[1] for row in read[0]}) == 6
+
+
+def test_run_steps__a_signal_read_late_stops_after_the_step_under_way(trainer: Make) -> None:
+    diary = Diary(trainer(LOSS), 9, behind=1)
+    with pytest.raises(Stopped):
+        diary.run_steps(signalled(diary), 0)
+    assert diary.said == ["log 1", "log 2", "log 3", "log 4", "save 4 and wait"]
+
+
+def test_run_steps__after_an_error_all_finished_steps_are_logged(trainer: Make) -> None:
+    def batches() -> Iterator[Batch]:
+        yield from [batch(8)] * 3
+        raise OSError("gone")
+
+    diary = Diary(trainer(LOSS), 9, behind=1)
+    with pytest.raises(OSError, match="gone"):
+        diary.run_steps(batches(), 0)
+    assert diary.said == ["log 1", "log 2", "log 3", "rescue 3 from gone"]
+
+
+def test_run_steps__a_signal_before_the_first_step_saves_what_there_is(trainer: Make) -> None:
+    diary = Diary(trainer(LOSS), 9)
+    diary.stop.raise_(10)
+    with pytest.raises(Stopped):
+        diary.run_steps(endless(), 4)
+    assert diary.said == ["save 4 and wait"]
+
+
+def test_run_steps__a_signal_during_evaluation_saves_too(trainer: Make) -> None:
+    class Stopping(Diary):
+        def evaluate(self, _: int) -> None:
+            raise Stopped
+
+    diary = Stopping(trainer(LOSS), 9, evaluate=2)
+    with pytest.raises(Stopped):
+        diary.run_steps(endless(), 0)
+    assert diary.said == ["log 1", "log 2", "save 2 and wait"]

@@ -1,8 +1,7 @@
 """One update is one update of the global batch, however it is cut and whatever could not be read."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import fields, replace
-from typing import Any
+from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,14 +10,12 @@ from torch import Tensor
 from tests.engine.conftest import LOSS, batch, rows
 from vitctl.data.loader.batches import Batch
 from vitctl.engine.averaging import Average
-from vitctl.engine.loop import Result, Trainer, Update, run_steps, take
-from vitctl.engine.preemption import Stopped
-from vitctl.engine.task import TrainingTask
+from vitctl.engine.step import Result, TrainStep, take
 
-Make = Callable[..., Trainer]
+Make = Callable[..., TrainStep]
 
 
-def weights(trainer: Trainer) -> list[Tensor]:
+def weights(trainer: TrainStep) -> list[Tensor]:
     return [p.detach().clone() for p in trainer.unwrapped.parameters()]
 
 
@@ -155,150 +152,6 @@ def test_take__whole_shares() -> None:
     parts = iter([batch(5), batch(3), batch(5), batch(3)])
     assert [len(b) for b in take(parts, 8)] == [5, 3]
     assert [len(b) for b in take(parts, 8)] == [5, 3]
-
-
-class Diary:
-    """Hooks that write down what happened."""
-
-    def __init__(self) -> None:
-        self.said: list[str] = []
-
-    def log(self, step: int, *_: Any) -> None:
-        self.said.append(f"log {step}")
-
-    def evaluate(self, step: int) -> None:
-        self.said.append(f"evaluate {step}")
-
-    def probe(self, step: int) -> None:
-        self.said.append(f"probe {step}")
-
-    def save(self, step: int, last: bool) -> None:
-        self.said.append(f"save {step}" + " and wait" * last)
-
-    def rescue(self, step: int, error: Exception) -> None:
-        self.said.append(f"rescue {step} from {error}")
-
-
-def task(total_steps: int, *, behind: int = 0, **every: int) -> TrainingTask:
-    """Without anything but its steps."""
-    often = {"evaluate_every": 0, "probe_every": 0, "save_every": 0, "log_every": 0, **every}
-    values = dict.fromkeys((one.name for one in fields(TrainingTask)), None)
-    return TrainingTask(
-        **{**values, **often, "own": range(8), "total_steps": total_steps, "steps_behind": behind}
-    )  # type: ignore[arg-type]
-
-
-def endless() -> Iterator[Batch]:
-    while True:
-        yield batch(8)
-
-
-def test_run_steps__evaluates_before_it_saves_and_both_at_the_end(trainer: Make) -> None:
-    diary = Diary()
-    run_steps(trainer(LOSS), task(5, evaluate_every=2, probe_every=3, save_every=4), endless(), 1, diary)
-    expected = "log 2, evaluate 2, log 3, probe 3, log 4, evaluate 4, save 4, log 5, evaluate 5, probe 5, save 5 and wait"
-    assert ", ".join(diary.said) == expected
-
-
-def test_run_steps__zero_means_only_at_the_end(trainer: Make) -> None:
-    diary = Diary()
-    run_steps(trainer(LOSS), task(2), endless(), 0, diary)
-    assert diary.said == ["log 1", "log 2", "evaluate 2", "save 2 and wait"]
-
-
-def test_run_steps__a_signal_saves_the_finished_step_and_leaves(trainer: Make) -> None:
-    diary, t = Diary(), trainer(LOSS)
-
-    def batches() -> Iterator[Batch]:
-        for number in range(9):
-            if number == 2:
-                t.stop.raise_(15)
-            yield batch(8)
-
-    with pytest.raises(Stopped):
-        run_steps(t, task(9, evaluate_every=1), batches(), 0, diary)
-    assert diary.said == ["log 1", "evaluate 1", "log 2", "evaluate 2", "log 3", "save 3 and wait"]
-
-
-def test_run_steps__on_a_gpu_numbers_are_read_one_step_late_but_for_what_is_logged_or_saved(
-    trainer: Make,
-) -> None:
-    diary, t = Diary(), trainer(LOSS)
-    own = t.update
-
-    def update(step: int, micro_batches: list[Batch]) -> Update:
-        diary.said.append(f"update {step}")
-        return own(step, micro_batches)
-
-    t.update = update  # type: ignore[method-assign]
-    run_steps(t, task(7, behind=1, log_every=5, save_every=3), endless(), 0, diary)
-    assert ", ".join(diary.said) == (
-        "update 0, update 1, log 1, update 2, log 2, log 3, save 3, update 3, update 4, log 4, log 5, update "
-        "5, log 6, save 6, "
-        "update 6, log 7, evaluate 7, save 7 and wait"
-    )
-
-
-def test_run_steps__numbers_read_late_are_the_same(trainer: Make) -> None:
-    read: dict[int, list[tuple[Any, ...]]] = {0: [], 1: []}
-    for behind, said in read.items():
-
-        class Numbers(Diary):
-            def log(self, step: int, *rest: Any, said: list[tuple[Any, ...]] = said) -> None:
-                result = rest[0]
-                said.append((step, result.loss, result.grad_norm, result.lr, result.gradient.tolist()))
-
-        t = trainer(LOSS, name="adam", lr=lambda step: 0.1 / (step + 1))
-        run_steps(t, task(6, behind=behind), endless(), 0, Numbers())
-    assert read[0] == read[1]
-    assert [row[0] for row in read[0]] == [1, 2, 3, 4, 5, 6]
-    assert len({row[1] for row in read[0]}) == 6
-
-
-def test_run_steps__a_signal_read_late_stops_after_the_step_under_way(trainer: Make) -> None:
-    diary, t = Diary(), trainer(LOSS)
-
-    def batches() -> Iterator[Batch]:
-        for number in range(9):
-            if number == 2:
-                t.stop.raise_(15)
-            yield batch(8)
-
-    with pytest.raises(Stopped):
-        run_steps(t, task(9, behind=1), batches(), 0, diary)
-    assert diary.said == ["log 1", "log 2", "log 3", "log 4", "save 4 and wait"]
-
-
-def test_run_steps__after_an_error_all_finished_steps_are_logged(trainer: Make) -> None:
-    diary, t = Diary(), trainer(LOSS)
-
-    def batches() -> Iterator[Batch]:
-        yield from [batch(8)] * 3
-        raise OSError("gone")
-
-    with pytest.raises(OSError, match="gone"):
-        run_steps(t, task(9, behind=1), batches(), 0, diary)
-    assert diary.said == ["log 1", "log 2", "log 3", "rescue 3 from gone"]
-
-
-def test_run_steps__a_signal_before_the_first_step_saves_what_there_is(trainer: Make) -> None:
-    diary, t = Diary(), trainer(LOSS)
-    t.stop.raise_(10)
-    with pytest.raises(Stopped):
-        run_steps(t, task(9), endless(), 4, diary)
-    assert diary.said == ["save 4 and wait"]
-
-
-def test_run_steps__a_signal_during_evaluation_saves_too(trainer: Make) -> None:
-    class Stopping(Diary):
-        def evaluate(self, _: int) -> None:
-            raise Stopped
-
-    diary, t = Stopping(), trainer(LOSS)
-
-    with pytest.raises(Stopped):
-        run_steps(t, task(9, evaluate_every=2), endless(), 0, diary)
-    assert diary.said == ["log 1", "log 2", "save 2 and wait"]
 
 
 def test_result__is_plain_numbers(trainer: Make) -> None:
