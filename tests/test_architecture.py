@@ -343,7 +343,8 @@ def test_recipe__every_key_is_read_by_a_job() -> None:
     read = {
         node.attr
         for name, tree in TREES.items()
-        if part(name) in ("jobs", "engine", "verify", "export", "bench", "launch") or name == "cli/show/plan.py"
+        if part(name) in ("jobs", "engine", "verify", "export", "bench", "launch")
+        or name == "cli/show/plan.py"
         for node in ast.walk(tree)
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
     }

@@ -175,7 +175,7 @@ def test_check__reads_no_tensor(
     data: dict[str, Any] = {} if name == "export" else {"data.path": str(tiny_data)}
     data |= {"fewshot.shots": (1,)} if name == "fewshot" else {}
     loaded = load_recipe(name, [Override(k, v) for k, v in {"weights.source": str(run), **data}.items()])
-    check_recipe(fit_to_data(loaded, tmp_path / "x").recipe, tmp_path / "x")
+    check_recipe(fit_to_data(loaded, tmp_path / "x")[0].recipe, tmp_path / "x")
 
 
 @pytest.mark.parametrize(

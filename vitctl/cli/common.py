@@ -16,8 +16,8 @@ from vitctl.system.text import typed
 if TYPE_CHECKING:
     from vitctl.launch.command import LaunchConfig
     from vitctl.launch.environment import Member
+    from vitctl.launch.prepare import Prepared
     from vitctl.recipe.load import Loaded, Override
-    from vitctl.recipe.schema import Recipe
 
 RecipeName = Annotated[
     str,
@@ -256,7 +256,7 @@ def run_job(
     if slurm:
         write_slurm_job(slurm, run_dir, loaded.name)
         return
-    run_prepared(run_dir, prepared.recipe, member, config)
+    run_prepared(run_dir, prepared, member, config)
 
 
 def with_shards(loaded: "Loaded", runs: Path, dry_run: bool, alone: bool) -> "Loaded":
@@ -443,7 +443,9 @@ def exit_if_stopped(result: Mapping[str, Any], run_dir: Path) -> None:
         raise typer.Exit(3)
 
 
-def run_prepared(run_dir: Path, recipe: "Recipe", member: "Member | None", config: "LaunchConfig") -> None:
+def run_prepared(
+    run_dir: Path, prepared: "Prepared", member: "Member | None", config: "LaunchConfig"
+) -> None:
     """Run a prepared folder with progress on the screen, print its result, and exit with its code."""
     from vitctl.cli.show.render import Screen, show_result
     from vitctl.launch.launcher import launch
@@ -458,6 +460,6 @@ def run_prepared(run_dir: Path, recipe: "Recipe", member: "Member | None", confi
 
         redirect_output(run_dir)
     with Screen(run_dir) as screen:
-        result = launch(run_dir, screen.report, config, recipe)
+        result = launch(run_dir, screen.report, config, prepared)
     exit_if_stopped(result, run_dir)
     show_result(result, run_dir)

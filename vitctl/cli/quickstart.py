@@ -150,7 +150,7 @@ class _Steps:
         overrides = [Override(key, value, "quickstart") for key, value in given.items()]
         prepared = prepare_run(load_recipe(recipe, overrides), run_dir)
         with Screen(run_dir) as screen:
-            result = launch(run_dir, screen.report, recipe=prepared.recipe)
+            result = launch(run_dir, screen.report, prepared=prepared)
         if result["status"] == "stopped":
             raise KeyboardInterrupt
         return result, time.perf_counter() - began

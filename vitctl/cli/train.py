@@ -219,4 +219,4 @@ def resume(
     if slurm:
         write_slurm_job(slurm, run, run.name)
         return
-    run_prepared(run, prepared.recipe, member, config)
+    run_prepared(run, prepared, member, config)

@@ -17,9 +17,9 @@ from vitctl.engine.preemption import StopFlag
 from vitctl.engine.run_files import RECIPE
 from vitctl.errors import CheckpointError, DataError, RecipeError
 from vitctl.jobs.features import ImagePass
-from vitctl.jobs.inputs.data import open_scored
 from vitctl.jobs.inputs.labels import OF_OBJECTNET, choose_label_rule, write_counts
 from vitctl.jobs.inputs.network import unseen_pixels
+from vitctl.jobs.inputs.opened import Inputs, open_inputs
 from vitctl.jobs.inputs.weights import FoundWeights, check_found, loaded_model, scored_weights
 from vitctl.jobs.provenance import shown, weights_scored
 from vitctl.jobs.record.integrity import WHOLE, verify
@@ -32,7 +32,11 @@ OBJECTNET_RESIZE, OBJECTNET_SIZE = 512, 480
 
 
 def evaluate(
-    recipe: Evaluate, run_dir: Path, report: Report = silent, stop: StopFlag | None = None
+    recipe: Evaluate,
+    run_dir: Path,
+    report: Report = silent,
+    stop: StopFlag | None = None,
+    inputs: Inputs | None = None,
 ) -> RunResult:
     """Top-1 and top-5 of weights.source on data.eval_split, with the pre-processing that is stored with the
     weights.
@@ -42,6 +46,7 @@ def evaluate(
         run_dir: gets log.jsonl, per_class.csv, confusion.csv and, by the caller, result.json.
         report: called with every log record of the main process.
         stop: set by signals.
+        inputs: the images, if they are open already.
 
     Returns:
         the accuracies with their integers, under the data's labels and under those that evaluation.labels
@@ -57,7 +62,8 @@ def evaluate(
     """
     stop = StopFlag() if stop is None else stop
     found = scored_weights(recipe)
-    source = open_scored(recipe.data, recipe.data.eval_split, run_dir)
+    source = (inputs or open_inputs(recipe, run_dir)).scored
+    assert source is not None
     if not found.weights.has_head:
         raise CheckpointError(
             f"{found.path}: its head is all zeros, as in the released ImageNet-21k files; fine-tune it first"

@@ -22,8 +22,9 @@ from vitctl.engine.ridge import L2_GRID, choose_l2
 from vitctl.engine.run_files import FEATURES
 from vitctl.errors import DataError
 from vitctl.jobs.features import ImagePass, cached_pass
-from vitctl.jobs.inputs.fewshot_sets import FewshotSet, drawn_rows, open_sets, score_draw
+from vitctl.jobs.inputs.fewshot_sets import FewshotSet, drawn_rows, score_draw
 from vitctl.jobs.inputs.network import unseen_pixels
+from vitctl.jobs.inputs.opened import Inputs, open_inputs
 from vitctl.jobs.inputs.weights import FoundWeights, check_found, loaded_model, random_in_words, weights_of
 from vitctl.jobs.provenance import shown, weights_used
 from vitctl.jobs.record.integrity import WHOLE, check_whole, verify
@@ -50,7 +51,11 @@ class Line(NamedTuple):
 
 
 def fewshot(
-    recipe: Fewshot, run_dir: Path, report: Report = silent, stop: StopFlag | None = None
+    recipe: Fewshot,
+    run_dir: Path,
+    report: Report = silent,
+    stop: StopFlag | None = None,
+    inputs: Inputs | None = None,
 ) -> RunResult:
     """Score frozen representations with a few images per class, for every data set, fewshot.shots and
     fewshot.seeds.
@@ -63,6 +68,7 @@ def fewshot(
         run_dir: gets log.jsonl, fewshot.csv, chosen.csv (the images drawn) and, by the caller, result.json.
         report: called with every log record of the main process.
         stop: set by signals.
+        inputs: the images, if they are open already.
 
     Returns:
         accuracy per number of shots, the mean over data sets and seeds; and of each data set, with its
@@ -76,7 +82,7 @@ def fewshot(
     """
     stop = StopFlag() if stop is None else stop
     found = weights_of(recipe)
-    sets = open_sets(recipe.data, recipe.fewshot.shots, run_dir)
+    sets = (inputs or open_inputs(recipe, run_dir)).sets
     runtime = start_runtime(recipe.machine, run_dir)
     journal = open_journal(runtime, run_dir, report)
     check_found(runtime, found, [source for one in sets for source in (one.train, one.test)])

@@ -18,6 +18,7 @@ from vitctl.engine.trainer import RunContext
 from vitctl.jobs.inputs.data import at_size, open_training_images
 from vitctl.jobs.inputs.length import fitted_recipe
 from vitctl.jobs.inputs.network import rates_in_words, rates_of, unseen_pixels
+from vitctl.jobs.inputs.opened import Inputs, open_inputs
 from vitctl.jobs.inputs.sampling import sampling_notes
 from vitctl.jobs.inputs.weights import FoundWeights, transferred_model, weights_of
 from vitctl.jobs.provenance import trained, training_result, weights_used
@@ -43,6 +44,7 @@ def finetune(
     report: Report = silent,
     stop: StopFlag | None = None,
     act: Act | None = None,
+    inputs: Inputs | None = None,
 ) -> RunResult:
     """Fine-tune weights.source on data.train_split, resuming from run_dir's newest checkpoint.
 
@@ -60,6 +62,7 @@ def finetune(
         report: called with every log record of the main process.
         stop: set by signals.
         act: done with each prepared training instead of it, see `RunContext`.
+        inputs: the images, if they are open already.
 
     Returns:
         accuracy on data.eval_split (with several seeds mean and deviation), its provenance, and the table of
@@ -73,7 +76,11 @@ def finetune(
     stop = StopFlag() if stop is None else stop
     found = weights_of(recipe)
     data = at_size(recipe.data, found.weights.config.image_size)
-    train_on, score_on = open_training_images(data, run_dir)
+    inputs = inputs or open_inputs(recipe, run_dir)
+    train_on, score_on = inputs.train, inputs.scored
+    if data.synthetic:  # their size may be that of the weights
+        train_on, score_on = open_training_images(data, run_dir)
+    assert train_on is not None
     recipe = fitted_recipe(recipe, len(train_on))
     runtime = start_runtime(recipe.machine, run_dir, recipe.log)
     journal = open_journal(runtime, run_dir, report)
@@ -82,7 +89,7 @@ def finetune(
     bytes_read = verify(runtime, run_dir, score_on, train_on)
 
     context = _JobContext(runtime, journal, report, stop, found, data, digest_of(recipe), bytes_read, act)
-    tried = _sweep(recipe, context, run_dir) if recipe.sweep.lrs else []
+    tried = _sweep(recipe, context, run_dir, inputs.tried) if inputs.tried else []
     recipe = _with_lr(recipe, best(tried).value) if tried else recipe
     seeds = recipe.finetune.seeds or (recipe.seed,)
     score, used = _train(_with_seed(recipe, seeds[0]), context, run_dir, journal, train_on, score_on)
@@ -112,14 +119,6 @@ def finetune(
     )
 
 
-def open_sweep(recipe: Finetune, data: TrainImages, run_dir: Path) -> tuple[Source, Source]:
-    """The images that the learning rates are trained on, and those that they are scored on."""
-    splits = {"train_split": recipe.sweep.train_split, "eval_split": recipe.sweep.eval_split}
-    train_on, score_on = open_training_images(data.model_copy(update=splits), run_dir)
-    assert score_on is not None
-    return train_on, score_on
-
-
 @dataclass(frozen=True)
 class _JobContext:
     """What the trainings of one job share."""
@@ -135,8 +134,10 @@ class _JobContext:
     act: Act | None = None
 
 
-def _sweep(recipe: Finetune, context: _JobContext, run_dir: Path) -> list[Trial]:
-    train_on, score_on = open_sweep(recipe, context.data, run_dir)
+def _sweep(
+    recipe: Finetune, context: _JobContext, run_dir: Path, images: tuple[Source, Source]
+) -> list[Trial]:
+    train_on, score_on = images
 
     def attempt(lr: float, folder: Path) -> Score | None:
         return _one_of_many(_with_lr(recipe, lr), context, folder, f"lr {lr:g}", (train_on, score_on))

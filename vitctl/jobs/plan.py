@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -27,7 +27,6 @@ from vitctl.jobs.inputs.length import (
 from vitctl.jobs.inputs.network import (
     find_network,
     model_config,
-    needs_labels,
     rates_in_words,
     rates_of,
     unseen_pixels,
@@ -48,6 +47,9 @@ from vitctl.recipe.images import Place, TrainImages
 from vitctl.recipe.load import Loaded
 from vitctl.recipe.schema import Evaluate, ExportRecipe, Fewshot, Finetune, Pretrain, Recipe, Vtab
 from vitctl.system.text import typed, typed_command
+
+if TYPE_CHECKING:
+    from vitctl.jobs.inputs.opened import Inputs
 
 CURVE_POINTS = 9
 GPU_BYTES = 80 * 2**30
@@ -323,16 +325,20 @@ def _counted(data: TrainImages) -> _Size:
     return _Size(subset_size(data, num_images), num_classes, f"{data.dataset}, as known by name", [])
 
 
-def fit_to_data(loaded: Loaded, run_dir: Path) -> Loaded:
-    """`loaded` with the batch size, length and warm-up that depend on the number of training images."""
-    from vitctl.jobs.inputs.data import open_training_images
+def fit_to_data(loaded: Loaded, run_dir: Path) -> "tuple[Loaded, Inputs | None]":
+    """Fill in the batch size, length and warm-up that depend on the number of training images.
+
+    Returns:
+        the recipe, and its images where they were opened for that.
+    """
+    from vitctl.jobs.inputs.opened import open_inputs
 
     recipe = loaded.recipe
     if isinstance(recipe, Pretrain | Finetune) and needs_num_images(recipe):
-        return fit_schedule(
-            loaded, len(open_training_images(recipe.data, run_dir, needs_labels=needs_labels(recipe))[0])
-        )
-    return fit_schedule(loaded, TASK_IMAGES) if isinstance(recipe, Vtab) else loaded
+        inputs = open_inputs(recipe, run_dir)
+        assert inputs.train is not None
+        return fit_schedule(loaded, len(inputs.train)), inputs
+    return (fit_schedule(loaded, TASK_IMAGES) if isinstance(recipe, Vtab) else loaded), None
 
 
 def check_not_missing(recipe: Recipe) -> None:
@@ -378,16 +384,16 @@ def check_not_missing(recipe: Recipe) -> None:
     raise CheckpointError(f"{'; '.join(lacking)}. Type next: {lines}")
 
 
-def check_recipe(recipe: Recipe, run_dir: Path) -> None:
-    """Check everything that can be checked before the first process starts; generate data sets that come with
-    vitctl, once.
+def check_recipe(recipe: Recipe, run_dir: Path, inputs: "Inputs | None" = None) -> "Inputs":
+    """Check everything that can be checked before the first process starts, and return the opened images.
+
+    Data sets that come with vitctl are generated once. `inputs` are the images, if they are open already.
 
     Raises:
         VitctlError: data or weights are missing or invalid, or the model or the schedule is impossible.
     """
     from vitctl.jobs.inputs.data import at_size, open_scored
-    from vitctl.jobs.inputs.fewshot_sets import open_sets
-    from vitctl.jobs.vtab_suite.tasks import chosen_tasks, open_tasks
+    from vitctl.jobs.inputs.opened import open_inputs
     from vitctl.models.weights.download import fetch
 
     if isinstance(recipe, Finetune | Fewshot | Vtab | Evaluate | ExportRecipe):
@@ -400,26 +406,19 @@ def check_recipe(recipe: Recipe, run_dir: Path) -> None:
         if isinstance(recipe, Finetune | Vtab):
             stored = found.config
             downstream(stored, num_classes=1, image_size=stored.image_size, **rates_of(recipe, stored))
-    if isinstance(recipe, Pretrain | Finetune):
-        _check_training(recipe, run_dir)
-    elif isinstance(recipe, Fewshot):
-        open_sets(recipe.data, recipe.fewshot.shots, run_dir)
-    elif isinstance(recipe, Vtab):
+    if isinstance(recipe, Vtab):
         lanes_of(recipe, recipe.machine.processes)
-        open_tasks(recipe, chosen_tasks(recipe), run_dir)
-    elif isinstance(recipe, Evaluate) or (
-        isinstance(recipe, ExportRecipe) and (recipe.data.path or recipe.data.dataset)
-    ):
+    inputs = inputs or open_inputs(recipe, run_dir)
+    if isinstance(recipe, Pretrain | Finetune):
+        _check_training(recipe, inputs)
+    elif isinstance(recipe, ExportRecipe) and (recipe.data.path or recipe.data.dataset):
         open_scored(recipe.data, recipe.data.eval_split, run_dir)
+    return inputs
 
 
-def _check_training(recipe: Pretrain | Finetune, run_dir: Path) -> None:
-    from vitctl.jobs.finetune import open_sweep
-    from vitctl.jobs.inputs.data import open_training_images
-    from vitctl.jobs.probe import open_probe
-
-    train, test = open_training_images(recipe.data, run_dir, needs_labels=needs_labels(recipe))
-    s = recipe.schedule
+def _check_training(recipe: Pretrain | Finetune, inputs: "Inputs") -> None:
+    train, test, s = inputs.train, inputs.scored, recipe.schedule
+    assert train is not None
     steps = total_steps(len(train), s.batch_size, steps=s.total_steps, epochs=s.total_epochs)
     if steps <= s.warmup_steps:
         raise RecipeError(
@@ -440,8 +439,6 @@ def _check_training(recipe: Pretrain | Finetune, run_dir: Path) -> None:
         )
     if recipe.evaluation.select_best:
         _check_select_best(recipe)
-    if isinstance(recipe, Finetune) and recipe.sweep.lrs:
-        open_sweep(recipe, recipe.data, run_dir)
     if train.labels(np.zeros(0, np.int64)).ndim > 1 and recipe.loss.name == "softmax":
         raise RecipeError(
             f"loss.name = 'softmax' needs one label per image, those of '{recipe.data.train_split}' may have "
@@ -451,7 +448,6 @@ def _check_training(recipe: Pretrain | Finetune, run_dir: Path) -> None:
     if not recipe.data.synthetic:
         check_order(recipe.data, train, recipe.seed, s)
     if isinstance(recipe, Pretrain):
-        open_probe(recipe, run_dir)
         model_config(recipe, len(train.class_names))
 
 

@@ -11,11 +11,11 @@ from vitctl.engine.journal import Report, silent
 from vitctl.engine.losses import predict_masked_patches
 from vitctl.engine.preemption import StopFlag
 from vitctl.engine.trainer import RunContext
-from vitctl.jobs.inputs.data import open_training_images
 from vitctl.jobs.inputs.length import fitted_recipe
-from vitctl.jobs.inputs.network import model_config, needs_labels, unseen_pixels
+from vitctl.jobs.inputs.network import model_config, unseen_pixels
+from vitctl.jobs.inputs.opened import Inputs, open_inputs
 from vitctl.jobs.inputs.sampling import sampling_notes
-from vitctl.jobs.probe import make_probe, open_probe
+from vitctl.jobs.probe import make_probe
 from vitctl.jobs.provenance import trained, training_result
 from vitctl.jobs.record.integrity import verified, verify
 from vitctl.jobs.record.result import RunResult
@@ -39,6 +39,7 @@ def pretrain(
     report: Report = silent,
     stop: StopFlag | None = None,
     act: Act | None = None,
+    inputs: Inputs | None = None,
 ) -> RunResult:
     """Train [model] on data.train_split, resuming from run_dir's newest checkpoint.
 
@@ -48,6 +49,7 @@ def pretrain(
         report: called with every log record of the main process.
         stop: set by signals.
         act: done with the prepared training instead of it, see `RunContext`.
+        inputs: the images, if they are open already.
 
     Returns:
         accuracy on data.eval_split, and its provenance.
@@ -58,9 +60,10 @@ def pretrain(
     Paper: Section 4.1, Appendix B.1, Table 3
     """
     stop = StopFlag() if stop is None else stop
-    train_on, score_on = open_training_images(recipe.data, run_dir, needs_labels=needs_labels(recipe))
+    inputs = inputs or open_inputs(recipe, run_dir)
+    train_on, score_on, probed = inputs.train, inputs.scored, inputs.probed
+    assert train_on is not None
     recipe = fitted_recipe(recipe, len(train_on))
-    probed = open_probe(recipe, run_dir)
     runtime = start_runtime(recipe.machine, run_dir, recipe.log)
     journal = open_journal(runtime, run_dir, report)
     for text in sampling_notes(recipe.data, train_on):

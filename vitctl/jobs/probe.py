@@ -1,7 +1,6 @@
 """Few-shot accuracy of a network during training: the paper's cheap measure of a representation."""
 
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 
@@ -12,27 +11,12 @@ from vitctl.engine.evaluation import stop_together
 from vitctl.engine.journal import Journal
 from vitctl.engine.preemption import StopFlag
 from vitctl.jobs.features import ImagePass
-from vitctl.jobs.inputs.fewshot_sets import FewshotSet, open_sets, score_draw
+from vitctl.jobs.inputs.fewshot_sets import FewshotSet, score_draw
 from vitctl.models.build import Model
 from vitctl.recipe.protocols import FewshotImages
 from vitctl.recipe.schema import Pretrain
 
 Scores = dict[int, list[float]]
-
-
-def open_probe(recipe: Pretrain, run_dir: Path) -> FewshotSet | None:
-    """The data set of [fewshot_probe]; None when it is off.
-
-    Raises:
-        DataError: data is missing, or a class has fewer images than shots.
-    """
-    p = recipe.fewshot_probe
-    if not p.every_steps:
-        return None
-    data = FewshotImages(
-        dataset=p.dataset, path=p.path, root=p.root, train_split=p.train_split, eval_split=p.eval_split
-    )
-    return open_sets(data, p.shots, run_dir)[0]
 
 
 def make_probe(

@@ -17,6 +17,7 @@ from vitctl.engine.journal import Journal, Report, silent
 from vitctl.engine.preemption import StopFlag
 from vitctl.jobs.inputs.length import TASK_IMAGES, fitted_recipe
 from vitctl.jobs.inputs.network import rates_in_words, unseen_pixels
+from vitctl.jobs.inputs.opened import Inputs, open_inputs
 from vitctl.jobs.inputs.weights import check_found, random_in_words, weights_of
 from vitctl.jobs.provenance import shown, weights_used
 from vitctl.jobs.record.integrity import WHOLE, check_whole, verify
@@ -25,7 +26,7 @@ from vitctl.jobs.training import Act, open_journal, start_runtime
 from vitctl.jobs.vtab_suite.light import score_features
 from vitctl.jobs.vtab_suite.runs import Setting, SuiteContext, fine_tune, scored_as, settings, tune
 from vitctl.jobs.vtab_suite.table import make_vtab_table, write_vtab_table
-from vitctl.jobs.vtab_suite.tasks import chosen_tasks, open_tasks
+from vitctl.jobs.vtab_suite.tasks import chosen_tasks
 from vitctl.models.variants import downstream
 from vitctl.recipe.schema import Vtab
 
@@ -38,6 +39,7 @@ def vtab(
     report: Report = silent,
     stop: StopFlag | None = None,
     act: Act | None = None,
+    inputs: Inputs | None = None,
 ) -> RunResult:
     """Fine-tune weights.source on every task of vtab.suite, resuming where an earlier process ended.
 
@@ -66,7 +68,7 @@ def vtab(
     recipe = fitted_recipe(recipe, TASK_IMAGES)
     found = weights_of(recipe)
     tasks = chosen_tasks(recipe)
-    data = list(open_tasks(recipe, tasks, run_dir).values())
+    data = list((inputs or open_inputs(recipe, run_dir)).tasks.values())
     runtime = start_runtime(recipe.machine, run_dir, recipe.log)
     journal = open_journal(runtime, run_dir, report)
     check_found(

@@ -44,6 +44,7 @@ from vitctl.launch.errors import (
     write_failed_result,
 )
 from vitctl.launch.follower import Follower
+from vitctl.launch.prepare import Prepared
 from vitctl.launch.roll_call import resume_text
 from vitctl.launch.run_folder import keeping_result, locked_for_run, read_status
 from vitctl.launch.worker import LOCKED, NOW, work, work_as_member
@@ -64,7 +65,7 @@ NOTES_SECONDS = 5.0  # until the note of a process on another machine is visible
 
 
 def launch(
-    run_dir: Path, report: Report, config: LaunchConfig = LaunchConfig(), recipe: Recipe | None = None
+    run_dir: Path, report: Report, config: LaunchConfig = LaunchConfig(), prepared: Prepared | None = None
 ) -> dict[str, Any]:
     """Run the recipe of a prepared folder to its end: in this process where it is the only one or one of
     several, else in new ones.
@@ -73,7 +74,7 @@ def launch(
         run_dir: prepared.
         report: called with every log record.
         config: the machines and the restarts.
-        recipe: that RUN/recipe.toml was written from; None: it is read there.
+        prepared: what `prepare_run` gave in this process; None: the recipe is read from the folder.
 
     Returns:
         the content of RUN/result.json.
@@ -84,10 +85,10 @@ def launch(
         RuntimeError: a process failed with a bug.
     """
     if find_member() is not None:
-        return work_as_member(run_dir, report, recipe)
-    recipe = recipe or load_recipe(str(run_dir / RECIPE)).recipe
+        return work_as_member(run_dir, report, prepared)
+    recipe = prepared.recipe if prepared else load_recipe(str(run_dir / RECIPE)).recipe
     if not config.starts(recipe):
-        work(run_dir, report, recipe)
+        work(run_dir, report, prepared or Prepared(recipe))
     else:
         # With several machines the process of rank 0 locks the folder, on whichever machine it runs.
         with locked_for_run(run_dir) if config.nodes == 1 else keeping_result(run_dir):

@@ -8,7 +8,7 @@ import socket
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vitctl.engine.journal import CHANGED, LOG, Journal, write_run_json
 from vitctl.engine.run_files import CHECKPOINTS, RECIPE, STATE, no_permission, step_folders, step_of
@@ -24,6 +24,9 @@ from vitctl.recipe.schema import Recipe, TrainRecipe
 from vitctl.recipe.write import differences, to_toml, toml_value
 from vitctl.system.files import write_text
 from vitctl.system.text import has_control, one_line, printable, typed
+
+if TYPE_CHECKING:
+    from vitctl.jobs.inputs.opened import Inputs
 
 PACKAGES = (
     "vitctl",
@@ -41,15 +44,17 @@ WAIT_SECONDS = 600.0  # for another machine of the same run to finish its prepar
 
 
 class Prepared(NamedTuple):
-    """The recipe that RUN/recipe.toml was written from, and a line that says which run's weights it takes.
+    """The recipe that RUN/recipe.toml was written from, and the images that were opened to check it.
 
     Args:
         recipe: equal to what the file reads back as.
-        taken: "" where the recipe did not say "newest".
+        taken: a line that says which run's weights it takes; "" where the recipe did not say "newest".
+        inputs: None in a process that did not prepare the run.
     """
 
     recipe: Recipe
     taken: str = ""
+    inputs: "Inputs | None" = None
 
 
 def prepare_run(
@@ -115,10 +120,10 @@ def _prepare(loaded: Loaded, run_dir: Path, allow: Sequence[str], config: Launch
             load_recipe(str(file)).recipe if file.exists() and not failed_without_output(run_dir) else None
         )
         loaded, taken = _pinned(loaded, before)
-        loaded = fit_to_data(loaded, run_dir)
+        loaded, inputs = fit_to_data(loaded, run_dir)
         changed = _changes(before, loaded.recipe, run_dir, allow) if before is not None else ""
         _not_shorter(loaded.recipe, run_dir)
-        check_recipe(loaded.recipe, run_dir)
+        inputs = check_recipe(loaded.recipe, run_dir, inputs)
         if before is None:
             clear(run_dir)
         if before != loaded.recipe:
@@ -130,7 +135,7 @@ def _prepare(loaded: Loaded, run_dir: Path, allow: Sequence[str], config: Launch
         write_accelerate_config(run_dir, loaded.recipe, config)
         write_text(run_dir / "launch.txt", printable(launch_line(run_dir, loaded.recipe, config)) + "\n")
         write_run_json(run_dir / "env.json", environment())
-    return Prepared(loaded.recipe, taken)
+    return Prepared(loaded.recipe, taken, inputs)
 
 
 def _pinned(loaded: Loaded, before: Recipe | None) -> tuple[Loaded, str]:

@@ -50,6 +50,7 @@ from vitctl.system.screen import ignore_output_errors
 from vitctl.system.text import PlainStream, one_line, typed
 
 if TYPE_CHECKING:
+    from vitctl.launch.prepare import Prepared
     from vitctl.recipe.schema import Recipe
 
 NOW = "now.json"
@@ -60,7 +61,7 @@ NOTES_SECONDS = 1.0  # until the notes of processes on other nodes are visible h
 def work(
     run_dir: Path,
     report: Report = silent,
-    recipe: "Recipe | None" = None,
+    prepared: "Prepared | None" = None,
     *,
     locked: bool = False,
     stopped_code: int = RESUMABLE,
@@ -70,7 +71,7 @@ def work(
     Args:
         run_dir: prepared.
         report: called with every log record.
-        recipe: that RUN/recipe.toml was written from; None: it is read there.
+        prepared: what `prepare_run` gave in this process; None: the recipe is read from the folder.
         locked: the process that started this one holds the lock of the folder.
         stopped_code: exit code where the run was told to stop, and ends without a process that does not
             answer.
@@ -91,16 +92,17 @@ def work(
         locked_for_run(run_dir) if _is_main() and not locked else nullcontext(),
     ):
         report = never_raising(report, run_dir / LOG if _is_main() else None)
-        return _work(run_dir, recipe, report, stop, stopped_code)
+        return _work(run_dir, prepared, report, stop, stopped_code)
 
 
 def _work(
-    run_dir: Path, recipe: "Recipe | None", report: Report, stop: StopFlag, stopped_code: int
+    run_dir: Path, prepared: "Prepared | None", report: Report, stop: StopFlag, stopped_code: int
 ) -> dict[str, Any]:
     from vitctl.jobs.record.result import RunResult, with_recipe, write_result
     from vitctl.recipe.load import load_recipe
 
-    recipe = recipe or load_recipe(str(run_dir / RECIPE)).recipe
+    recipe = prepared.recipe if prepared else load_recipe(str(run_dir / RECIPE)).recipe
+    given = {"inputs": prepared.inputs} if prepared and prepared.inputs and recipe.job != "export" else {}
     try:
         report({"kind": "now", "text": "starting", "time": time.time()})
         _join_processes(run_dir, recipe, report)
@@ -114,7 +116,7 @@ def _work(
             os._exit(stopped_code)
 
         with roll_call(run_dir, Journal(run_dir / LOG, report), stop, end):
-            result = job(recipe, run_dir, report, stop)
+            result = job(recipe, run_dir, report, stop, **given)
     except Stopped:
         late = f"stopped; it {stop.reason}; {resume_text(run_dir)}" if stop.reason else ""
         result = RunResult(recipe.job, "stopped", error=late)
@@ -132,14 +134,14 @@ def _work(
 def work_as_member(
     run_dir: Path,
     report: Report = silent,
-    recipe: "Recipe | None" = None,
+    prepared: "Prepared | None" = None,
     *,
     locked: bool = False,
     stopped_code: int = RESUMABLE,
 ) -> dict[str, Any]:
     """`work` in one of several processes; every process raises the error that came first, on whichever node."""
     try:
-        result = work(run_dir, report, recipe, locked=locked, stopped_code=stopped_code)
+        result = work(run_dir, report, prepared, locked=locked, stopped_code=stopped_code)
     except Exception as error:
         note_error(run_dir, error)
         time.sleep(NOTES_SECONDS)
