@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 
 from tests.cli.conftest import Vitctl
 from tests.conftest import TINY
-from vitctl.cli.show import bench as show
-from vitctl.cli.show.bench import Asked, chosen_recipe
+from vitctl.cli.show import measurements as show
+from vitctl.cli.show.measurements import BenchOptions, chosen_recipe
 from vitctl.errors import RecipeError
 
 QUICK = ("--seconds", 1)
@@ -134,14 +134,14 @@ def test_errors__are_one_line(vitctl: Vitctl, line: str, message: str) -> None:
 
 
 def test_model__a_name_alone_is_a_plain_network_of_the_default_recipe() -> None:
-    asked = Asked(("R50x1",), None, 1.0, None, None, ("model.version=v2", "optimizer.name=sgd"))
-    recipe: Any = chosen_recipe(asked, {})[0]
+    options = BenchOptions(("R50x1",), None, 1.0, None, None, ("model.version=v2", "optimizer.name=sgd"))
+    recipe: Any = chosen_recipe(options, {})[0]
     assert (recipe.model.name, recipe.model.version, recipe.model.dropout) == ("R50x1", "v2", None)
     assert (recipe.optimizer.name, recipe.schedule.batch_size) == ("sgd", 4096)
-    beside: Any = chosen_recipe(Asked(("S/16",), "in1k_b16", 1.0, None, None, ()), {})[0]
+    beside: Any = chosen_recipe(BenchOptions(("S/16",), "in1k_b16", 1.0, None, None, ()), {})[0]
     assert (beside.model.name, beside.model.dropout) == ("S/16", 0.1)
     with pytest.raises(RecipeError):
-        chosen_recipe(Asked(("S/16",), None, 1.0, None, None, ("model.fnord=1",)), {})
+        chosen_recipe(BenchOptions(("S/16",), None, 1.0, None, None, ("model.fnord=1",)), {})
 
 
 def test_target__a_folder_is_refused_before_anything_is_measured(vitctl: Vitctl) -> None:
@@ -224,13 +224,13 @@ def test_ctrl_c__keeps_what_was_measured(tiny_data: Path, tmp_path: Path) -> Non
     code is 3.
     """
     code = (
-        "import os, signal, sys, vitctl.bench.training as t\n"
-        "own = t._agreed\n"
-        "def agreed(prepared, over):\n"
+        "import os, signal, sys, vitctl.bench.timed_steps as t\n"
+        "real = t._is_over\n"
+        "def is_over(prepared, budget):\n"
         "    os.kill(os.getpid(), signal.SIGINT)\n"
-        "    t._agreed = own\n"
+        "    t._is_over = real\n"
         "    return False\n"
-        "t._agreed = agreed\n"
+        "t._is_over = is_over\n"
         "from vitctl.cli.app import main\n"
         "main()\n"
     )

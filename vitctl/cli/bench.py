@@ -11,7 +11,7 @@ from vitctl.cli.train import Synthetic
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Measure on this machine how fast a training is, where its time goes, and which knob would help.",
+    help="Measure on this machine how fast a training is, and where its time goes.",
 )
 _SECONDS = 60.0
 
@@ -21,7 +21,7 @@ Recipe = Annotated[
         "--recipe",
         "-r",
         help="Recipe of pretrain or finetune: name, or path of a .toml file. Default: in1k_b16, Table 3's "
-        "ImageNet.",
+        "ImageNet",
         autocompletion=completion.recipes,
     ),
 ]
@@ -30,19 +30,18 @@ Seconds = Annotated[
     typer.Option(
         "--seconds",
         help="Time to measure, about; building the network comes on top. Ctrl-C ends earlier and keeps what "
-        "was measured. "
-        "Default: 60; with --resolutions 8 for each network and size.",
+        "was measured. Default: 60; with --resolutions 8 for each network and size",
         min=1,
         max=10**7,
     ),
 ]
 Threads = Annotated[
     int | None,
-    typer.Option("--threads", help="Threads of the CPU; default: as in a run, OMP_NUM_THREADS.", min=1),
+    typer.Option("--threads", help="CPU threads; default: as in a run, OMP_NUM_THREADS", min=1),
 ]
 Json = Annotated[
     Path | None,
-    typer.Option("--json", help="Also write all numbers, and all that decides them, to this .json file."),
+    typer.Option("--json", help="Also write all numbers, and all that decides them, to this .json file"),
 ]
 
 
@@ -52,7 +51,7 @@ def model(
         list[str] | None,
         typer.Argument(
             metavar="NAME",
-            help="A model such as S/16, in place of the recipe's. With --resolutions one or more.",
+            help="A model such as S/16, instead of the recipe's; with --resolutions one or more",
             autocompletion=completion.models,
         ),
     ] = None,
@@ -65,7 +64,7 @@ def model(
         int | None,
         typer.Option(
             "--batch-size",
-            help="Images of an update; default: the recipe's, or as many as there is time for.",
+            help="Images of an update; default: the recipe's, or as many as there is time for",
             min=1,
             max=2**30 - 1,
         ),
@@ -73,19 +72,17 @@ def model(
     synthetic: Synthetic = False,
     seconds: Seconds = None,
     threads: Threads = None,
-    compile_: Annotated[
-        bool, typer.Option("--try-compile", help="Also try machine.compile, which takes a minute to compile.")
-    ] = False,
     resolutions: Annotated[
         str | None,
         typer.Option(
-            "--resolutions", help="Fig. 12 instead: forward passes at 64..512, or a list of sizes as 64,224."
+            "--resolutions", help="Fig. 12 instead: forward passes at 64..512, or a list of sizes as 64,224"
         ),
     ] = None,
     plot: Annotated[
         Path | None,
         typer.Option(
-            "--plot", help="With --resolutions: the .png. Default: speed.png, and speed.json beside."
+            "--plot",
+            help="With --resolutions: the .png or .svg; default: speed.png, with speed.json beside it",
         ),
     ] = None,
     json: Json = None,
@@ -93,16 +90,16 @@ def model(
     processes: Processes = None,
     precision: Precision = None,
 ) -> None:
-    """Measure a recipe's own training step: images/s, MFU, memory, and the bottleneck. For example: vitctl
-    bench model S/16
+    """Measure a recipe's training step: images/s, MFU, memory, where its time goes. For example: vitctl bench
+    model S/16
 
     The step is the one that pretrain or finetune makes: forward, backward, optimizer, records. Noise stands
-    in for images that are not here. Other knobs and larger micro-batches are tried too. vitctl bench model
-    --resolutions 64..512 draws Fig. 12.
+    in for images that are not here. Larger micro-batches are tried too. vitctl bench model --resolutions
+    64..512 draws Fig. 12.
     """
-    from vitctl.cli.show.bench import Asked, run_model, run_resolutions
+    from vitctl.cli.show.measurements import BenchOptions, run_model, run_resolutions
 
-    asked = Asked(tuple(names or ()), recipe, seconds or _SECONDS, threads, json, tuple(set_ or ()))
+    options = BenchOptions(tuple(names or ()), recipe, seconds or _SECONDS, threads, json, tuple(set_ or ()))
     flags = {
         "--from": ("weights.source", from_),
         "--data": ("data.path", data),
@@ -112,9 +109,9 @@ def model(
         "--precision": ("machine.precision", precision),
     }
     if resolutions is not None or plot is not None:
-        run_resolutions(asked, resolutions, flags, plot, seconds)
+        run_resolutions(options, resolutions, flags, plot, seconds)
     else:
-        run_model(asked, flags, batch_size=batch_size, synthetic=synthetic, compiled=compile_)
+        run_model(options, flags, batch_size=batch_size, synthetic=synthetic)
 
 
 @app.command("data")
@@ -124,7 +121,7 @@ def data(
         typer.Option(
             "--recipe",
             "-r",
-            help="Recipe of pretrain or finetune. Repeatable: side by side.",
+            help="Recipe of pretrain or finetune; repeatable",
             autocompletion=completion.recipes,
         ),
     ] = None,
@@ -132,13 +129,13 @@ def data(
     dataset: Dataset = None,
     res: Res = None,
     workers: Annotated[
-        int | None, typer.Option("--workers", help="Loader workers; default: those of the recipe.", min=0)
+        int | None, typer.Option("--workers", help="Loader workers; default: those of the recipe", min=0)
     ] = None,
     step_rate: Annotated[
         float | None,
         typer.Option(
             "--step-rate",
-            help="Images/s that the step takes; default: measured here, 0: leave it out.",
+            help="Images/s that the step takes; 0 leaves it out; default: measured here",
             min=0,
         ),
     ] = None,
@@ -153,7 +150,7 @@ def data(
 
     For example: vitctl bench data --recipe smoke, or: vitctl bench data --recipe in1k_b16 --data SHARDS
     """
-    from vitctl.cli.show.bench import Asked, run_data
+    from vitctl.cli.show.measurements import BenchOptions, run_data
 
     flags = {
         "--data": ("data.path", data),
@@ -162,11 +159,5 @@ def data(
         "--workers": ("machine.workers", workers),
         "--precision": ("machine.precision", precision),
     }
-    run_data(
-        [
-            Asked((), name, seconds or _SECONDS, threads, json, tuple(set_ or ()))
-            for name in recipes or ("in1k_b16",)
-        ],
-        flags,
-        step_rate,
-    )
+    common = seconds or _SECONDS, threads, json, tuple(set_ or ())
+    run_data([BenchOptions((), name, *common) for name in recipes or ["in1k_b16"]], flags, step_rate)

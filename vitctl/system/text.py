@@ -160,3 +160,8 @@ def bytes_text(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1024
     return f"{count:.2f} TiB"
+
+
+def rate_text(value: float) -> str:
+    """Return images/s as text, as precise as it matters."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -1,17 +1,24 @@
 """The numbers of `bench model` agree with each other, and with what they are made of."""
 
 import json
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.bench.conftest import tiny_recipe
-from vitctl.bench import planned as planning
-from vitctl.bench.budget import Budget
-from vitctl.bench.model import _at_recipe_batch, bench_model
-from vitctl.bench.planned import plan_measurement
+from vitctl.bench import step_speed
+from vitctl.bench.measuring import Budget
+from vitctl.bench.step_speed import (
+    _at_recipe_batch,
+    bench_model,
+    enlarged,
+    largest_micro_batch,
+    plan_measurement,
+)
+from vitctl.bench.timed_steps import Prepared
 from vitctl.engine.distributed.runtime import alone
 from vitctl.engine.journal import json_text
 from vitctl.errors import LaunchError, RecipeError
@@ -68,7 +75,6 @@ def test_model__noise_has_no_wait_for_data() -> None:
     found = bench_model(tiny_recipe(**{"data.synthetic": 100, "data.path": ""}), Budget(0.5), quick=True)
     assert (found["data"], found["workers"], "data" in found["split"]) == ("noise", 0, False)
     assert found["largest_micro_batch"] is None
-    assert found["trials"] == []
 
 
 def test_recipe_batch__shares_what_is_done_once() -> None:
@@ -85,7 +91,7 @@ def large(name: str = "B/16", **values: Any) -> tuple[Pretrain, Any]:
 
 
 def test_plan__a_part_of_an_update_where_the_whole_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planning, "free_bytes", lambda _: 64 * 2**30)
+    monkeypatch.setattr(step_speed, "free_bytes", lambda _: 64 * 2**30)
     computation = alone(precision="float32", device="cpu")
     recipe, config = large()
     short, long = (plan_measurement(recipe, config, computation, seconds, None) for seconds in (60, 1e6))
@@ -103,7 +109,7 @@ def test_plan__a_part_of_an_update_where_the_whole_takes_too_long(monkeypatch: p
 
 
 def test_plan__what_does_not_fit_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planning, "free_bytes", lambda _: 4 * 2**30)
+    monkeypatch.setattr(step_speed, "free_bytes", lambda _: 4 * 2**30)
     recipe, config = large("H/14")
     with pytest.raises(LaunchError) as caught:
         plan_measurement(recipe, config, alone(precision="float32", device="cpu"), 60, None)
@@ -111,7 +117,6 @@ def test_plan__what_does_not_fit_says_so(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "\n" not in said
     assert "does not fit here" in said
     assert "4.0 GiB are free" in said
-    assert "B/16 needs about" in said
 
 
 def test_model__out_of_memory_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,7 +125,7 @@ def test_model__out_of_memory_is_one_line(monkeypatch: pytest.MonkeyPatch) -> No
             "[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: you tried ..."
         )
 
-    monkeypatch.setattr("vitctl.bench.model.reach", fail)
+    monkeypatch.setattr("vitctl.bench.step_speed.with_training", fail)
     recipe = tiny_recipe(**{"data.synthetic": 100, "data.path": ""})
     with pytest.raises(LaunchError, match="does not fit into the memory that is free here"):
         bench_model(recipe, Budget(1.0))
@@ -132,10 +137,65 @@ def test_model__a_recipe_without_training_is_refused() -> None:
         bench_model(recipe, Budget(1.0))
 
 
-def test_budget__parts_end_with_the_whole() -> None:
-    budget = Budget(100.0)
-    assert 99 < budget.left <= 100
-    assert budget.part(0.25).seconds == 25.0
-    assert replace(budget, began=budget.began - 90).part(0.25).seconds == pytest.approx(10, abs=1)
-    budget.stop.raise_(2)
-    assert budget.left == budget.part(0.5).seconds == 0
+@pytest.mark.parametrize("part", ["data", "backward", "optimizer", "communication", "log"])
+def test_bottleneck__is_the_longest_part(monkeypatch: pytest.MonkeyPatch, tiny_data: Path, part: str) -> None:
+    split = {"data": 0.1, "forward": 0.2, "backward": 0.2, "optimizer": 0.1, "communication": 0.0, "log": 0.0}
+    monkeypatch.setattr(step_speed, "_mean_split", lambda *_: {**split, part: 1.0})
+    result = bench_model(tiny_recipe(**{"data.path": str(tiny_data)}), Budget(0.1), quick=True)
+    share = 1 / (0.6 - split[part] + 1)
+    assert result["bottleneck"] == part
+    assert result["verdict"].startswith(f"The longest part of a step is {part}, {share:.0%}; ")
+    assert result["images_per_second"] == pytest.approx(16 * share)
+    assert any("waits" in note for note in result["notes"]) == (part == "data")
+
+
+def test_micro_batch__the_whole_share_is_tried(prepared: Callable[..., Any]) -> None:
+    def measure(one: Prepared) -> Any:
+        return largest_micro_batch(one, one.one_step()[0], 16, Budget(1e9))
+
+    largest, known = prepared(measure)
+    assert (largest.images, largest.tried, largest.bound) == (16, True, "batch")
+    assert [one.images for one in known] == [1, 2, 4, 8, 16]
+
+
+def test_micro_batch__without_time_that_of_the_steps(prepared: Callable[..., Any]) -> None:
+    def measure(one: Prepared) -> Any:
+        batch = one.one_step()[0]
+        return largest_micro_batch(one, batch, 1000, Budget(-1.0))[0], len(batch)
+
+    largest, num_images = prepared(measure)
+    assert (largest.images, largest.tried, largest.bound) == (num_images, True, "time")
+
+
+def test_micro_batch__a_planted_limit(prepared: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device holds 11 images; none above the limit leaves a gradient behind, and no weight changes."""
+    real = step_speed.gradient_seconds
+
+    def limited(one: Prepared, micro_batches: Any) -> float:
+        if len(micro_batches[0]) > 11:
+            raise torch.OutOfMemoryError("planted")
+        return real(one, micro_batches)
+
+    def measure(one: Prepared) -> Any:
+        before = {name: tensor.clone() for name, tensor in one.trainer.unwrapped.state_dict().items()}
+        largest, _ = largest_micro_batch(one, one.one_step()[0], 16, Budget(1e9))
+        after = one.trainer.unwrapped.state_dict()
+        gradients = [p.grad for p in one.trainer.unwrapped.parameters()]
+        return largest, gradients, all(torch.equal(before[name], after[name]) for name in before)
+
+    monkeypatch.setattr(step_speed, "gradient_seconds", limited)
+    largest, gradients, unchanged = prepared(measure)
+    assert (largest.images, largest.tried, largest.bound) == (11, True, "memory")
+    assert gradients == [None] * len(gradients)
+    assert unchanged
+
+
+def test_enlarged__the_same_images_again(prepared: Callable[..., Any]) -> None:
+    def measure(one: Prepared) -> Any:
+        batch = one.one_step()[0]
+        return batch, enlarged(batch, 40)
+
+    batch, many = prepared(measure)
+    for name in ("images", "labels", "weights", "samples"):
+        rows = getattr(batch, name)
+        assert torch.equal(getattr(many, name), torch.cat([rows] * 40)[:40])

@@ -1,25 +1,17 @@
 """`bench data`: its numbers agree with each other."""
 
-import io
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from PIL import Image
 
 from tests.bench.conftest import tiny_recipe
-from vitctl.bench import loader as module
-from vitctl.bench.budget import Budget
-from vitctl.bench.loader import LoaderRate, bench_data, image_parts, measure_images, scaled_gain
-from vitctl.data.images.transforms import EvalTransform, TrainTransform, augmentation_rng
-from vitctl.data.shards.index import read_index
-from vitctl.data.source.read import ShardSource, SyntheticSource
-from vitctl.data.writer.items import Item
-from vitctl.data.writer.write import write_split
+from vitctl.bench import loader_rate
+from vitctl.bench.loader_rate import bench_data, image_parts, loader_numbers, verdict
+from vitctl.bench.measuring import Budget
+from vitctl.data.images.transforms import TrainTransform, augmentation_rng
+from vitctl.data.source.read import SyntheticSource
 from vitctl.errors import DataError
-from vitctl.jobs.training import Images
 
 
 def test_data__numbers_agree(tiny_data: Path) -> None:
@@ -43,7 +35,7 @@ def test_data__the_step_is_measured_where_none_is_given(tiny_data: Path) -> None
 def test_parts__add_up_to_the_image(monkeypatch: pytest.MonkeyPatch) -> None:
     """A clock that ticks a second at each look: read 1, opened 1, decoded 1, all of it 6 ticks."""
     now = iter(range(100))
-    monkeypatch.setattr(module.time, "perf_counter", lambda: float(next(now)))
+    monkeypatch.setattr(loader_rate.time, "perf_counter", lambda: float(next(now)))
     source, transform = SyntheticSource(10, 2, 64), TrainTransform(32)
     parts, num_bytes = image_parts(source, 3, transform, seed=0, epoch=0)
     assert parts == {
@@ -71,33 +63,36 @@ def test_parts__the_image_is_that_of_the_loader() -> None:
     assert (seen[0] == plain).all()
 
 
-def test_scaled__is_worth_it_for_large_photographs(tmp_path: Path) -> None:
-    file, line = io.BytesIO(), np.linspace(0, 255, 2048).astype(np.uint8)
-    Image.fromarray(np.stack([np.broadcast_to(line, (2048, 2048))] * 3, axis=-1)).save(file, "JPEG")
-    data = file.getvalue()
-    items = [Item(f"{n}", 0, lambda: data, len(data)) for n in range(4)]
-    write_split(items, tmp_path / "s", ("a",), seed=0, source_text="")
-    images = Images(
-        ShardSource(read_index(tmp_path / "s")), TrainTransform(32, crop="none"), None, EvalTransform(32)
-    )
-    split, _ = measure_images(images, 0, Budget(2.0))
-    assert scaled_gain(images, split, 0, Budget(2.0)) > 0.5
-    assert (
-        scaled_gain(images, {**split, "augment": 9.0}, 0, Budget(0.0)) == 0
-    )  # decoding is not what takes the time
-    scaled = replace(images, augmentation=replace(images.augmentation, decode="scaled"))
-    assert scaled_gain(scaled, split, 0, Budget(0.0)) == 0
-
-
 def test_rate__of_little_or_of_broken_images_has_a_note() -> None:
-    assert LoaderRate(1, 2000, 2.0, 1.5).notes == []
-    early = LoaderRate(2, 64, 0.005, 0.0)
-    assert (early.images_per_cpu_second, len(early.notes)) == (0.0, 1)
-    assert "for 0.005 s on 64 images, some made before: its rate says little" in early.notes[0]
-    (note,) = LoaderRate(1, 2000, 2.0, 1.5, bad=27).notes
+    assert loader_numbers(1, 2000, 2.0, 1.5)["notes"] == []
+    early = loader_numbers(2, 64, 0.005, 0.0)
+    assert early["images_per_cpu_second"] == 0.0
+    assert "for 0.005 s on 64 images, some made before: its rate says little" in early["notes"][0]
+    (note,) = loader_numbers(1, 2000, 2.0, 1.5, bad=27)["notes"]
     assert note.startswith("27 of the 2,000 images could not be used")
+    of_two = loader_numbers(2, 200, 2.0, 2.5)
+    rates = [of_two[f"images_per_{unit}"] for unit in ("second", "worker", "cpu_second")]
+    assert rates == [100.0, 50.0, 80.0]
+
+
+@pytest.mark.parametrize(
+    ("needed", "cores", "part", "text"),
+    [
+        (50.0, 2, "step", "is not the bottleneck: 100 images/s, the step needs 50; 1 worker(s) would do."),
+        (400.0, 8, "loader", "the step needs 400; machine.workers = 8 would keep up."),
+        (400.0, 2, "loader", "8 workers, more than the 2 core(s) here; decode takes 70% of an image."),
+        (0.0, 2, "decode", "The loader gives 100 images/s; decode takes 70% of an image."),
+    ],
+)
+def test_verdict__against_the_step(needed: float, cores: int, part: str, text: str) -> None:
+    """100 images/s of two workers."""
+    bottleneck, sentence = verdict(
+        100.0, 2, {"read": 1.0, "decode": 7.0, "augment": 2.0}, needed, cores=cores
+    )
+    assert bottleneck == part
+    assert sentence.endswith(text)
 
 
 def test_data__noise_is_refused() -> None:
-    with pytest.raises(DataError, match="measures a loader on its own images"):
+    with pytest.raises(DataError, match="measures a loader on stored images"):
         bench_data(tiny_recipe(**{"data.synthetic": 10, "data.path": ""}), Budget(1.0))

@@ -8,7 +8,15 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from vitctl.bench.memory import Attempt, Largest, attempted, free_bytes, guarded, largest_batch, used_bytes
+from vitctl.bench.largest_batch import (
+    Attempt,
+    Largest,
+    attempted,
+    free_bytes,
+    guarded,
+    largest_batch,
+    used_bytes,
+)
 
 MIB = 2**20
 BASE, IMAGE = 500 * MIB, 40 * MIB
@@ -73,7 +81,7 @@ def test_largest__nothing_fits() -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_DATA")
 def test_guarded__an_allocation_beyond_the_free_memory_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu = torch.device("cpu")
-    monkeypatch.setattr("vitctl.bench.memory.free_bytes", lambda _: 256 * MIB)
+    monkeypatch.setattr("vitctl.bench.largest_batch.free_bytes", lambda _: 256 * MIB)
 
     def compute(images: int) -> float:
         torch.ones(images * MIB, dtype=torch.uint8)

@@ -1,21 +1,17 @@
 """Fig. 12's numbers: which cells, what each says."""
 
 from pathlib import Path
-from typing import get_args
 
 import pytest
-import torch
 from PIL import Image
 
-from vitctl.bench import speed
-from vitctl.bench.budget import Budget
-from vitctl.bench.memory import Attempt
-from vitctl.bench.rates import matrix_rate
-from vitctl.bench.speed import bench_resolutions, best, parse_sides
+from vitctl.bench import resolutions
+from vitctl.bench.largest_batch import Attempt
+from vitctl.bench.measuring import Budget
+from vitctl.bench.resolutions import bench_resolutions, fastest, parse_sides
 from vitctl.errors import RecipeError
 from vitctl.models.flops import computed_flops, count_macs
 from vitctl.models.variants import variant
-from vitctl.recipe.machine import TrainMachine
 from vitctl.report.speed_plot import draw_speed
 
 
@@ -67,24 +63,12 @@ def test_resolutions__what_a_network_cannot_do_is_a_note(monkeypatch: pytest.Mon
     def fail(*_: object, **__: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(speed, "build", fail)
+    monkeypatch.setattr(resolutions, "build", fail)
     (cell,) = bench_resolutions(("H/14",), (224,), Budget(0.0), precision="float32", device="cpu")["cells"]
     assert cell["note"] == "its weights and one image do not fit into memory"
 
 
-def test_best__of_the_batches() -> None:
-    known = [
-        Attempt(0, True),
-        Attempt(1, True, 0, 1.0),
-        Attempt(4, True, 0, 2.0),
-        Attempt(8, True, 0, 5.0),
-        Attempt(16, False),
-    ]
-    assert best(known) == known[2]
-    assert best([Attempt(1, False)]) is None
-
-
-def test_matrix_rate__of_every_precision() -> None:
-    for precision in get_args(TrainMachine.model_fields["precision"].annotation):
-        if precision != "auto":
-            assert matrix_rate(torch.device("cpu"), precision, 0.0) > 1e6
+def test_fastest__of_the_batches() -> None:
+    fits = [Attempt(1, True, 0, 1.0), Attempt(4, True, 0, 2.0), Attempt(8, True, 0, 5.0)]
+    assert fastest([*fits, Attempt(16, False)]) == fits[1]
+    assert fastest([Attempt(1, False)]) is None

@@ -1,23 +1,26 @@
-"""Fig. 12: images/s of a forward pass, best over batch sizes, and the largest batch that fits, against the
-resolution.
+"""Fig. 12: images/s of a forward pass, best over batch sizes, and the largest batch, against the resolution.
 
 As in the paper the networks only predict: it takes the ratio of forward and backward time as the same for all
 models. Paper: Appendix D.5, Figure 12; Figure 13 (right) for the axial models
 """
 
-import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import torch
 from torch import nn
 
-from vitctl.bench.budget import Budget
-from vitctl.bench.machine import OtherWork, machine_facts
-from vitctl.bench.memory import KEPT_FREE, Attempt, attempted, free_bytes, guarded, largest_batch, used_bytes
-from vitctl.bench.rates import matrix_rate, peak
+from vitctl.bench.largest_batch import (
+    Attempt,
+    attempted,
+    free_bytes,
+    guarded,
+    largest_batch,
+    room_of,
+    used_bytes,
+)
+from vitctl.bench.measuring import Budget, OtherWork, machine_facts, matrix_rate, peak, seconds_of
 from vitctl.engine.computation import choose_kernels, use_kernels
 from vitctl.engine.distributed.runtime import Computation, alone
 from vitctl.errors import RecipeError, is_out_of_memory
@@ -31,35 +34,29 @@ MODELS = ("B/32", "B/16", "R50+B/16", "R50x1", "Axial-B/16", "Axial-B/32", "Axia
 _CLASSES, _MOST = 1000, 2**24
 _ONE_PASS = "one image at a time was measured, and no time was left for more: its rate says little; give more --seconds"
 _MATRIX_SECONDS, _LEAST = 1.0, 0.25  # share of a cell's time that is kept for its fastest batch
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One network at one resolution.
-
-    `images_per_second` are those of the device at its best batch size, `batches` every size that was tried.
-    `largest_batch` is 0 where it is unknown; `largest_tried`: it was computed, else it follows from the
-    memory that smaller batches took. `note` says why there is no number, or why it says little. `gflops` are
-    of a forward pass as it is computed, `attention` and `linear` the kernels that every job takes.
-    """
-
-    model: str
-    image_size: int
-    gflops: float = 0.0
-    images_per_second: float = 0.0
-    best_batch: int = 0
-    largest_batch: int = 0
-    largest_tried: bool = False
-    largest_bound: str = ""
-    image_bytes: int = 0
-    attention: str = ""
-    linear: str = ""
-    batches: tuple[dict[str, Any], ...] = ()
-    note: str = ""
+# One network at one resolution. `images_per_second` are those of the device at its best batch size, `batches`
+# every size that was tried. `largest_batch` is 0 if it is unknown; `largest_tried`: it was computed, else it
+# follows from the memory of smaller batches. `note` says why there is no number, or why it says little.
+# `gflops` are those of a forward pass as it is computed, `attention` and `linear` the kernels of every job.
+_EMPTY_CELL: dict[str, Any] = {
+    "model": "",
+    "image_size": 0,
+    "gflops": 0.0,
+    "images_per_second": 0.0,
+    "best_batch": 0,
+    "largest_batch": 0,
+    "largest_tried": False,
+    "largest_bound": "",
+    "image_bytes": 0,
+    "attention": "",
+    "linear": "",
+    "batches": [],
+    "note": "",
+}
 
 
 def parse_sides(text: str) -> tuple[int, ...]:
-    """The resolutions of --resolutions: 64..512 is the paper's between the two; or a list, 64,224,384.
+    """Parse --resolutions: 64..512 is the paper's between the two; or a list, 64,224,384.
 
     Raises:
         RecipeError: the text has another form.
@@ -87,8 +84,7 @@ def bench_resolutions(
     precision: str = "auto",
     device: str = "auto",
 ) -> dict[str, Any]:
-    """Measure every network at every resolution, the small ones first; each cell gets the same part of the
-    time that is left.
+    """Measure every network at every resolution, the small ones first, in equal parts of the time.
 
     Args:
         models: names of the table of models.
@@ -104,24 +100,26 @@ def bench_resolutions(
     """
     for name in models:
         variant(name)
-    computation = alone(precision=precision, device=device)
-    others = OtherWork()
+    computation, others = alone(precision=precision, device=device), OtherWork()
     budget.say("measuring matrix products")
     matrix = matrix_rate(computation.device, computation.precision, _MATRIX_SECONDS)
     at_peak = peak(computation.device, computation.precision, matrix)
-    cells: list[Cell] = []
+    on_cpu = computation.device.type == "cpu"
+    cells: list[dict[str, Any]] = []
     wanted = [(side, name) for side in sorted(sides) for name in models]
     for number, (side, name) in enumerate(wanted):
-        if budget.left <= 0 and budget.stop.raised:
+        if budget.stop.raised:
             break
         part = Budget(budget.left / (len(wanted) - number), budget.stop)
         budget.say(f"{name} at {side}: {number + 1} of {len(wanted)}")
-        cells.append(measure_cell(name, side, computation, part))
+        cells.append(
+            {**_EMPTY_CELL, "model": name, "image_size": side, **measure_cell(name, side, computation, part)}
+        )
     return {
         "kind": "resolutions",
-        "cells": [asdict(cell) for cell in cells],
-        "cores": torch.get_num_threads() if computation.device.type == "cpu" else 1,
-        "core": "thread" if computation.device.type == "cpu" else "GPU",
+        "cells": cells,
+        "cores": torch.get_num_threads() if on_cpu else 1,
+        "core": "thread" if on_cpu else "GPU",
         "precision": computation.precision,
         "compile": False,
         "num_classes": _CLASSES,
@@ -134,14 +132,13 @@ def bench_resolutions(
     }
 
 
-def measure_cell(name: str, side: int, computation: Computation, budget: Budget) -> Cell:
-    """One network at one resolution; a note where it has none, or does not fit."""
+def measure_cell(name: str, side: int, computation: Computation, budget: Budget) -> dict[str, Any]:
+    """Measure one network at one resolution; if it cannot be built or does not fit, return a note."""
     try:
         config = variant(name, image_size=side, num_classes=_CLASSES)
     except RecipeError as error:
-        return Cell(name, side, note=str(error))
-    gflops = computed_flops(config) / FORWARD_AND_BACKWARD / 1e9
-    device = computation.device
+        return {"note": str(error)}
+    gflops, device = computed_flops(config) / FORWARD_AND_BACKWARD / 1e9, computation.device
     kernels = choose_kernels(NetworkMachine(), config, computation)
     use_kernels(kernels)
     try:
@@ -152,43 +149,40 @@ def measure_cell(name: str, side: int, computation: Computation, budget: Budget)
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        return Cell(name, side, gflops, note="its weights and one image do not fit into memory")
-    known = [Attempt(0, True, used_bytes(device))]
-    room = float("inf")
-    if device.type == "cpu":
-        room = used_bytes(device) + (1 - KEPT_FREE) * free_bytes(device)
+        return {"gflops": gflops, "note": "its weights and one image do not fit into memory"}
 
     def attempt(images: int) -> Attempt:
         return attempted(device, images, predict)
 
+    known = [Attempt(0, True, used_bytes(device))]
+    room = room_of(device)
     known.append(attempt(1))  # whatever the time: each cell has a number
     kept = _LEAST * budget.seconds
     largest = largest_batch(attempt, _MOST, room, lambda: budget.left - kept, known)
-    fast = best(known)
-    if fast is None:
-        return Cell(name, side, gflops, note="not even one image fits into memory")
-    seconds = _again(predict, fast, budget)
-    return Cell(
-        model=name,
-        image_size=side,
-        gflops=gflops,
-        images_per_second=fast.images / seconds,
-        best_batch=fast.images,
-        largest_batch=largest.images if largest.bound != "time" else 0,
-        largest_tried=largest.tried,
-        largest_bound=largest.bound,
-        image_bytes=largest.image_bytes,
-        attention=kernels.attention,
-        linear=kernels.linear,
-        note=_ONE_PASS if fast.images == 1 and (largest.bound == "time" or not largest.tried) else "",
-        batches=tuple(asdict(one) for one in known if one.images),
-    )
+    tried = [one for one in known if one.images]
+    if (fast := fastest(tried)) is None:
+        return {"gflops": gflops, "note": "not even one image fits into memory"}
+    seconds = fast.seconds
+    while budget.left > seconds:  # the first pass of a size also prepares it
+        seconds = min(seconds, predict(fast.images))
+    too_short = fast.images == 1 and (largest.bound == "time" or not largest.tried)
+    return {
+        "gflops": gflops,
+        "images_per_second": fast.images / seconds,
+        "best_batch": fast.images,
+        "largest_batch": largest.images if largest.bound != "time" else 0,
+        "largest_tried": largest.tried,
+        "largest_bound": largest.bound,
+        "image_bytes": largest.image_bytes,
+        "attention": kernels.attention,
+        "linear": kernels.linear,
+        "batches": [asdict(one) for one in tried],
+        "note": _ONE_PASS if too_short else "",
+    }
 
 
 def filled(model: nn.Module, device: torch.device) -> nn.Module:
-    """The network with random numbers for weights: drawing those of a training takes longer than measuring
-    it.
-    """
+    """Fill a network with random weights: those of a training take longer to draw than it takes to measure."""
     model = model.to_empty(device=device).eval()
     generator = torch.Generator(device).manual_seed(0)
     for parameter in model.parameters():
@@ -199,38 +193,20 @@ def filled(model: nn.Module, device: torch.device) -> nn.Module:
 
 
 def predictor(model: nn.Module, side: int, computation: Computation) -> Callable[[int], float]:
-    """A function that predicts so many random images, and returns the seconds of the forward pass."""
+    """Return a function that predicts n random images, and returns the seconds of the forward pass."""
     device = computation.device
     generator = torch.Generator(device).manual_seed(0)
-    context: Callable[[], AbstractContextManager[Any]] = computation.autocast
 
     def predict(images: int) -> float:
-        shown = torch.randn(
-            images, 3, side, side, generator=generator, device=device, dtype=computation.dtype
-        )
-        with torch.inference_mode(), context():
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
-            began = time.perf_counter()
-            model(shown)
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
-        return time.perf_counter() - began
+        shape = images, 3, side, side
+        pixels = torch.randn(shape, generator=generator, device=device, dtype=computation.dtype)
+        with torch.inference_mode(), computation.autocast():
+            return seconds_of(device, lambda: model(pixels))
 
     return predict
 
 
-def best(known: Sequence[Attempt]) -> Attempt | None:
-    """The size with the most images/s."""
-    fits = [one for one in known if one.fits and one.seconds]
+def fastest(attempts: Sequence[Attempt]) -> Attempt | None:
+    """Return the size with the most images/s."""
+    fits = [one for one in attempts if one.fits]
     return max(fits, key=lambda one: one.images / one.seconds, default=None)
-
-
-def _again(predict: Callable[[int], float], fast: Attempt, budget: Budget) -> float:
-    """The least seconds of the best size, tried again while there is time: the first pass of a size also
-    prepares it.
-    """
-    seconds = fast.seconds
-    while budget.left > seconds:
-        seconds = min(seconds, predict(fast.images))
-    return seconds
