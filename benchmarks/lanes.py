@@ -25,15 +25,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from vitctl.engine.distributed.exact import exact
+from vitctl.engine.loop import Trainer
 
 from vitctl.data.loader.batches import Batch
 from vitctl.data.loader.lanes import Lanes, own_slots
-from vitctl.engine.distributed.exact import exact
 from vitctl.engine.distributed.gradients import AllReduced, ByLanes, Gradients
 from vitctl.engine.distributed.lane_sum import LaneSum
 from vitctl.engine.distributed.process_group import join
 from vitctl.engine.distributed.runtime import Runtime, start
-from vitctl.engine.loop import Trainer
 from vitctl.engine.losses import classify
 from vitctl.engine.optimizer import build_optimizer
 from vitctl.engine.preemption import StopFlag

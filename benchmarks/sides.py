@@ -67,10 +67,10 @@ class Work:
 def our_step(work: Work, settings: Mapping[str, Any]) -> Step:
     """The update of a pre-training that is prepared as `vitctl pretrain --synthetic` prepares it."""
     import torch
+    from vitctl.engine.loop import Trainer
 
     from vitctl import load_recipe
     from vitctl.data.loader.batches import Batch
-    from vitctl.engine.loop import Trainer
     from vitctl.jobs.pretrain import pretrain
 
     values = {

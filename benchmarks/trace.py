@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from vitctl.engine.loop import Result, Trainer
 
 from vitctl.data.images.decode import open_picture
 from vitctl.data.images.transforms import TrainTransform, augmentation_rng
@@ -25,7 +26,6 @@ from vitctl.data.source.read import SyntheticSource
 from vitctl.engine.distributed.gradients import AllReduced
 from vitctl.engine.distributed.runtime import Runtime, start
 from vitctl.engine.journal import LOG, Journal
-from vitctl.engine.loop import Result, Trainer
 from vitctl.engine.losses import classify
 from vitctl.engine.optimizer import build_optimizer
 from vitctl.engine.preemption import StopFlag

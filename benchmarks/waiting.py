@@ -104,8 +104,9 @@ def answer(folder: Path, given: list[str]) -> Numbers:
 
 def run(folder: Path, given: list[str]) -> Numbers:
     """`vitctl pretrain`, then its last step again and again."""
-    from vitctl.cli.app import main as vitctl
     from vitctl.engine.loop import Trainer
+
+    from vitctl.cli.app import main as vitctl
 
     out, kept, begins, inside, alone = folder / str(time.monotonic_ns()), [], [], [], []
     update = Trainer.update
