@@ -9,9 +9,7 @@ log's own figure. Steps with a checkpoint count with the rest; the start and the
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -20,7 +18,17 @@ from pathlib import Path
 from typing import Any
 
 from loader import PHOTOS, unpack
-from measure import Machine, Numbers, Row, Side, matrix_rates, question, report
+from measure import (
+    Machine,
+    Numbers,
+    Row,
+    Side,
+    in_fresh_process,
+    matrix_rates,
+    question,
+    report,
+    script_options,
+)
 
 LIBRARIES = ("vitctl", "torch", "pillow", "simplejpeg")
 SKIPPED = 3  # steps, while memory is taken
@@ -32,16 +40,12 @@ def main() -> None:
     if asked:
         print(json.dumps(run(Path(asked["folder"]), asked["words"])))
         return
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = script_options(__doc__, rounds=3)
     parser.add_argument("--photos", type=Path, default=PHOTOS, help="a tar of JPEG files")
     parser.add_argument("--model", default="S/16")
     parser.add_argument("--image-size", type=int, default=224)
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--results", type=Path, default=Path(__file__).resolve().parent / "results")
     given = parser.parse_args()
     if not given.photos.is_file():
         sys.exit(f"{given.photos}: not there; give a tar of JPEG files with --photos")
@@ -51,7 +55,8 @@ def main() -> None:
         unpack(given.photos, folder, 1)
         (folder / "data").mkdir()
         (folder / "shards").rename(folder / "data" / "train")
-        found = [answer(folder, words(folder / "data", given)) for _ in range(given.rounds)]
+        asked = {"folder": name, "words": words(folder / "data", given)}
+        found = [in_fresh_process(__file__, asked, OMP_NUM_THREADS="1") for _ in range(given.rounds)]
         limits = matrix_rates()
     report("waiting", [row(found, given)], machine, limits, LIBRARIES, given.results)
 
@@ -91,15 +96,6 @@ def words(data: Path, given: argparse.Namespace) -> list[str]:
         *("--batch-size", str(given.batch_size), "--steps", str(given.steps)),
         *(word for each in sets for word in ("--set", each)),
     ]
-
-
-def answer(folder: Path, given: list[str]) -> Numbers:
-    """One run in a process of its own."""
-    command = [sys.executable, __file__, "--answer", json.dumps({"folder": str(folder), "words": given})]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment)
-    numbers: Numbers = json.loads(done.stdout.splitlines()[-1])
-    return numbers
 
 
 def run(folder: Path, given: list[str]) -> Numbers:
