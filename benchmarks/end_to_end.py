@@ -23,7 +23,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from measure import Machine, Numbers, Row, Side, decode_rate, matrix_rates, our_linear, report, take_turns
+from measure import (
+    Machine,
+    Numbers,
+    Row,
+    Side,
+    decode_rate,
+    matrix_rates,
+    our_linear,
+    report,
+    script_options,
+    take_turns,
+)
 
 PHOTOS = Path(__file__).resolve().parents[2] / "shared" / "data" / "cifar10-jpeg.tar"
 PEER = Path(__file__).resolve().parent / "peers" / "timm_cifar.py"
@@ -33,9 +44,7 @@ LR, WEIGHT_DECAY = 2e-3, 0.05
 
 def main() -> None:
     """Measure, print, and write results/end_to_end.json."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = script_options(__doc__, rounds=3)
     parser.add_argument(
         "--photos", type=Path, default=PHOTOS, help="a tar of train/CLASS/*.jpg and test/CLASS/*.jpg"
     )
@@ -46,8 +55,6 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=128)
     parser.add_argument("--accuracy", type=float, default=0.3)
     parser.add_argument("--precision", choices=("bf16", "float32"), default="float32")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--results", type=Path, default=Path(__file__).resolve().parent / "results")
     given = parser.parse_args()
     if not given.photos.is_file():
         sys.exit(f"{given.photos}: not there; give a tar of JPEG files with --photos")

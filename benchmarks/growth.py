@@ -7,7 +7,6 @@ asking for a batch of numbers; the shards are empty files. Runs: `vitctl sweep -
 folder of each run. Medians of several rounds, sizes in turns.
 """
 
-import argparse
 import json
 import os
 import statistics
@@ -21,16 +20,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from measure import Machine, Numbers, matrix_rates, take_turns
-from order import BATCH, synthesise
+from measure import Machine, Numbers, matrix_rates, script_options, take_turns
 
-from vitctl.data.shards.index import read_index
+from vitctl.data.shards.index import FORMAT, read_index
+from vitctl.data.shards.scan import ROW
 from vitctl.data.source.order import Order
 from vitctl.data.source.read import ShardSource
 from vitctl.system.figures import BLUE, GREY, PALE, new_figure, plain_axes, save_figure
 
 LIBRARIES = ("vitctl", "torch", "numpy")
-NUM_SAMPLES = 10_000_000
+NUM_SAMPLES, BATCH = 10_000_000, 512
 Measure = Callable[[int], float]
 CURVES: dict[str, tuple[str, str, tuple[int, ...]]] = {
     "images": ("images written to shards", "seconds", (1_000, 3_000, 10_000)),
@@ -43,13 +42,9 @@ CURVES: dict[str, tuple[str, str, tuple[int, ...]]] = {
 
 def main() -> None:
     """Measure, plot, and write results/growth.json and growth.png."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--rounds", type=int, default=3)
+    parser = script_options(__doc__, rounds=3)
     parser.add_argument("--only", nargs="+", choices=CURVES, default=list(CURVES))
     parser.add_argument("--largest", type=int, default=0, help="leave out sizes above this")
-    parser.add_argument("--results", type=Path, default=Path(__file__).resolve().parent / "results")
     given = parser.parse_args()
     machine = Machine()
     with tempfile.TemporaryDirectory() as folder:
@@ -194,6 +189,27 @@ def open_index(folder: Path, shards: int) -> float:
     source = ShardSource(read_index(place))
     Order(len(source), 0).at(np.arange(BATCH))
     return time.perf_counter() - began
+
+
+def synthesise(folder: Path, num_samples: int, num_shards: int) -> None:
+    """An index whose shards are empty files, and whose table of samples is a hole on the disk."""
+    sizes = np.full(num_shards, num_samples // num_shards)
+    sizes[: num_samples % num_shards] += 1
+    shards = [
+        {"name": f"shard-{number:06d}.tar", "num_samples": size, "num_bytes": 0, "sha256": "0" * 64}
+        for number, size in enumerate(sizes.tolist())
+    ]
+    for shard in shards:
+        (folder / str(shard["name"])).touch()
+    fields = {
+        "format": FORMAT,
+        "class_names": ["any"],
+        "num_samples": num_samples,
+        "shards": shards,
+        "source": "none",
+    }
+    (folder / "index.json").write_text(json.dumps(fields))
+    np.lib.format.open_memmap(folder / "samples.npy", "w+", ROW, (num_samples,))
 
 
 def prepare_sweep(folder: Path, runs: int) -> float:

@@ -8,7 +8,6 @@ anything is measured. Of the larger model only the settings are tried that were 
 unless `--thorough`.
 """
 
-import argparse
 import os
 import subprocess
 import sys
@@ -22,7 +21,6 @@ import measure
 import numpy as np
 from measure import (
     DEFAULT,
-    RESULTS,
     Choices,
     Machine,
     Numbers,
@@ -32,8 +30,9 @@ from measure import (
     matrix_rates,
     question,
     report,
+    script_options,
 )
-from sides import TIMM_NAMES
+from step import TIMM_NAMES
 
 LIBRARIES = ("torch", "timm", "onnx", "onnxruntime", "onnxscript")
 GOAL = 1.2
@@ -83,21 +82,17 @@ def main() -> None:
     if asked := question():
         answer_turns(partial(prepare, **asked))
         return
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = script_options(__doc__, rounds=5)
     parser.add_argument("--models", nargs="+", default=["S/16", "B/16"])
     parser.add_argument("--precisions", nargs="+", default=["bf16", "float32"], choices=["bf16", "float32"])
     parser.add_argument("--image-size", type=int, default=224)
     parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--number", default="cpu", choices=["cpu", "wall"])
     parser.add_argument("--thorough", action="store_true", help="try all settings for every model")
     parser.add_argument(
         "--no-compile", action="store_true", help="leave torch.compile out, which takes a minute each"
     )
-    parser.add_argument("--results", type=Path, default=RESULTS)
     given = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = str(given.threads)  # of all processes
     machine, limits = Machine(), matrix_rates()

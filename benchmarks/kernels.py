@@ -13,8 +13,8 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from vitctl.engine.distributed.exact import processor
 
+from vitctl.engine.computation import processor
 from vitctl.models.kernels.attention import attend, attention_rule, set_attention
 from vitctl.models.kernels.linear import Linear, onednn_problem, set_linear
 

@@ -13,12 +13,10 @@ by `decode_image` to tensors, as its documentation of v2 advises for speed. Hugg
 `--datasets-python`, the Python of an environment that has it.
 """
 
-import argparse
 import io
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tarfile
 import tempfile
@@ -30,7 +28,19 @@ from multiprocessing import active_children
 from pathlib import Path
 from typing import Any
 
-from measure import Machine, Numbers, Row, Side, decode_rate, installed, question, report, take_turns
+from measure import (
+    Machine,
+    Numbers,
+    Row,
+    Side,
+    decode_rate,
+    in_fresh_process,
+    installed,
+    question,
+    report,
+    script_options,
+    take_turns,
+)
 
 PHOTOS = Path(__file__).resolve().parents[2] / "shared" / "data" / "imagenet-500.tar"
 SIZE, BATCH, WARM_UP_BATCHES, PER_SHARD = 224, 50, 10, 64
@@ -50,12 +60,9 @@ def main() -> None:
     if asked:
         print(json.dumps(measure(asked["side"], asked["workers"], Path(asked["folder"]), asked["images"])))
         return
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = script_options(__doc__, rounds=3)
     parser.add_argument("--photos", type=Path, default=PHOTOS, help="a tar of JPEG files")
     parser.add_argument("--images", type=int, default=1500, help="per measurement")
-    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--sides", nargs="+", choices=[*OURS, *PEERS], default=[*OURS, *PEERS])
     parser.add_argument(
@@ -64,7 +71,6 @@ def main() -> None:
     parser.add_argument(
         "--enlarge", type=int, default=1, help="times that the photographs are enlarged first"
     )
-    parser.add_argument("--results", type=Path, default=Path(__file__).resolve().parent / "results")
     given = parser.parse_args()
     if not given.photos.is_file():
         sys.exit(f"{given.photos}: not there; give a tar of JPEG files with --photos")
@@ -77,7 +83,11 @@ def main() -> None:
         contents = unpack(given.photos, Path(folder), given.enlarge)
         asks = {"workers": given.workers, "folder": folder, "images": given.images}
         found = take_turns(
-            {name: partial(answer, pythons[name], {"side": name, **asks}) for name in sides}, given.rounds
+            {
+                name: partial(in_fresh_process, __file__, {"side": name, **asks}, pythons[name])
+                for name in sides
+            },
+            given.rounds,
         )
         limits = {
             f"{key}, whole pictures, one core": value for key, value in decode_rate(contents[:100]).items()
@@ -100,14 +110,6 @@ def rows(found: dict[str, list[Numbers]], workers: int) -> list[Row]:
             2.0 if peer == "timm" and ours == "vitctl-antialias" else None)
         for peer in PEERS for ours in OURS if ours in found and peer in found
     ]  # fmt: skip
-
-
-def answer(python: str, asked: dict[str, Any]) -> Numbers:
-    """As `in_fresh_process`, by the Python of another environment."""
-    command = [python, __file__, "--answer", json.dumps(asked)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    numbers: Numbers = json.loads(done.stdout.splitlines()[-1])
-    return numbers
 
 
 def measure(side: str, workers: int, folder: Path, num_images: int) -> Numbers:

@@ -7,6 +7,7 @@ benchmarks/results/NAME.json. A ratio above 1 means that ours is the better one.
 round, where both sides met the same machine; printed are the median, the lowest and the highest.
 """
 
+import argparse
 import json
 import os
 import platform
@@ -29,6 +30,16 @@ MIB = 2**20
 
 K = TypeVar("K")
 DEFAULT = "as it comes"
+UNITS = {
+    "cpu": " CPU s",
+    "wall": " s",
+    "stall": " s",
+    "whole": " s",
+    "seconds to accuracy": " s",
+    "seconds per step": " s",
+    "peak_mib": " MiB",
+    "per CPU second": " images",
+}
 TRIES = 3  # turns of every setting, by which the best is chosen
 
 Numbers = dict[str, float]
@@ -165,14 +176,24 @@ class SideError(Exception):
         self.code = code
 
 
-def in_fresh_process(script: str, question: Mapping[str, Any], **environment: str) -> Numbers:
-    """What a script answers once: `python SCRIPT --answer QUESTION` prints the numbers as its last line."""
-    command = [sys.executable, script, ANSWER, json.dumps(question)]
+def in_fresh_process(
+    script: str, question: Mapping[str, Any], python: str = sys.executable, **environment: str
+) -> Numbers:
+    """Return what a script answers once: `PYTHON SCRIPT --answer QUESTION` prints it as its last line."""
+    command = [python, script, ANSWER, json.dumps(question)]
     done = subprocess.run(
         command, stdout=subprocess.PIPE, text=True, check=True, env={**os.environ, **environment}
     )
     numbers: Numbers = json.loads(done.stdout.splitlines()[-1])
     return numbers
+
+
+def script_options(doc: str | None, rounds: int) -> argparse.ArgumentParser:
+    """Return a parser with the options of all scripts."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=rounds)
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the .json file")
+    return parser
 
 
 def question() -> dict[str, Any] | None:
@@ -510,7 +531,7 @@ def report(
         "limits": {key: round(value, 4) for key, value in limits.items()},
         "rows": [row.record() for row in rows],
     }
-    print(in_words(found))
+    print("\n".join([*table_rows([found]), "", machine_text(name, found)]))
     results.mkdir(parents=True, exist_ok=True)
     path = results / f"{name}.json"
     path.write_text(json.dumps(found, indent=1) + "\n")
@@ -518,31 +539,39 @@ def report(
     return path
 
 
-def in_words(found: Mapping[str, Any]) -> str:
-    """A result as Markdown."""
-    machine = found["machine"]
-    load = " to ".join(f"{value:.1f}" for value in machine["load"])
-    lines = [
-        f"{machine['platform']}, {machine['processor']}, {machine['cores']} cores, {machine['device']}",
-        ", ".join(f"{name} {number}" for name, number in machine["versions"].items())
-        + f"; OMP_NUM_THREADS {machine['threads']}; load {load}, "
-        f"{machine['cores_busy_with_other_work']} cores busy with other work",
-        "limits: " + ", ".join(f"{name} {value:.4g}" for name, value in found["limits"].items()),
-        "",
-        "| figure | ours | theirs | times as good (lowest to highest) | goal |",
-        "|---|---|---|---|---|",
+def table_rows(results: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the rows of a table in Markdown, with a new head for each processor."""
+    lines, processor = list[str](), ""
+    for found in results:
+        if found["machine"]["processor"] != processor:
+            processor = found["machine"]["processor"]
+            head = f"| figure, on {processor} | ours | theirs | times as good | goal |"
+            lines += [*([""] if lines else []), head, "|---|---|---|---|---|"]
+        lines += map(row_text, found["rows"])
+    return lines
+
+
+def row_text(one: Mapping[str, Any]) -> str:
+    """Return a line of the table: medians of both sides with their settings, and the ratio in the rounds."""
+    number, ratio, goal = one["number"], one["ratio"], "-"
+    sides = [
+        f"{one[side]['median'][number]:.4g}{UNITS.get(number, '')}: {one[side]['settings']}"
+        for side in ("ours", "theirs")
     ]
-    for row in found["rows"]:
-        sides = (
-            f"{row[side]['median'][row['number']]:.4g} ({row[side]['settings']})"
-            for side in ("ours", "theirs")
-        )
-        ratio, goal = (
-            row["ratio"],
-            "" if row["goal"] is None else f"{row['goal']:.2f} {'' if row['reached'] else 'not '}reached",
-        )
-        lines.append(
-            f"| {row['figure']}, {row['number']} | {' | '.join(sides)} "
-            f"| {ratio['median']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f}) | {goal} |"
-        )
-    return "\n".join(lines)
+    if one["goal"] is not None:
+        goal = f"{one['goal']:.2f} {'reached' if one['reached'] else '**missed**'}"
+    spread = f"**{ratio['median']:.2f}** ({ratio['low']:.2f} to {ratio['high']:.2f})"
+    return f"| {one['figure']}, {number} | {' | '.join(sides)} | {spread} | {goal} |"
+
+
+def machine_text(name: str, found: Mapping[str, Any]) -> str:
+    """Return where and with what the rows of a script were measured."""
+    own, limits = found["machine"], ", ".join(f"{key} {value:.4g}" for key, value in found["limits"].items())
+    versions = ", ".join(f"{key} {value}" for key, value in own["versions"].items())
+    load = " to ".join(f"{value:.1f}" for value in own["load"])
+    return (
+        f"- `{found['command']}`, {found['date']}, {len(found['rows'][0]['ours']['rounds'])} rounds: "
+        f"{own['processor']}, {own['cores']} cores, {own['device']}, load {load}, "
+        f"{own['cores_busy_with_other_work']} cores busy with other work, OMP_NUM_THREADS {own['threads']}; "
+        f"{versions}. Limits in the same run: {limits}. All numbers: [results/{name}.json](results/{name}.json)"
+    )

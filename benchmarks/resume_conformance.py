@@ -20,6 +20,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "resume"))
 
+from measure import processor
 from suite import LAYOUTS, Finding, Plan, Suite
 
 RESULTS = Path(__file__).resolve().parent / "results" / "resume_conformance.json"
@@ -112,8 +113,6 @@ def reasons(found: dict[str, dict[str, Finding]]) -> list[str]:
 
 def main() -> None:
     """Run the peers, print a table, and write the findings."""
-    from loader import cpu_name
-
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -133,7 +132,7 @@ def main() -> None:
         for peer in given.peers:
             print(f"{peer} ...", file=sys.stderr, flush=True)
             found[peer] = suite.run(peer)
-    machine = f"{platform.platform()}, {cpu_name()}, {os.cpu_count()} CPUs, load {load:.1f} before and {os.getloadavg()[0]:.1f} after, "
+    machine = f"{platform.platform()}, {processor()}, {os.cpu_count()} CPUs, load {load:.1f} before and {os.getloadavg()[0]:.1f} after, "
     machine += f"Python {platform.python_version()}"
     used = {f"{name} {number}": None for names in suite.versions.values() for name, number in names.items()}
     print(machine, ", ".join(used), "", table(found), sep="\n")

@@ -7,13 +7,11 @@ constant column, so that both solve the same problem. The answers are held again
 fits only so many of them and multiplies, which is said.
 """
 
-import argparse
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import torch
-from measure import Machine, Numbers, Row, Side, clock, rate, report, take_turns
+from measure import Machine, Numbers, Row, Side, clock, rate, report, script_options, take_turns
 from sklearn.linear_model import RidgeClassifier
 
 from vitctl.engine.ridge import BIAS, L2_GRID, Ridge, decompose
@@ -24,17 +22,13 @@ LIBRARIES = ("vitctl", "torch", "numpy", "scikit-learn")
 
 def main() -> None:
     """Measure, compare the answers, print, and write results/ridge.json."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = script_options(__doc__, rounds=3)
     parser.add_argument("--images", type=int, default=10_000)
     parser.add_argument("--features", type=int, default=1024)
     parser.add_argument("--classes", type=int, default=1000)
     parser.add_argument(
         "--sklearn", type=int, default=len(L2_GRID), help="regularisers that scikit-learn fits"
     )
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--results", type=Path, default=Path(__file__).resolve().parent / "results")
     given = parser.parse_args()
     machine = Machine()
     problem = Problem(given.images, given.features, given.classes)

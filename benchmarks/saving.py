@@ -11,7 +11,6 @@ waited for before the optimizer. torch.save returns when the kernel has the byte
 when a save is finished, which `finished` shows.
 """
 
-import argparse
 import shutil
 import tempfile
 import time
@@ -22,7 +21,7 @@ from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
-from measure import Machine, Numbers, Row, Side, disk_rates, rate, report, take_turns
+from measure import Machine, Numbers, Row, Side, disk_rates, rate, report, script_options, take_turns
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse
 
@@ -32,6 +31,7 @@ from vitctl.engine.journal import Journal
 from vitctl.engine.optimizer import build_optimizer
 from vitctl.models.build import build
 from vitctl.models.variants import variant
+from vitctl.recipe.sections import Optimizer
 
 GOAL, GOAL_OF = 1 / 0.1, ("torch.save", "dcp")
 LIBRARIES = ("vitctl", "torch", "safetensors")
@@ -43,17 +43,13 @@ Save = Callable[
 
 def main() -> None:
     """Measure, print, and write results/saving.json."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = script_options(__doc__, rounds=5)
     parser.add_argument("--model", default="B/16")
     parser.add_argument("--images", type=int, default=8, help="of the pass beside a save")
-    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument(
         "--out", type=Path, help="folder on the disk that is measured; default: a temporary one"
     )
-    parser.add_argument("--results", type=Path, default=Path(__file__).resolve().parent / "results")
     given = parser.parse_args()
     machine = Machine()
     with tempfile.TemporaryDirectory(dir=given.out) as folder:
@@ -86,8 +82,7 @@ class Training:
     def __init__(self, name: str, device: str, images: int) -> None:
         self.config = variant(name, image_size=224, num_classes=1000)
         self.model = build(self.config, seed=0).to(device)
-        adam = {"weight_decay": 0.1, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "momentum": 0.9}
-        self.optimizer = build_optimizer(self.model, name="adam", **adam)
+        self.optimizer = build_optimizer(self.model, Optimizer(name="adam", lr=1.0, weight_decay=0.1))
         self.average = Average(self.model, 0.999)
         for parameter in self.model.parameters():
             parameter.grad = torch.ones_like(parameter)

@@ -8,7 +8,6 @@ and batch, on random numbers instead of files, by `accelerate launch` as its doc
 that all find their files in memory.
 """
 
-import argparse
 import json
 import os
 import signal
@@ -20,7 +19,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from measure import Machine, Numbers, Row, Side, clock, report, take_turns
+from measure import Machine, Numbers, Row, Side, clock, report, script_options, take_turns
 
 PEER = Path(__file__).resolve().parent / "peers" / "nlp_example.py"
 LIBRARIES = ("vitctl", "torch", "accelerate", "transformers", "timm")
@@ -43,11 +42,7 @@ SECONDS = 300.0  # until a command that shows no step is given up
 
 def main() -> None:
     """Measure, print, and write results/start.json."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--results", type=Path, default=Path(__file__).resolve().parent / "results")
+    parser = script_options(__doc__, rounds=3)
     given = parser.parse_args()
     machine = Machine()
     with tempfile.TemporaryDirectory() as folder:

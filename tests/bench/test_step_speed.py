@@ -190,6 +190,12 @@ def test_micro_batch__a_planted_limit(prepared: Callable[..., Any], monkeypatch:
     assert unchanged
 
 
+def test_micro_batch__lanes_have_leaves_of_a_fixed_size(prepared: Callable[..., Any]) -> None:
+    lanes = {"schedule.lanes": 4, "schedule.leaf_images": 4}
+    found = prepared(lambda one: largest_micro_batch(one, one.one_step()[0], 16, Budget(1e9)), **lanes)
+    assert found == (None, [])
+
+
 def test_enlarged__the_same_images_again(prepared: Callable[..., Any]) -> None:
     def measure(one: Prepared) -> Any:
         batch = one.one_step()[0]

@@ -69,7 +69,7 @@ def test_report__has_both_sides_machine_and_limits(
         [{"number": 3.0}],
     ]
     assert (
-        "| figure, number | 2 (planted) | 3 (planted) | 1.50 (1.50 to 1.50) | 1.40 reached |"
+        "| figure, number | 2: planted | 3: planted | **1.50** (1.50 to 1.50) | 1.40 reached |"
         in capsys.readouterr().out
     )
 

@@ -36,6 +36,7 @@ from vitctl.bench.timed_steps import (
     without_extras,
 )
 from vitctl.data.loader.batches import Batch
+from vitctl.engine.distributed.gradients import ByLanes
 from vitctl.engine.distributed.runtime import Computation, alone, num_workers
 from vitctl.engine.distributed.sharding import is_sharded
 from vitctl.errors import LaunchError, RecipeError, is_out_of_memory
@@ -342,11 +343,12 @@ def largest_micro_batch(
     """Find the largest micro-batch whose gradients fit beside weights, optimizer and average.
 
     Returns:
-        it, and the sizes that were tried. None with several processes: they would have to try the same sizes,
-        and one of them may have less memory.
+        it, and the sizes that were tried. None with several processes, which would have to try the same sizes
+        though one of them may have less memory; and with lanes, whose leaves have a fixed size.
     """
     trainer = prepared.trainer
-    if trainer.runtime.num_processes > 1 or is_sharded(trainer.unwrapped):
+    has_lanes = isinstance(trainer.gradients, ByLanes)
+    if trainer.runtime.num_processes > 1 or is_sharded(trainer.unwrapped) or has_lanes:
         return None, []
     reset_peak(prepared.device)
     known = [Attempt(0, True, used_bytes(prepared.device))]

@@ -125,7 +125,8 @@ class Clock:
     def switch(self, part: str) -> None:
         """Let the time belong to `part` from here on. DATA begins a step."""
         if self.device.type == "cuda":
-            stamp: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            make: Any = torch.cuda.Event
+            stamp = make(enable_timing=True)
             stamp.record()
         else:
             stamp = time.perf_counter()

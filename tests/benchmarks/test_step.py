@@ -1,6 +1,4 @@
-"""benchmarks/step.py, gpu.py and inference.py with a tiny network: they run, both sides are measured, and
-goals are told.
-"""
+"""benchmarks/step.py and inference.py with a tiny network: they run, and both sides are measured."""
 
 import json
 import subprocess
@@ -35,52 +33,44 @@ def sides_of(row: Any) -> tuple[str, str]:
 
 
 def test_tflops__and_share_of_the_matrix_rate(monkeypatch: pytest.MonkeyPatch) -> None:
-    sides, measure = script("sides"), script("measure")
-    work = sides.Work("Ti/16", 32, 4, "bf16", "cpu")
+    step, measure = script("step"), script("measure")
+    work = step.Work("Ti/16", 32, 4, "bf16", "cpu")
     monkeypatch.setattr("vitctl.models.flops.training_flops", lambda _config, images: images * 10**12)
     monkeypatch.setattr("vitctl.models.flops.computed_flops", lambda _config: 0.5 * 10**12)
     found = measure.Compared(
         {("ours", "a"): [{"wall": 2.0}], ("timm", "b"): [{"wall": 8.0}]}, {"ours": "a", "timm": "b"}, {}
     )
-    assert sides.tflops(work, found, "wall") == {"ours": 1.0, "timm": 0.5}
+    assert step.tflops(work, found, "wall") == {"ours": 1.0, "timm": 0.5}
     limits = {"bf16_tflops": 4.0, "float32_tflops": 1.0}
-    assert sides.of_the_matrix_rate(work, found, "wall", limits) == {"ours": 0.25, "timm": 0.125}
+    assert step.of_the_matrix_rate(work, found, "wall", limits) == {"ours": 0.25, "timm": 0.125}
 
 
-def test_gpu__a_batch_that_does_not_fit_is_halved(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu, sides, measure = script("gpu"), script("sides"), script("measure")
+def test_step__a_batch_that_does_not_fit_is_halved(monkeypatch: pytest.MonkeyPatch) -> None:
+    step, measure = script("step"), script("measure")
     tried = []
 
-    def compare(work: Any, *_: Any) -> str:
-        tried.append(work.batch)
-        if work.batch > 2:
-            raise measure.SideError("ours", sides.OUT_OF_MEMORY)
-        if work.batch == 1:
+    def compare(_script: str, asked: Any, *_: Any) -> str:
+        batch = asked["work"]["batch"]
+        tried.append(batch)
+        if batch > 2:
+            raise measure.SideError("ours", step.OUT_OF_MEMORY)
+        if batch == 1:
             raise measure.SideError("ours", 1)
         return "found"
 
-    monkeypatch.setattr(gpu, "compare", compare)
-    work, found = gpu.compare_what_fits(sides.Work("Ti/16", 32, 8, "bf16", "cuda"), 1, {})
+    monkeypatch.setattr(measure, "compare", compare)
+    work, found = step.compare_what_fits(step.Work("Ti/16", 32, 8, "bf16", "cuda"), "wall", 1, {})
     assert (tried, work.batch, found) == ([8, 4, 2], 2, "found")
     with pytest.raises(measure.SideError):  # another error is none of memory
-        gpu.compare_what_fits(sides.Work("Ti/16", 32, 1, "bf16", "cuda"), 1, {})
+        step.compare_what_fits(step.Work("Ti/16", 32, 1, "bf16", "cuda"), "wall", 1, {})
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_gpu__says_that_there_is_none(tmp_path: Path) -> None:
-    done = run("gpu", "--results", str(tmp_path))
+def test_step__says_that_there_is_none(tmp_path: Path) -> None:
+    done = run("step", "--device", "cuda", "--results", str(tmp_path))
     assert (done.returncode, done.stdout) == (3, "")
     assert done.stderr == "no CUDA device here: nothing was measured\n"
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.slow
-def test_gpu__on_a_cpu(tmp_path: Path) -> None:
-    found = results("gpu", tmp_path, "--device", "cpu", "--batch", "2", "--steps", "1")
-    assert [sides_of(row) for row in found["rows"]] == [("ours", "timm")] * 2
-    speed = found["rows"][0]["notes"]
-    assert set(speed["mfu"]) == {"ours", "timm"} and 0 < speed["mfu"]["ours"] < 1
-    assert (tmp_path / "gpu.md").read_text().count("\n") == 3
 
 
 @pytest.mark.slow
