@@ -137,7 +137,7 @@ def write_images(folder: Path, number: int) -> float:
 @cache
 def small_image() -> bytes:
     """A picture of 32 x 32 random pixels."""
-    from vitctl.data.datasets.readers.png import encode_png
+    from vitctl.data.datasets.readers.arrays import encode_png
 
     return encode_png(np.random.default_rng(0).integers(0, 256, (32, 32, 3), np.uint8))
 

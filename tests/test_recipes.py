@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tests.recipes.paper import TABLE_3, TABLE_4, table_rows
-from vitctl.data.datasets.catalog import DATA_SETS
+from vitctl.data.datasets.known_sets import DATA_SETS
 from vitctl.jobs.plan import plan_training
 from vitctl.jobs.pretrain import model_config
 from vitctl.models.configs import ResNetConfig, ViTConfig

@@ -14,7 +14,7 @@ from tests.cli.conftest import Vitctl
 from tests.conftest import TINY
 from vitctl.cli.common import launch_config
 from vitctl.cli.show.render import CONSOLE
-from vitctl.data.datasets import catalog
+from vitctl.data.datasets.known_sets import DATA_SETS
 from vitctl.errors import LaunchError
 from vitctl.jobs import plan
 from vitctl.launch.environment import Member
@@ -404,8 +404,8 @@ def test_as_typed__finetune_pets_from_original_files(
         in wrong.err
     )
 
-    row = replace(catalog.DATA_SETS["pets"], sizes={"train": 37, "test": 37})
-    monkeypatch.setitem(catalog.DATA_SETS, "pets", row)
+    row = replace(DATA_SETS["pets"], sizes={"train": 37, "test": 37})
+    monkeypatch.setitem(DATA_SETS, "pets", row)
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "mine").symlink_to(pretrained)
     small = (

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from vitctl.data.datasets.readers.png import encode_png
+from vitctl.data.datasets.readers.arrays import encode_png
 from vitctl.data.images.transforms import TrainTransform
 from vitctl.data.loader.batches import train_batches
 from vitctl.data.loader.lanes import share

@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 
 from tests.trained import CPU, do
-from vitctl.data.datasets.readers.png import encode_png
+from vitctl.data.datasets.readers.arrays import encode_png
 from vitctl.data.images.transforms import EvalTransform
 from vitctl.data.writer.items import Item
 from vitctl.data.writer.write import write_split

@@ -19,8 +19,7 @@ from PIL import Image
 from tests.data.conftest import MakeSplit
 from tests.fuzz.conftest import header, member, record
 from tests.fuzz.mutate import fuzz, mutated, mutated_json
-from vitctl.data.datasets.readers.parquet import read_parquet
-from vitctl.data.datasets.readers.table import read_table
+from vitctl.data.datasets.readers.table import read_parquet, read_table
 from vitctl.data.images.decode import BadSample, decode
 from vitctl.data.shards.index import read_index
 from vitctl.data.shards.scan import read_shard

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from tests.trained import CPU, Job, do
-from vitctl.data.datasets.catalog import DATA_SETS, open_split
+from vitctl.data.datasets.catalog import open_split
+from vitctl.data.datasets.known_sets import DATA_SETS
 from vitctl.data.images.decode import decode
 from vitctl.data.images.transforms import EvalTransform
 from vitctl.engine.ridge import L2_GRID, choose_l2

@@ -12,7 +12,7 @@ from tests.conftest import TINY
 from tests.data.old_index import forget_tables
 from tests.trained import CPU, SMALL, do
 from vitctl.data.datasets.readers import shapes
-from vitctl.data.datasets.readers.png import encode_png
+from vitctl.data.datasets.readers.arrays import encode_png
 from vitctl.data.datasets.vtab import SUITES
 from vitctl.data.datasets.vtab_images import open_task
 from vitctl.data.writer.items import Item

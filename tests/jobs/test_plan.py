@@ -14,7 +14,7 @@ import pytest
 from tests.conftest import TINY
 from tests.models.weights.conftest import hollow
 from vitctl.data.datasets.catalog import open_split
-from vitctl.data.datasets.readers.png import encode_png
+from vitctl.data.datasets.readers.arrays import encode_png
 from vitctl.data.writer.items import Item
 from vitctl.data.writer.write import write_split
 from vitctl.errors import DataError, LaunchError, RecipeError, VitctlError

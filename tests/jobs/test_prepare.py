@@ -7,17 +7,18 @@ import io
 import shutil
 import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.data.datasets.conftest import plant
-from vitctl.data.datasets import downloads
 from vitctl.data.datasets.catalog import open_split
 from vitctl.data.datasets.downloads import Archive
 from vitctl.data.datasets.inventory import check_task, list_inventory
-from vitctl.data.datasets.readers import eurosat, uc_merced
+from vitctl.data.datasets.known_sets import DATA_SETS
+from vitctl.data.datasets.readers.files import class_list
 from vitctl.data.datasets.vtab import VTAB
 from vitctl.data.shards.index import find_splits, read_index
 from vitctl.data.source.provenance import source_texts
@@ -30,7 +31,7 @@ BY_NAME = {task.name: task for task in VTAB}
 def merced(folder: Path) -> Path:
     """All 2,100 images of UC Merced, hard links to one."""
     plant(folder / "one.tif", form="TIFF")
-    for name in uc_merced.CLASS_NAMES:
+    for name in class_list("uc_merced"):
         place = folder / "UCMerced_LandUse/Images" / name
         place.mkdir(parents=True)
         for number in range(100):
@@ -58,7 +59,7 @@ def test_prepare__from_given_files_once(tmp_path: Path) -> None:
 
 @pytest.fixture
 def tiny_eurosat(tmp_path: Path) -> Path:
-    for number, name in enumerate(eurosat.CLASS_NAMES):
+    for number, name in enumerate(class_list("eurosat")):
         plant(tmp_path / f"files/2750/{name}/{name}_1.jpg", number)
     return tmp_path / "files"
 
@@ -103,7 +104,7 @@ def test_prepare__fetches_checks_unpacks_and_writes(
 ) -> None:
     data = zipped(tiny_eurosat)
     archive = Archive("https://there.org/EuroSAT.zip", f"md5:{hashlib.md5(data).hexdigest()}", len(data))
-    monkeypatch.setitem(downloads.DOWNLOADS, "eurosat", (archive,))
+    monkeypatch.setitem(DATA_SETS, "eurosat", replace(DATA_SETS["eurosat"], downloads=(archive,)))
     seen: list[tuple[Any, ...]] = []
     sizes = prepare_data_set(
         "eurosat", tmp_path, allow_partial=True, get=web(data), progress=lambda *told: seen.append(told)

@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image
 
 from vitctl.data.datasets.catalog import find_data_set
-from vitctl.data.datasets.readers import eurosat
+from vitctl.data.datasets.readers.files import class_list
 from vitctl.data.source.read import Source
 from vitctl.data.source.splits import select
 
@@ -25,7 +25,7 @@ PART = (
 
 Key = Callable[[int], str]
 
-_HUNDREDS = dict(zip(eurosat.CLASS_NAMES, (30, 30, 30, 25, 25, 20, 25, 30, 25, 30), strict=True))
+_HUNDREDS = dict(zip(class_list("eurosat"), (30, 30, 30, 25, 25, 20, 25, 30, 25, 30), strict=True))
 _EUROSAT = [f"{name}_{name}_{n}.jpg" for name, count in _HUNDREDS.items() for n in range(1, 100 * count + 1)]
 
 _KEYS: dict[str, Key] = {

@@ -91,7 +91,7 @@ def keys_and_sections(context: typer.Context, incomplete: str) -> list[str]:
 
 def data_sets(incomplete: str) -> list[str]:
     """Known data sets."""
-    from vitctl.data.datasets.catalog import DATA_SETS
+    from vitctl.data.datasets.known_sets import DATA_SETS
 
     return _matching(DATA_SETS, incomplete)
 

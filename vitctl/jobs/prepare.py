@@ -8,13 +8,11 @@ from functools import partial
 from pathlib import Path
 
 from vitctl.data.datasets.catalog import find_data_set, originals_of, read_originals, write_data_set
-from vitctl.data.datasets.downloads import DOWNLOADS, Archive
-from vitctl.data.datasets.originals import DataSet
-from vitctl.data.datasets.readers.community import LIST
-from vitctl.data.datasets.readers.parquet import read_parquet
-from vitctl.data.datasets.unpack import is_unpacked, unpack
+from vitctl.data.datasets.downloads import Archive, is_unpacked, unpack
+from vitctl.data.datasets.known_sets import DataSet
+from vitctl.data.datasets.readers.table import read_parquet
 from vitctl.data.datasets.vtab import VTAB, VtabTask
-from vitctl.data.datasets.vtab_images import read_community
+from vitctl.data.datasets.vtab_images import COMMUNITY_LIST, read_community
 from vitctl.data.shards.index import find_splits, read_index
 from vitctl.data.shards.index_fields import INDEX_FILE
 from vitctl.data.source.imagenet_real import SHA256, URL
@@ -106,7 +104,7 @@ def _download(row: DataSet, root: Path, folder: Path, progress: Progress, get: F
 
     For a set that cannot be downloaded the reader raises an error with instructions.
     """
-    for archive in DOWNLOADS.get(row.name, ()):
+    for archive in row.downloads:
         if is_unpacked(archive, folder):
             continue
         try:
@@ -131,7 +129,7 @@ def _open(row: DataSet, folder: Path, *, allow_partial: bool) -> dict[str, Origi
     task = next((task for task in VTAB if task.data_set == row.name), None)
     if task is not None:
         for copy in (folder, folder.parent):
-            if (copy / task.community / LIST).is_file():
+            if (copy / task.community / COMMUNITY_LIST).is_file():
                 splits = read_community(task, copy)
                 return {split: splits[split] for split in ("train800", "val200", "test")}
     tables = sorted([*folder.glob("*.parquet"), *folder.glob("data/*.parquet")]) if folder.is_dir() else []
@@ -142,7 +140,7 @@ def _open(row: DataSet, folder: Path, *, allow_partial: bool) -> dict[str, Origi
     except DataError as error:
         by_hand = (
             ""
-            if row.name in DOWNLOADS
+            if row.downloads
             else f"; this set cannot be downloaded automatically: put the files into {folder}"
         )
         raise DataError(f"{error}{by_hand}") from None

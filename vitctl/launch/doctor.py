@@ -101,7 +101,7 @@ def _precision() -> Iterator[Finding]:
 
 
 def _data() -> Iterator[Finding]:
-    from vitctl.data.datasets.catalog import DATA_SETS
+    from vitctl.data.datasets.known_sets import DATA_SETS
     from vitctl.data.shards.index import find_splits
 
     present = [name for name in DATA_SETS if find_splits(Path("data") / name)]

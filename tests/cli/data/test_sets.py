@@ -7,7 +7,7 @@ import pytest
 
 from tests.cli.conftest import Vitctl
 from tests.data.datasets.conftest import SPLITS, keys_of, write
-from vitctl.data.datasets.catalog import DATA_SETS
+from vitctl.data.datasets.known_sets import DATA_SETS
 from vitctl.data.datasets.vtab import VTAB
 
 

@@ -1,14 +1,13 @@
 """The 19 tasks against the benchmark's own table."""
 
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.data.datasets.conftest import BY_NAME, plant
+from tests.data.datasets.conftest import BY_NAME
 from vitctl.data.datasets.catalog import find_data_set, known_size
-from vitctl.data.datasets.readers import eurosat, resisc45
+from vitctl.data.datasets.readers.files import class_list
 from vitctl.data.datasets.vtab import (
     GROUPS,
     MINI,
@@ -19,7 +18,6 @@ from vitctl.data.datasets.vtab import (
     is_published_train800,
     names_digest,
 )
-from vitctl.data.datasets.vtab_images import read_community
 from vitctl.data.source.splits import md5_order, resolve
 
 ALL = VTAB + MINI
@@ -145,7 +143,7 @@ def test_vtab__smallnorb_tests_on_what_validation_left() -> None:
 
 
 def _eurosat_keys() -> list[str]:
-    hundreds = dict(zip(eurosat.CLASS_NAMES, (30, 30, 30, 25, 25, 20, 25, 30, 25, 30), strict=True))
+    hundreds = dict(zip(class_list("eurosat"), (30, 30, 30, 25, 25, 20, 25, 30, 25, 30), strict=True))
     return [f"{name}_{name}_{n}.jpg" for name, count in hundreds.items() for n in range(1, 100 * count + 1)]
 
 
@@ -174,7 +172,7 @@ OTHER_KEYS: dict[str, dict[str, Callable[[], list[str]]]] = {
     "svhn": {"train": lambda: list(map(str, range(73_257))), "test": lambda: list(map(str, range(26_032)))},
     "eurosat": {"train": _eurosat_keys},
     "resisc45": {
-        "train": lambda: [f"{c}_{c}_{n:03d}.jpg" for c in resisc45.CLASS_NAMES for n in range(1, 701)]
+        "train": lambda: [f"{c}_{c}_{n:03d}.jpg" for c in class_list("resisc45") for n in range(1, 701)]
     },
     "clevr-dist": {
         "train": ALL_KEYS["clevr-count"],
@@ -212,13 +210,3 @@ def test_is_published_train800__keys_of_another_kind_do_not_match() -> None:
 def test_is_published_train800__is_silent_where_nothing_was_published() -> None:
     assert is_published_train800(BY_NAME["caltech101"], []) is None
     assert set(TRAIN800_DIGESTS) < set(BY_NAME)
-
-
-def test_read_community__a_folder_per_task(tmp_path: Path) -> None:
-    task = BY_NAME["kitti-dist"]
-    for split, size in {"train800": 800, "val200": 200, "train800val200": 1000, "test": 711}.items():
-        plant(tmp_path / f"kitti/images/{split}/picture.jpg")
-        (tmp_path / f"kitti/{split}.txt").write_text(f"images/{split}/picture.jpg 3\n" * size)
-    splits = read_community(task, tmp_path)
-    assert len(splits["test"].items) == 711
-    assert splits["test"].items[0].label == 3

@@ -6,8 +6,8 @@ from PIL import Image
 from scipy.fft import dctn
 
 from tests.conftest import SHARED
-from vitctl.data.datasets.readers.archives import archive_items
-from vitctl.data.datasets.readers.png import encode_png
+from vitctl.data.datasets.readers.arrays import encode_png
+from vitctl.data.datasets.readers.files import archive_items
 from vitctl.data.inspect.perceptual_hash import hash_images, perceptual_hash
 from vitctl.data.source.read import BadSample, SyntheticSource
 

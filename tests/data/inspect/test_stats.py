@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitctl.data.datasets.readers.png import encode_png
+from vitctl.data.datasets.readers.arrays import encode_png
 from vitctl.data.inspect.stats import measure
 from vitctl.data.source.read import ShardSource
 from vitctl.data.writer.items import Item

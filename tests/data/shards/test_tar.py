@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from webdataset.tariterators import group_by_keys, tar_file_expander
 
 from tests.data.conftest import CLASSES, make_items, picture, several
-from vitctl.data.datasets.readers.png import encode_png
+from vitctl.data.datasets.readers.arrays import encode_png
 from vitctl.data.shards.index import index_shards
 from vitctl.data.shards.scan import read_shard, unescape_key
 from vitctl.data.shards.tar import ShardWriter, stored_names

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import SHARED
-from vitctl.data.datasets.readers.packed_lists import imagenet_validation_labels
+from vitctl.data.datasets.readers.imagenet import imagenet_validation_labels
 from vitctl.data.source.imagenet_real import NUM_IMAGES, SHA256, label_sets, read_real
 from vitctl.engine.metrics import count_hits, padded_sets
 from vitctl.errors import DataError

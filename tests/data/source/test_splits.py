@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vitctl.data.datasets.readers.png import encode_png
+from vitctl.data.datasets.readers.arrays import encode_png
 from vitctl.data.shards.index import Index
 from vitctl.data.source.read import ShardSource, SyntheticSource
 from vitctl.data.source.splits import _of_each_class, md5_order, resolve, select

@@ -11,7 +11,7 @@ from PIL import Image
 
 from tests.trained import CPU, SMALL, Job, do
 from vitctl.data.datasets.catalog import open_split
-from vitctl.data.datasets.readers.png import encode_png
+from vitctl.data.datasets.readers.arrays import encode_png
 from vitctl.data.source.own_splits import own_splits
 from vitctl.data.writer.items import Item
 from vitctl.data.writer.write import write_split

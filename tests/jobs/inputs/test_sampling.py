@@ -11,7 +11,7 @@ from tests.conftest import TINY
 from tests.data.old_index import forget_tables
 from tests.data.server import Faults, serving
 from tests.trained import CPU, SMALL, do
-from vitctl.data.datasets.readers.png import encode_png
+from vitctl.data.datasets.readers.arrays import encode_png
 from vitctl.data.loader.lanes import LaneOrder
 from vitctl.data.source.mixture import MixtureOrder
 from vitctl.data.source.order import Order, WindowedOrder

@@ -158,7 +158,7 @@ def export_vtab1k(
     from vitctl.cli.show.render import CONSOLE
     from vitctl.data.datasets.inventory import ABSENT, list_inventory
     from vitctl.data.datasets.vtab import VTAB as TASKS
-    from vitctl.data.datasets.vtab1k import export_shards, export_task
+    from vitctl.data.datasets.vtab_images import export_shards, export_task
     from vitctl.errors import DataError, writing
 
     ignore_output_errors()

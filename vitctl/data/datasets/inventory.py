@@ -4,9 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from vitctl.data.datasets.catalog import DATA_SETS, find_data_set, open_split
-from vitctl.data.datasets.originals import DataSet
-from vitctl.data.datasets.readers.caltech101 import SPLIT_NAME
+from vitctl.data.datasets.catalog import find_data_set, open_split
+from vitctl.data.datasets.known_sets import DATA_SETS, DataSet
+from vitctl.data.datasets.readers.class_folder import CALTECH101_SPLIT
 from vitctl.data.datasets.vtab import (
     VAL200_AND_TEST_DIGESTS,
     VTAB,
@@ -158,7 +158,7 @@ def _verdict(
     if wrong:
         return f"NO MATCH: {', '.join(wrong)}", True
     if task.name == "caltech101":
-        return f"ours: {SPLIT_NAME}; the benchmark's split cannot be drawn again", False
+        return f"ours: {CALTECH101_SPLIT}; the benchmark's split cannot be drawn again", False
     known = [split for split, same in agree.items() if same]
     text = f"{MATCH} ({', '.join(known)})" if known else COUNTS
     return text + (f"; {copies[0]}" if copies else ""), False

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from vitctl.data.datasets.readers.files import class_list
-from vitctl.data.datasets.readers.objectnet import imagenet_classes
+from vitctl.data.datasets.readers.imagenet import imagenet_classes
 from vitctl.data.source.imagenet_real import label_sets, read_real
 from vitctl.data.source.read import Source
 from vitctl.engine.metrics import correct_predictions, count_by_class, count_confusions, padded_sets
