@@ -26,7 +26,7 @@ from order import BATCH, synthesise
 
 from vitctl.data.shards.index import read_index
 from vitctl.data.source.order import Order
-from vitctl.data.source.read import ShardSource
+from vitctl.data.source.shard_source import ShardSource
 from vitctl.system.figures import BLUE, GREY, PALE, new_figure, plain_axes, save_figure
 
 LIBRARIES = ("vitctl", "torch", "numpy")

@@ -16,9 +16,8 @@ import numpy as np
 
 from vitctl.data.shards.index import FORMAT, read_index
 from vitctl.data.shards.scan import ROW
-from vitctl.data.source.mixture import MixtureOrder, quotas
-from vitctl.data.source.order import Order, SampleOrder, WindowedOrder
-from vitctl.data.source.read import ShardSource
+from vitctl.data.source.order import MixtureOrder, Order, SampleOrder, WindowedOrder, quotas
+from vitctl.data.source.shard_source import ShardSource
 
 BATCH, SEEKS = 512, 200
 WINDOW_SHARDS = 64

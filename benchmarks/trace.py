@@ -21,7 +21,7 @@ import torch
 from vitctl.data.images.decode import open_picture
 from vitctl.data.images.transforms import TrainTransform, augmentation_rng
 from vitctl.data.loader.batches import Batch
-from vitctl.data.source.read import SyntheticSource
+from vitctl.data.source.unsharded import SyntheticSource
 from vitctl.engine.distributed.gradients import AllReduced
 from vitctl.engine.distributed.runtime import Runtime, start
 from vitctl.engine.journal import LOG, Journal

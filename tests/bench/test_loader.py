@@ -15,7 +15,8 @@ from vitctl.bench.budget import Budget
 from vitctl.bench.loader import LoaderRate, bench_data, image_parts, measure_images, scaled_gain
 from vitctl.data.images.transforms import EvalTransform, TrainTransform, augmentation_rng
 from vitctl.data.shards.index import read_index
-from vitctl.data.source.read import ShardSource, SyntheticSource
+from vitctl.data.source.shard_source import ShardSource
+from vitctl.data.source.unsharded import SyntheticSource
 from vitctl.data.writer.items import Item
 from vitctl.data.writer.write import write_split
 from vitctl.errors import DataError

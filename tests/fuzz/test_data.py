@@ -18,7 +18,7 @@ from vitctl.data.loader.batches import train_batches
 from vitctl.data.shards.index import read_index
 from vitctl.data.shards.scan import read_shard, split_name
 from vitctl.data.source.order import Order
-from vitctl.data.source.read import ShardSource
+from vitctl.data.source.shard_source import ShardSource
 from vitctl.data.writer.items import Item
 from vitctl.data.writer.write import write_split
 from vitctl.errors import DataError

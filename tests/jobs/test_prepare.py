@@ -20,7 +20,7 @@ from vitctl.data.datasets.inventory import check_task, list_inventory
 from vitctl.data.datasets.readers import eurosat, uc_merced
 from vitctl.data.datasets.vtab import VTAB
 from vitctl.data.shards.index import find_splits, read_index
-from vitctl.data.source.provenance import source_texts
+from vitctl.data.source.views import source_texts
 from vitctl.errors import CheckpointError, DataError
 from vitctl.jobs.prepare import is_present, prepare_data_set, prepare_real
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from vitctl.data.images.transforms import EvalTransform
-from vitctl.data.source.read import Source
+from vitctl.data.source.views import Source
 from vitctl.engine.evaluation import top_predictions
 from vitctl.engine.journal import Report, silent
 from vitctl.engine.metrics import baselines, count_hits, mean_per_class

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from vitctl.data.images.transforms import EvalTransform
-from vitctl.data.source.integrity import Verification
+from vitctl.data.source.verification import Verification
 from vitctl.engine.distributed.runtime import Runtime
 from vitctl.engine.evaluation import stop_together
 from vitctl.engine.journal import Journal

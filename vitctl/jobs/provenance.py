@@ -13,8 +13,7 @@ from typing import Any
 import torch
 
 from vitctl.data.images.transforms import EvalTransform
-from vitctl.data.source.provenance import source_text
-from vitctl.data.source.read import Source
+from vitctl.data.source.views import Source, source_text
 from vitctl.engine.checkpoint.files import SavedCheckpoint, read_state
 from vitctl.engine.distributed.exact import processor
 from vitctl.engine.distributed.runtime import Runtime

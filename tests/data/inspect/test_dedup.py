@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from vitctl.data.inspect.dedup import compare, compare_within, write_report
-from vitctl.data.source.read import ShardSource
+from vitctl.data.source.shard_source import ShardSource
 from vitctl.data.writer.items import Item
 from vitctl.data.writer.write import write_split
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from vitctl.data.inspect.hamming import Match, find_matches, near_pairs, repeated
 from vitctl.data.inspect.perceptual_hash import ImageHashes
-from vitctl.data.source.image_digest import DIGEST
+from vitctl.data.source.exclusion import DIGEST
 
 WORDS = st.integers(0, 2**64 - 1)
 

@@ -8,8 +8,9 @@ from scipy.fft import dctn
 from tests.conftest import SHARED
 from vitctl.data.datasets.readers.archives import archive_items
 from vitctl.data.datasets.readers.png import encode_png
+from vitctl.data.images.decode import BadSample
 from vitctl.data.inspect.perceptual_hash import hash_images, perceptual_hash
-from vitctl.data.source.read import BadSample, SyntheticSource
+from vitctl.data.source.unsharded import SyntheticSource
 
 PHOTOS = SHARED / "imagenet-500.tar"
 

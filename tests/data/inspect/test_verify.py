@@ -11,7 +11,7 @@ from tests.data.server import Faults, serving
 from vitctl.data.inspect.verify import Kind, verify_index
 from vitctl.data.shards import tables
 from vitctl.data.shards.index import Index, read_index
-from vitctl.data.source.read import ShardSource
+from vitctl.data.source.shard_source import ShardSource
 from vitctl.data.writer.items import Item
 from vitctl.data.writer.write import write_split
 
@@ -188,7 +188,4 @@ def test_verify_index__labels_of_no_class_are_a_problem(make_split: MakeSplit) -
     forget_tables(index.folder)
     report = verify_index(read_index(index.folder))
     assert len(report.class_counts) == 3
-    assert any(
-        "1 of 9 images have a label that is none of 0 to 2, first number 2 (7)" in one
-        for one in report.problems
-    )
+    assert any("1 of 9 images have labels outside 0..2, first number 2 (7)" in one for one in report.problems)

@@ -129,7 +129,7 @@ def _same_images(reports: "Mapping[str, tuple[Report, Index]]") -> tuple[list[st
 
     from vitctl.data.inspect.dedup import label_text
     from vitctl.data.inspect.hamming import shared
-    from vitctl.data.source.read import ShardSource
+    from vitctl.data.source.shard_source import ShardSource
 
     sources = {split: ShardSource(index) for split, (_, index) in reports.items()}
     found = [(split, split, report.repeated) for split, (report, _) in reports.items()]

@@ -15,8 +15,7 @@ from vitctl.data.datasets.readers.community import FORMAT, KEYS, NOTE
 from vitctl.data.datasets.vtab import VtabTask
 from vitctl.data.images.formats import image_extension
 from vitctl.data.shards.index_fields import INDEX_FILE
-from vitctl.data.source.provenance import source_text, source_texts
-from vitctl.data.source.read import Source
+from vitctl.data.source.views import Source, source_text, source_texts
 from vitctl.data.writer.items import Item, Originals
 from vitctl.data.writer.write import write_originals
 from vitctl.system.files import write_text

@@ -11,10 +11,8 @@ from vitctl.data.datasets.vtab import VTAB, VtabTask, is_published_train800
 from vitctl.data.shards.index import find_splits
 from vitctl.data.shards.index_fields import INDEX_FILE
 from vitctl.data.source.exclusion import open_shards
-from vitctl.data.source.labels import check_labels
-from vitctl.data.source.provenance import source_text, source_texts
-from vitctl.data.source.read import Concat, Source
 from vitctl.data.source.splits import resolve
+from vitctl.data.source.views import Source, check_labels, concat, source_text, source_texts
 from vitctl.data.writer.items import Originals
 from vitctl.data.writer.write import write_originals
 from vitctl.errors import DataError
@@ -82,7 +80,7 @@ def open_task(task: VtabTask, root: Path, *, scratch: Path | None, allow_partial
         task,
         train800,
         val200,
-        Concat((train800, val200)),
+        concat((train800, val200)),
         test,
         {**names, "train": f"{names['train800']}+{names['val200']}"},
         source_text(test),

@@ -15,7 +15,8 @@ from vitctl.data.inspect.contact_sheet import Cell, cell, draw_sheet, save
 from vitctl.data.inspect.hamming import Match, find_matches
 from vitctl.data.inspect.perceptual_hash import ImageHashes, hash_images
 from vitctl.data.shards.index import read_index
-from vitctl.data.source.read import ShardSource, Source, sample_key
+from vitctl.data.source.shard_source import ShardSource
+from vitctl.data.source.views import Source, sample_key
 from vitctl.system.pool import Done
 from vitctl.system.tables import write_csv
 

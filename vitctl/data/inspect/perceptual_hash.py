@@ -9,8 +9,8 @@ import numpy as np
 from PIL import Image
 
 from vitctl.data.images.decode import BadSample, open_picture
-from vitctl.data.source.image_digest import DIGEST, bytes_digest, image_digest
-from vitctl.data.source.read import Source
+from vitctl.data.source.exclusion import DIGEST, bytes_digest, image_digest
+from vitctl.data.source.views import Source
 from vitctl.system.pool import Done, run_tasks
 
 _SIDE = 32  # of the grey thumbnail

@@ -18,9 +18,9 @@ from vitctl.data.shards.index import Index
 from vitctl.data.shards.remote import bounded, is_remote
 from vitctl.data.shards.scan import read_shard
 from vitctl.data.shards.tables import LABELS, SAMPLES
-from vitctl.data.source.image_digest import DIGEST, image_digest
-from vitctl.data.source.labels import check_labels
-from vitctl.data.source.read import ShardSource, has_label
+from vitctl.data.source.exclusion import DIGEST, image_digest
+from vitctl.data.source.shard_source import ShardSource
+from vitctl.data.source.views import check_labels, has_label
 from vitctl.errors import DataError
 from vitctl.system.pool import Done, run_tasks
 

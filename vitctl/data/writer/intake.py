@@ -18,7 +18,7 @@ import numpy as np
 from vitctl.data.images.decode import BadSample, open_picture
 from vitctl.data.images.formats import HEAD_BYTES, content_type, image_extension
 from vitctl.data.images.heic import CONVERSION, heic_to_jpeg, is_heic
-from vitctl.data.source.subsets import no_class
+from vitctl.data.source.views import no_class
 from vitctl.data.writer.items import Item, LeftOut, Originals, read_item
 from vitctl.errors import DataError
 from vitctl.system.bounds import IMAGE_FILE

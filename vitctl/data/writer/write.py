@@ -19,7 +19,7 @@ from vitctl.data.shards.index import Index, read_index, write_index
 from vitctl.data.shards.index_fields import INDEX_FILE
 from vitctl.data.shards.scan import ROW, Scan, escape_key, pad_labels, read_shard
 from vitctl.data.shards.tar import ShardWriter, names_header
-from vitctl.data.source.read import ShardSource
+from vitctl.data.source.shard_source import ShardSource
 from vitctl.data.writer.items import Item, Originals, read_item
 from vitctl.data.writer.plan import ShardPlan, label_text, plan_shards
 from vitctl.errors import DataError

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from vitctl.data.source.read import Source
+from vitctl.data.source.views import Source
 from vitctl.engine.distributed.agreement import checksum
 from vitctl.engine.distributed.process_group import check_same
 from vitctl.engine.distributed.runtime import Runtime

@@ -2,7 +2,7 @@ from collections.abc import Callable
 
 from vitctl.data.datasets.detect import open_originals
 from vitctl.data.shards.index import Index
-from vitctl.data.source.read import ShardSource
+from vitctl.data.source.shard_source import ShardSource
 from vitctl.data.writer.write import write_split
 
 

@@ -4,7 +4,7 @@ from functools import partial
 from pathlib import Path
 
 from vitctl.data.shards.index import find_splits, read_index
-from vitctl.data.source.read import ShardSource
+from vitctl.data.source.shard_source import ShardSource
 from vitctl.data.writer.items import Item, Originals
 
 

@@ -14,14 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-import numpy as np
-
 from vitctl.data.shards import tables
 from vitctl.data.shards.remote import is_remote
 from vitctl.data.source import hashing
-from vitctl.data.source.exclusion import Without
-from vitctl.data.source.read import Concat, ShardSource, Source, Subset
-from vitctl.data.source.subsets import Relabelled
+from vitctl.data.source.shard_source import ShardSource
+from vitctl.data.source.views import Source, View
 from vitctl.errors import DataError
 from vitctl.system.bounds import RUN_FILE
 from vitctl.system.files import open_regular, read_bytes
@@ -273,7 +270,7 @@ def _files(sources: Sequence[Source]) -> tuple[list[_File], int]:
     """
     files: dict[str, _File] = {}
     unread: dict[str, int] = {}
-    for source, shards in (found for one in sources for found in _shards_read(one, None)):
+    for source, shards in (read for one in sources for read in _shards_read(one)):
         for name, recorded in source.index.tables.items():
             if recorded["num_bytes"] > tables.VERIFIED_ON_OPEN:
                 path = os.path.abspath(source.index.folder / name)
@@ -289,28 +286,12 @@ def _files(sources: Sequence[Source]) -> tuple[list[_File], int]:
     return list(files.values()), sum(unread.values())
 
 
-def _shards_read(source: Source, rows: np.ndarray | None) -> Iterator[tuple[ShardSource, list[int]]]:
-    """The shards that hold the given samples of a source (None: all samples)."""
-    match source:
-        case ShardSource():
-            ends = np.cumsum([shard.num_samples for shard in source.index.shards])
-            every = (
-                range(len(ends))
-                if rows is None
-                else np.unique(np.searchsorted(ends, rows, side="right")).tolist()
-            )
-            yield source, list(every)
-        case Subset():
-            yield from _shards_read(source.source, source.rows if rows is None else source.rows[rows])
-        case Relabelled():
-            yield from _shards_read(source.source, rows)
-        case Without():
-            yield from _shards_read(source.source, None)
-        case Concat():
-            for part, begin in zip(source.parts, source.begins, strict=True):
-                inside = None if rows is None else rows[(rows >= begin) & (rows < begin + len(part))] - begin
-                if inside is None or len(inside):
-                    yield from _shards_read(part, inside)
+def _shards_read(source: Source) -> Iterator[tuple[ShardSource, list[int]]]:
+    """Yield the splits behind a source, and the numbers of the shards that hold its samples."""
+    stores = source.by_store() if isinstance(source, View) else [(source, None, slice(None))]
+    for store, rows, _ in stores:
+        if isinstance(store, ShardSource):
+            yield store, store.shards_of(rows)
 
 
 def _end(process: subprocess.Popen[str], owner: int) -> None:
