@@ -77,7 +77,7 @@ def main() -> None:
             begun = Verification([source], Path(folder))
             beside.append(images_per_second(source, given))
             share.append(begun.found().share)
-            begun.stop()
+            begun.finish(0)
     shutil.rmtree(given.out)
     one, both = statistics.median(alone), statistics.median(beside)
     print(

@@ -23,7 +23,7 @@ from tests.conftest import TINY, checkpoint, sample_keys, train_records
 from tests.trained import pretrained  # noqa: F401
 from vitctl.cli.app import main
 from vitctl.data.datasets.readers import shapes
-from vitctl.data.inspect import dedup, verify
+from vitctl.data.inspect import check_shards, duplicates
 from vitctl.data.source import exclusion
 from vitctl.data.writer import write
 from vitctl.engine import evaluation, loop, training
@@ -267,9 +267,9 @@ DATA: dict[str, tuple[tuple[str, ...], Moment, signal.Signals]] = {
     "shards, SIGTERM": (*SHARDS, TERM),
     "shards, SIGUSR1": (*SHARDS, USR1),
     "shards, SIGINT": (*SHARDS, INT),
-    "check": (("check", "own", "--workers", "0"), (verify, "_image_problems", 3), TERM),
-    "dedup": (DEDUP, (dedup, "find_matches", 1), USR1),
-    "dedup, pictures": (DEDUP, (dedup, "_pair", 2), INT),
+    "check": (("check", "own", "--workers", "0"), (check_shards, "image_digest", 3), TERM),
+    "dedup": (DEDUP, (duplicates, "find_matches", 1), USR1),
+    "dedup, pictures": (DEDUP, (duplicates, "_pair", 2), INT),
     "dedup, list": (DEDUP, (exclusion.json, "dumps", 1), TERM),
 }
 

@@ -18,8 +18,7 @@ from vitctl.data.source.exclusion import open_shards
 from vitctl.data.source.splits import select
 from vitctl.data.writer import write
 from vitctl.data.writer.items import Item
-from vitctl.data.writer.plan import label_text
-from vitctl.data.writer.write import write_split
+from vitctl.data.writer.write import label_text, write_split
 from vitctl.errors import DataError
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from tests.data.old_index import forget_tables
 from vitctl.data.datasets.catalog import open_split
-from vitctl.data.inspect.completeness import unused_files
-from vitctl.data.inspect.dedup import compare
+from vitctl.data.inspect.check_shards import unused_files
+from vitctl.data.inspect.duplicates import compare
 from vitctl.data.shards.index import Index, index_shards
 from vitctl.data.source.exclusion import FILE, open_shards, read_exclusion, write_exclusion
 from vitctl.data.source.shard_source import ShardSource

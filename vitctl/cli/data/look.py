@@ -180,7 +180,7 @@ def dedup(
     For example: vitctl data dedup shards/ --against pets/test --apply
     """
     from vitctl.cli.show.render import CONSOLE, show_table
-    from vitctl.data.inspect.dedup import compare, free_folder, write_report
+    from vitctl.data.inspect.duplicates import compare, free_folder, write_report
     from vitctl.data.shards.index import read_index
     from vitctl.data.source.exclusion import FILE, write_exclusion
     from vitctl.data.source.shard_source import ShardSource
@@ -233,7 +233,7 @@ def _dedup_within(
 ) -> None:
     """Print and report the duplicates of a data set, those on different sides of a split first."""
     from vitctl.cli.show.render import CONSOLE, show_table
-    from vitctl.data.inspect.dedup import compare_within, free_folder, write_report
+    from vitctl.data.inspect.duplicates import compare_within, free_folder, write_report
     from vitctl.data.source.exclusion import open_shards
     from vitctl.data.source.splits import default_splits, select
     from vitctl.data.source.views import sample_key

@@ -8,7 +8,7 @@ import pytest
 
 from tests.data.old_index import forget_tables
 from tests.data.server import Faults, serving
-from vitctl.data.inspect.verify import Kind, verify_index
+from vitctl.data.inspect.check_shards import Kind, verify_index
 from vitctl.data.shards import tables
 from vitctl.data.shards.index import Index, read_index
 from vitctl.data.source.shard_source import ShardSource
@@ -31,15 +31,15 @@ def test_verify_index__a_good_split(make_split: MakeSplit, choice: str, num_deco
 
 
 def test_verify_index__samples_images_evenly(make_split: MakeSplit, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vitctl.data.inspect.verify._SAMPLED_IMAGES", 5)
+    monkeypatch.setattr("vitctl.data.inspect.check_shards._SAMPLED_IMAGES", 5)
     assert verify_index(make_split(20), decode_images="sample").num_decoded == 5
 
 
 def test_verify_index__decodes_every_image_by_itself_and_by_any_number_of_processes(
     make_split: MakeSplit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vitctl.data.inspect.verify._SAMPLED_IMAGES", 5)
-    monkeypatch.setattr("vitctl.data.inspect.verify._IMAGES_PER_TASK", 3)
+    monkeypatch.setattr("vitctl.data.inspect.check_shards._SAMPLED_IMAGES", 5)
+    monkeypatch.setattr("vitctl.data.inspect.check_shards._IMAGES_PER_TASK", 3)
     index = make_split(20, bad=(4, 9))
     path = index.folder / index.shards[2].name
     path.write_bytes(path.read_bytes()[:-1] + b"x")
