@@ -260,7 +260,7 @@ def test_export__keeps_what_is_verified(
 
 SHARDS: tuple[tuple[str, ...], Moment] = (
     ("shards", "photos", "out", "--workers", "0"),
-    (write, "label_text", 30),
+    (write, "escape_key", 30),
 )
 DEDUP = ("dedup", "own", "--against", "other", "--apply", "--workers", "0")
 DATA: dict[str, tuple[tuple[str, ...], Moment, signal.Signals]] = {

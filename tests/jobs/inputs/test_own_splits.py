@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from vitctl.jobs.inputs.default_splits import fit_splits
 
 from tests.trained import CPU, SMALL, Job, do
 from vitctl.data.datasets.catalog import open_split
@@ -17,6 +16,7 @@ from vitctl.data.source.splits import default_splits
 from vitctl.data.writer.items import Item
 from vitctl.data.writer.write import write_split
 from vitctl.errors import DataError
+from vitctl.jobs.inputs.own_splits import fit_splits
 from vitctl.recipe.load import Override, load_recipe
 
 CUT = {"data.train_split": "train[:80% of each class]", "data.eval_split": "train[80%: of each class]"}
