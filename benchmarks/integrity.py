@@ -25,9 +25,10 @@ from vitctl.data.shards import tables
 from vitctl.data.shards.index import FORMAT, read_index
 from vitctl.data.shards.scan import ROW
 from vitctl.data.shards.tables import SAMPLES, write_table
-from vitctl.data.source.integrity import Verification
 from vitctl.data.source.order import Order
-from vitctl.data.source.read import ShardSource, SyntheticSource
+from vitctl.data.source.shard_source import ShardSource
+from vitctl.data.source.unsharded import SyntheticSource
+from vitctl.data.source.verification import Verification
 from vitctl.data.writer.items import Item
 from vitctl.data.writer.write import write_split
 
@@ -76,7 +77,7 @@ def main() -> None:
             begun = Verification([source], Path(folder))
             beside.append(images_per_second(source, given))
             share.append(begun.found().share)
-            begun.stop()
+            begun.finish(0)
     shutil.rmtree(given.out)
     one, both = statistics.median(alone), statistics.median(beside)
     print(

@@ -6,8 +6,8 @@ import pytest
 
 from tests.recipes.paper import TABLE_3, TABLE_4, table_rows
 from vitctl.data.datasets.known_sets import DATA_SETS
+from vitctl.jobs.inputs.network import model_config
 from vitctl.jobs.plan import plan_training
-from vitctl.jobs.pretrain import model_config
 from vitctl.models.configs import ResNetConfig, ViTConfig
 from vitctl.models.flops import count_macs, count_parameters
 from vitctl.models.variants import variant

@@ -23,15 +23,15 @@ from tests.conftest import TINY, checkpoint, sample_keys, train_records
 from tests.trained import pretrained  # noqa: F401
 from vitctl.cli.app import main
 from vitctl.data.datasets.readers import shapes
-from vitctl.data.inspect import dedup, verify
+from vitctl.data.inspect import check_shards, duplicates
 from vitctl.data.source import exclusion
 from vitctl.data.writer import write
 from vitctl.engine import evaluation, step, trainer
 from vitctl.engine.checkpoint import files as checkpoints
 from vitctl.engine.distributed import agreement
-from vitctl.engine.preemption import SIGNALS
 from vitctl.export import weights_file
 from vitctl.jobs import features, fewshot, pretrain, probe
+from vitctl.system.signals import SIGNALS
 
 CPU = ("--set", "machine.device=cpu", "--set", "machine.workers=0", "--set", "machine.precision=float64")
 FEW = ("--set", "schedule.warmup_steps=1", "--set", "schedule.batch_size=8")
@@ -259,16 +259,16 @@ def test_export__keeps_what_is_verified(
 
 SHARDS: tuple[tuple[str, ...], Moment] = (
     ("shards", "photos", "out", "--workers", "0"),
-    (write, "label_text", 30),
+    (write, "escape_key", 30),
 )
 DEDUP = ("dedup", "own", "--against", "other", "--apply", "--workers", "0")
 DATA: dict[str, tuple[tuple[str, ...], Moment, signal.Signals]] = {
     "shards, SIGTERM": (*SHARDS, TERM),
     "shards, SIGUSR1": (*SHARDS, USR1),
     "shards, SIGINT": (*SHARDS, INT),
-    "check": (("check", "own", "--workers", "0"), (verify, "_image_problems", 3), TERM),
-    "dedup": (DEDUP, (dedup, "find_matches", 1), USR1),
-    "dedup, pictures": (DEDUP, (dedup, "_pair", 2), INT),
+    "check": (("check", "own", "--workers", "0"), (check_shards, "image_digest", 3), TERM),
+    "dedup": (DEDUP, (duplicates, "find_matches", 1), USR1),
+    "dedup, pictures": (DEDUP, (duplicates, "_pair", 2), INT),
     "dedup, list": (DEDUP, (exclusion.json, "dumps", 1), TERM),
 }
 

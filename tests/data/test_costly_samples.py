@@ -24,7 +24,7 @@ from vitctl.data.shards.index import read_index
 from vitctl.data.shards.scan import read_shard
 from vitctl.data.shards.tables import LABELS
 from vitctl.data.source.order import Order
-from vitctl.data.source.read import ShardSource
+from vitctl.data.source.shard_source import ShardSource
 from vitctl.data.source.splits import md5_order
 from vitctl.data.writer.items import Item
 from vitctl.data.writer.write import write_split

@@ -16,9 +16,9 @@ from vitctl.data.images.transforms import TrainTransform
 from vitctl.data.loader.batches import train_batches
 from vitctl.data.loader.lanes import share
 from vitctl.data.shards.index import index_shards
-from vitctl.data.source.mixture import MixtureOrder
-from vitctl.data.source.order import Order, SampleOrder, WindowedOrder
-from vitctl.data.source.read import Concat, ShardSource, Source
+from vitctl.data.source.order import MixtureOrder, Order, SampleOrder, WindowedOrder
+from vitctl.data.source.shard_source import ShardSource
+from vitctl.data.source.views import Source, concat
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more workers than cores
 
@@ -62,7 +62,7 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Source, S
     return {
         "exact": (one, Order(153, 1)),
         "windowed": (one, WindowedOrder(153, 1, 9, 3)),
-        "mixture": (Concat((one, other)), MixtureOrder(walks, (51, 5), 3)),
+        "mixture": (concat((one, other)), MixtureOrder(walks, (51, 5), 3)),
     }
 
 

@@ -16,13 +16,14 @@ from torch.utils.data import DataLoader
 
 from tests.conftest import ROOT
 from tests.data.conftest import CLASSES, several
-from vitctl.data import as_webdataset
 from vitctl.data.images.transforms import TrainTransform
 from vitctl.data.loader.batches import train_batches
 from vitctl.data.loader.lanes import share
+from vitctl.data.pipeline import as_webdataset
 from vitctl.data.shards.index import Index, index_shards
 from vitctl.data.source.order import Order, WindowedOrder
-from vitctl.data.source.read import ShardSource, SyntheticSource
+from vitctl.data.source.shard_source import ShardSource
+from vitctl.data.source.unsharded import SyntheticSource
 from vitctl.data.writer.write import write_split
 from vitctl.errors import DataError
 

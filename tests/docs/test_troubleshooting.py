@@ -20,8 +20,8 @@ from safetensors.torch import save_file
 from tests.cli.conftest import Vitctl
 from tests.conftest import TINY
 from tests.docs.conftest import PAGES, photo
-from vitctl.engine import training
 from vitctl.engine.trace.recorder import read_marks_header
+from vitctl.engine.trainer import Trainer
 from vitctl.launch.run_folder import LOCK
 from vitctl.models.vit import VisionTransformer
 
@@ -146,9 +146,9 @@ def _(home: Path, vitctl: Vitctl, _monkeypatch: pytest.MonkeyPatch) -> str:
 @situation("Stopped and saved")
 def _(_home: Path, vitctl: Vitctl, monkeypatch: pytest.MonkeyPatch) -> str:
     """Ctrl-C, right after the second step."""
-    log = training.Run.log
+    log = Trainer.log
 
-    def log_and_press(self: training.Run, step: int, *rest: object) -> None:
+    def log_and_press(self: Trainer, step: int, *rest: object) -> None:
         log(self, step, *rest)  # type: ignore[arg-type]
         if step == 2:
             import os
@@ -156,7 +156,7 @@ def _(_home: Path, vitctl: Vitctl, monkeypatch: pytest.MonkeyPatch) -> str:
 
             os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(training.Run, "log", log_and_press)
+    monkeypatch.setattr(Trainer, "log", log_and_press)
     return vitctl("finetune", "--from", "RUN", *SHORT, "--out", "runs/stopped").err
 
 

@@ -22,8 +22,8 @@ from vitctl.data.datasets.readers import shapes
 from vitctl.data.shards import tables
 from vitctl.data.shards.index import read_index
 from vitctl.data.source.exclusion import write_exclusion
-from vitctl.data.source.integrity import Verification
-from vitctl.data.source.read import Source
+from vitctl.data.source.verification import Verification
+from vitctl.data.source.views import Source
 from vitctl.data.writer.write import write_split
 from vitctl.engine.journal import LOG, read_records
 from vitctl.errors import DataError

@@ -13,12 +13,12 @@ from tests.data.conftest import MakeSplit
 from tests.fuzz.mutate import fuzz, mutated
 from vitctl.data.images.decode import BadSample, decode, open_picture
 from vitctl.data.images.transforms import TrainTransform, augmentation_rng
-from vitctl.data.inspect.verify import verify_index
+from vitctl.data.inspect.check_shards import verify_index
 from vitctl.data.loader.batches import train_batches
 from vitctl.data.shards.index import read_index
 from vitctl.data.shards.scan import read_shard, split_name
 from vitctl.data.source.order import Order
-from vitctl.data.source.read import ShardSource
+from vitctl.data.source.shard_source import ShardSource
 from vitctl.data.writer.items import Item
 from vitctl.data.writer.write import write_split
 from vitctl.errors import DataError

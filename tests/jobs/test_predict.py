@@ -27,8 +27,8 @@ from tests.trained import CPU, Job, do
 from vitctl import VitctlError, load_classifier, open_split
 from vitctl.data.datasets.readers import shapes
 from vitctl.data.images.heic import heic_to_jpeg
-from vitctl.data.source.image_files import ImageFiles
-from vitctl.data.source.read import Source
+from vitctl.data.source.unsharded import ImageFiles
+from vitctl.data.source.views import Source
 from vitctl.errors import CheckpointError, DataError, RecipeError
 from vitctl.jobs.inputs.classifier import open_classifier
 from vitctl.jobs.predict import Prediction, predict

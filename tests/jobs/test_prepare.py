@@ -21,7 +21,7 @@ from vitctl.data.datasets.known_sets import DATA_SETS
 from vitctl.data.datasets.readers.files import class_list
 from vitctl.data.datasets.vtab import VTAB
 from vitctl.data.shards.index import find_splits, read_index
-from vitctl.data.source.provenance import source_texts
+from vitctl.data.source.views import source_texts
 from vitctl.errors import CheckpointError, DataError
 from vitctl.jobs.prepare import is_present, prepare_data_set, prepare_real
 

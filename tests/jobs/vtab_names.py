@@ -14,8 +14,8 @@ from PIL import Image
 
 from vitctl.data.datasets.catalog import find_data_set
 from vitctl.data.datasets.readers.files import class_list
-from vitctl.data.source.read import Source
 from vitctl.data.source.splits import select
+from vitctl.data.source.views import Source
 
 DSPRITES_TEST = 663_552  # where it begins in the shuffled whole
 PART = (

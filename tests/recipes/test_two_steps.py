@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from tests.trained import do
+from vitctl.jobs.inputs.network import model_config
 from vitctl.jobs.plan import plan_training
-from vitctl.jobs.pretrain import model_config
 from vitctl.models.build import build
 from vitctl.models.configs import Config, MaskedPatchConfig, ResNetConfig
 from vitctl.recipe.load import Override, load_recipe, recipe_names

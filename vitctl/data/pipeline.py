@@ -15,8 +15,8 @@ from vitctl.data.images.decode import BadSample
 from vitctl.data.images.formats import image_extension
 from vitctl.data.loader.lanes import share
 from vitctl.data.source.order import Order, SampleOrder
-from vitctl.data.source.read import Source, sample_key
-from vitctl.data.writer.plan import label_text
+from vitctl.data.source.views import Source, sample_key
+from vitctl.data.writer.write import label_text
 from vitctl.errors import DataError, explaining
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from vitctl.data.source.read import Source
+from vitctl.data.source.views import Source
 from vitctl.engine.journal import json_digest
 from vitctl.engine.run_files import RECIPE
 from vitctl.engine.trace.steps import MadeOf

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from vitctl.data.images.transforms import EvalTransform, TrainTransform
 from vitctl.data.loader.batches import Batch, train_batches
 from vitctl.data.loader.lanes import own_slots
-from vitctl.data.source.integrity import Verification
 from vitctl.data.source.order import Order, SampleOrder
-from vitctl.data.source.read import Source, sample_key
+from vitctl.data.source.verification import Verification
+from vitctl.data.source.views import Source, sample_key
 from vitctl.engine import nonfinite
 from vitctl.engine.averaging import Average, averaged
 from vitctl.engine.checkpoint.files import SavedCheckpoint, set_aside_after

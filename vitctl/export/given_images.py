@@ -13,9 +13,8 @@ from torch import Tensor
 from vitctl.data.images.decode import open_picture
 from vitctl.data.images.transforms import EvalTransform
 from vitctl.data.loader.batches import eval_batches
-from vitctl.data.source.integrity import Verification
-from vitctl.data.source.read import Source
-from vitctl.data.source.subsets import random_subset
+from vitctl.data.source.verification import Verification
+from vitctl.data.source.views import Source, random_subset
 from vitctl.engine.preemption import StopFlag, Stopped
 from vitctl.errors import CheckpointError, DataError
 from vitctl.jobs.inputs.data import open_images, open_scored

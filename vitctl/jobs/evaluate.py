@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from vitctl.data.images.transforms import EvalTransform
-from vitctl.data.source.read import Source
+from vitctl.data.source.views import Source
 from vitctl.engine.computation import choose_kernels, computed, use_kernels
 from vitctl.engine.distributed.runtime import num_workers
 from vitctl.engine.evaluation import top_predictions

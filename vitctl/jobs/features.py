@@ -9,8 +9,8 @@ from torch import Tensor
 
 from vitctl.data.images.transforms import EvalTransform
 from vitctl.data.loader.batches import eval_batches
-from vitctl.data.source.integrity import Verification
-from vitctl.data.source.read import Source
+from vitctl.data.source.verification import Verification
+from vitctl.data.source.views import Source
 from vitctl.engine.computation import kernels_used
 from vitctl.engine.distributed.runtime import Runtime
 from vitctl.engine.evaluation import representations

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from vitctl.data.source.integrity import Verification
-from vitctl.data.source.read import Source
+from vitctl.data.source.verification import Verification
+from vitctl.data.source.views import Source
 from vitctl.engine.computation import dropout_draws
 from vitctl.engine.distributed.runtime import Runtime
 from vitctl.engine.evaluation import Score

@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from vitctl.data.images.decode import BadSample, from_pillow
-from vitctl.data.source.read import Source
+from vitctl.data.source.views import Source
 from vitctl.engine.distributed.runtime import loader_workers
 from vitctl.errors import CheckpointError, DataError, RecipeError, explaining
 from vitctl.jobs.inputs.classifier import Answers, OpenClassifier, Ranking, check_finite, open_classifier

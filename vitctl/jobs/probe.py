@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 
 from vitctl.data.images.transforms import EvalTransform
-from vitctl.data.source.integrity import Verification
+from vitctl.data.source.verification import Verification
 from vitctl.engine.distributed.runtime import Runtime, num_workers
 from vitctl.engine.evaluation import stop_together
 from vitctl.engine.journal import Journal

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from vitctl.data.images.transforms import EvalTransform
-from vitctl.data.source.provenance import source_text
-from vitctl.data.source.read import Source
+from vitctl.data.source.views import Source, source_text
 from vitctl.engine.checkpoint.files import SavedCheckpoint, read_state
 from vitctl.engine.computation import computed_training
 from vitctl.engine.distributed.runtime import Runtime

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
-from vitctl.data.source.read import Source
+from vitctl.data.source.views import Source
 from vitctl.engine.computation import exact
 from vitctl.engine.distributed.runtime import Runtime, num_workers, start
 from vitctl.engine.evaluation import Score, evaluate_model

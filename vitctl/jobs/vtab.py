@@ -10,7 +10,7 @@ import numpy as np
 
 from vitctl.data.datasets.vtab import SUITES
 from vitctl.data.datasets.vtab_images import TaskData
-from vitctl.data.source.provenance import source_text
+from vitctl.data.source.views import source_text
 from vitctl.engine.computation import computed_training, dropout_draws
 from vitctl.engine.evaluation import Score
 from vitctl.engine.journal import Journal, Report, silent

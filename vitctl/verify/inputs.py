@@ -3,9 +3,8 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from vitctl.data.source.integrity import Verification
-from vitctl.data.source.provenance import split_sources
-from vitctl.data.source.read import Source
+from vitctl.data.source.verification import Verification
+from vitctl.data.source.views import Source, split_sources
 from vitctl.engine.journal import CHANGED, json_digest
 from vitctl.engine.metrics import baselines
 from vitctl.engine.run_files import RESULT

@@ -14,23 +14,23 @@ from PIL import Image
 
 from tests.cli.conftest import Vitctl
 from tests.data.server import Faults, serving
+from vitctl.data.shards.scan import escape_key
 from vitctl.data.source.exclusion import open_shards
 from vitctl.data.source.splits import select
 from vitctl.data.writer import write
 from vitctl.data.writer.items import Item
-from vitctl.data.writer.plan import label_text
 from vitctl.data.writer.write import write_split
 from vitctl.errors import DataError
 
 
-def fail_after(count: int) -> Callable[[int], tuple[str, bytes]]:
-    """`label_text`, which a writer calls for every image, until the disk is full."""
+def fail_after(count: int) -> Callable[[str], str]:
+    """`escape_key`, which a writer calls for every image, until the disk is full."""
     calls = iter(range(count))
 
-    def one(label: int) -> tuple[str, bytes]:
+    def one(key: str) -> str:
         if next(calls, None) is None:
             raise DataError("disk full")
-        return label_text(label)
+        return escape_key(key)
 
     return one
 
@@ -231,7 +231,7 @@ def test_shards__goes_on_when_the_same_line_is_typed_again(
     plant(tmp_path / "photos")
     line = ("data", "shards", "photos", "out", "--workers", 0, "--max-samples", 1)
     with monkeypatch.context() as patch:
-        patch.setattr(write, "label_text", fail_after(3))
+        patch.setattr(write, "escape_key", fail_after(3))
         assert vitctl(*line).code == 2
     said = vitctl(*line)
     assert said.code == 0

@@ -11,7 +11,7 @@ from vitctl.data.datasets.detect import TORCHVISION_SETS, open_originals, read_t
 from vitctl.data.datasets.readers.arrays import encode_png
 from vitctl.data.datasets.readers.files import class_list
 from vitctl.data.shards.index import Index
-from vitctl.data.source.read import ShardSource
+from vitctl.data.source.shard_source import ShardSource
 from vitctl.data.writer.write import write_split
 from vitctl.errors import DataError
 

@@ -11,8 +11,7 @@ from vitctl.data.datasets.catalog import find_data_set, open_split
 from vitctl.data.datasets.inventory import ABSENT, check_task, list_inventory
 from vitctl.data.datasets.vtab import TRAIN800_DIGESTS, VAL200_AND_TEST_DIGESTS, VTAB, in_vtab1k, names_digest
 from vitctl.data.datasets.vtab_images import export_shards, export_task, read_community
-from vitctl.data.source.provenance import source_texts
-from vitctl.data.source.read import Source
+from vitctl.data.source.views import Source, source_texts
 from vitctl.errors import DataError
 
 PROVEN = "match (train800)"

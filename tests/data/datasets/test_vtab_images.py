@@ -19,8 +19,8 @@ from vitctl.data.datasets.vtab_images import (
 )
 from vitctl.data.shards.index import read_index
 from vitctl.data.source.exclusion import write_exclusion
-from vitctl.data.source.provenance import source_text
 from vitctl.data.source.splits import md5_order
+from vitctl.data.source.views import source_text
 from vitctl.data.writer.items import Item
 from vitctl.data.writer.write import write_split
 from vitctl.errors import DataError

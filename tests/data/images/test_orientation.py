@@ -8,7 +8,7 @@ from PIL import Image, ImageOps
 
 from vitctl.data.images.decode import decode, open_picture
 from vitctl.data.images.jpeg import read_header
-from vitctl.data.inspect.perceptual_hash import perceptual_hash
+from vitctl.data.inspect.duplicates import perceptual_hash
 
 ORIENTATION = 0x0112
 FORMATS = {"JPEG": {"quality": 90}, "PNG": {}, "WEBP": {"lossless": True}, "TIFF": {}}

@@ -12,7 +12,7 @@ from vitctl.data.images.randaugment import rand_augment
 from vitctl.data.images.transforms import TrainTransform, augmentation_rng
 from vitctl.data.loader.batches import train_batches
 from vitctl.data.source.order import Order
-from vitctl.data.source.read import SyntheticSource
+from vitctl.data.source.unsharded import SyntheticSource
 from vitctl.errors import DataError
 
 IMAGE = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (3, 20, 20), dtype=np.uint8))

@@ -19,7 +19,7 @@ from vitctl.data.inspect.contact_sheet import (
 )
 from vitctl.data.inspect.contact_sheet import show_images as show
 from vitctl.data.shards.index import Index
-from vitctl.data.source.read import ShardSource
+from vitctl.data.source.shard_source import ShardSource
 
 MakeSplit = Callable[..., Index]
 RED, BLUE = np.full((50, 50, 3), (250, 0, 0), np.uint8), np.full((20, 40, 3), (0, 0, 250), np.uint8)

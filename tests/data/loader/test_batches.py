@@ -19,7 +19,9 @@ from vitctl.data.loader.batches import Batch, eval_batches, train_batches
 from vitctl.data.loader.lanes import share
 from vitctl.data.shards.index import Index
 from vitctl.data.source.order import Order, WindowedOrder
-from vitctl.data.source.read import Concat, ShardSource, Source, Subset, SyntheticSource, has_label
+from vitctl.data.source.shard_source import ShardSource
+from vitctl.data.source.unsharded import SyntheticSource
+from vitctl.data.source.views import Source, concat, has_label, subset
 from vitctl.data.writer.items import Item
 from vitctl.data.writer.write import write_split
 from vitctl.errors import DataError
@@ -302,8 +304,7 @@ def test_eval_batches__workers_change_nothing(make_split: MakeSplit) -> None:
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_eval_batches__a_bad_sample_is_an_error(make_split: MakeSplit, num_workers: int) -> None:
     source = ShardSource(make_split(20, "test", bad=(13,)))
-    subset = Subset(source, np.arange(20)[::-1])
-    for chosen in (source, subset):
+    for chosen in (source, subset(source, np.arange(20)[::-1])):
         batches = eval_batches(chosen, EVAL, batch_size=4, rank=0, num_processes=1, num_workers=num_workers)
         with pytest.raises(
             DataError, match=r"test/shard-00000\d.tar: sample k13 cannot be evaluated \(truncated\)"
@@ -359,9 +360,9 @@ def test_concat__labels_of_any_width_are_padded(tmp_path: Path, tiny_png: Callab
         sources.append(
             ShardSource(write_split(items, tmp_path / name, ("a", "b", "c"), seed=0, source_text=""))
         )
-    both = Concat((sources[0], sources[1]))
+    both = concat((sources[0], sources[1]))
     assert sorted(both.labels().tolist()) == [[-1, -1, -1], [0, -1, -1], [1, -1, -1], [2, 1, 0]]
     assert both.labels(np.array([3, 0])).tolist() == both.labels()[[3, 0]].tolist()
     assert both.labels(np.zeros(0, np.int64)).shape == (0, 3)
-    assert Concat((sources[0], sources[0])).labels().shape == (4,)
+    assert concat((sources[0], sources[0])).labels().shape == (4,)
     assert has_label(both.labels()).tolist() == [label != [-1] * 3 for label in both.labels().tolist()]

@@ -17,9 +17,10 @@ from vitctl.data.loader.batches import Batch, train_batches
 from vitctl.data.loader.lanes import LaneOrder, Lanes, own_slots
 from vitctl.data.loader.prefetch import Prefetcher, reads_whole_shards
 from vitctl.data.shards.index import Index
-from vitctl.data.source.mixture import MixtureOrder
-from vitctl.data.source.order import Order, SampleOrder, WindowedOrder
-from vitctl.data.source.read import ShardSource, Source, SyntheticSource
+from vitctl.data.source.order import MixtureOrder, Order, SampleOrder, WindowedOrder
+from vitctl.data.source.shard_source import ShardSource
+from vitctl.data.source.unsharded import SyntheticSource
+from vitctl.data.source.views import Source
 from vitctl.errors import DataError
 from vitctl.system import http
 

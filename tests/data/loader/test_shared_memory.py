@@ -14,7 +14,7 @@ from vitctl.data.images.transforms import TrainTransform
 from vitctl.data.loader.batches import train_batches
 from vitctl.data.loader.shared_memory import SharedMemory
 from vitctl.data.source.order import Order
-from vitctl.data.source.read import SyntheticSource
+from vitctl.data.source.unsharded import SyntheticSource
 
 
 def open_memories() -> int:

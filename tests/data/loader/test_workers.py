@@ -19,7 +19,8 @@ from vitctl.data.loader import workers as lifecycle
 from vitctl.data.loader.batches import Batch, train_batches
 from vitctl.data.loader.workers import Workers, oom_kills
 from vitctl.data.source.order import Order
-from vitctl.data.source.read import Source, SyntheticSource
+from vitctl.data.source.unsharded import SyntheticSource
+from vitctl.data.source.views import Source
 from vitctl.errors import DataError
 
 
@@ -62,7 +63,7 @@ from itertools import islice
 from multiprocessing import active_children
 from vitctl.data.loader.batches import train_batches
 from vitctl.data.source.order import Order
-from vitctl.data.source.read import SyntheticSource
+from vitctl.data.source.unsharded import SyntheticSource
 from vitctl.data.images.transforms import TrainTransform
 {source}
 batches = train_batches(Chosen(99, 3, 64), Order(99, 0), TrainTransform(64), seed=0, batch_size=16,

@@ -10,7 +10,7 @@ import webdataset
 
 from tests.data.old_index import forget_tables
 from vitctl.data.shards.index import Index, find_splits, index_shards, read_index
-from vitctl.data.source.read import ShardSource
+from vitctl.data.source.shard_source import ShardSource
 from vitctl.data.writer.items import Item
 from vitctl.data.writer.write import write_split
 from vitctl.errors import DataError

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from PIL import Image
 from webdataset.tariterators import base_plus_ext, group_by_keys, tar_file_expander
 
-from vitctl.data.inspect.verify import verify_index
+from vitctl.data.inspect.check_shards import verify_index
 from vitctl.data.shards.index import index_shards, read_index
 from vitctl.data.shards.scan import Fields, escape_key, member_name, read_shard, split_name, unescape_key
-from vitctl.data.source.read import ShardSource
+from vitctl.data.source.shard_source import ShardSource
 from vitctl.errors import DataError
 from vitctl.system.bounds import Bound
 

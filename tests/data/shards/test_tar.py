@@ -16,7 +16,7 @@ from vitctl.data.datasets.readers.arrays import encode_png
 from vitctl.data.shards.index import index_shards
 from vitctl.data.shards.scan import read_shard, unescape_key
 from vitctl.data.shards.tar import ShardWriter, stored_names
-from vitctl.data.source.read import ShardSource
+from vitctl.data.source.shard_source import ShardSource
 from vitctl.data.writer.items import Item
 from vitctl.data.writer.write import write_split
 from vitctl.errors import DataError

@@ -24,7 +24,7 @@ from vitctl.data.datasets.detect import open_originals
 from vitctl.data.images.formats import image_extension
 from vitctl.data.images.reencode import Reencode
 from vitctl.data.shards.index import index_shards
-from vitctl.data.source.read import ShardSource
+from vitctl.data.source.shard_source import ShardSource
 from vitctl.data.writer.items import Item, Originals
 from vitctl.data.writer.write import write_originals, write_split
 from vitctl.errors import DataError

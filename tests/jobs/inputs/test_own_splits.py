@@ -12,7 +12,7 @@ from PIL import Image
 from tests.trained import CPU, SMALL, Job, do
 from vitctl.data.datasets.catalog import open_split
 from vitctl.data.datasets.readers.arrays import encode_png
-from vitctl.data.source.own_splits import own_splits
+from vitctl.data.source.splits import default_splits
 from vitctl.data.writer.items import Item
 from vitctl.data.writer.write import write_split
 from vitctl.errors import DataError
@@ -55,7 +55,7 @@ def fitted(recipe: str, folder: Path, **typed: Any) -> tuple[dict[str, Any], str
     ],
 )
 def test_own_splits__takes_what_is_there(found: list[str], train: str, scored: str) -> None:
-    chosen = own_splits(found)
+    chosen = default_splits(found)
     assert chosen is not None and (chosen.train, chosen.scored) == (train, scored)
     assert bool(chosen.note) == ((train, scored) != ("train", "test"))
 
@@ -76,7 +76,7 @@ def test_fit_splits__what_is_to_be_scored_is_not_trained_on(tmp_path: Path, name
 
 @pytest.mark.parametrize("found", [[], ["a", "b"], ["train", "more"], ["test", "validation"]])
 def test_own_splits__guesses_nothing(found: list[str]) -> None:
-    assert own_splits(found) is None
+    assert default_splits(found) is None
 
 
 def test_fit_splits__cuts_a_set_in_one_piece_for_every_job(tmp_path: Path) -> None:

@@ -13,8 +13,7 @@ from tests.data.server import Faults, serving
 from tests.trained import CPU, SMALL, do
 from vitctl.data.datasets.readers.arrays import encode_png
 from vitctl.data.loader.lanes import LaneOrder
-from vitctl.data.source.mixture import MixtureOrder
-from vitctl.data.source.order import Order, WindowedOrder
+from vitctl.data.source.order import MixtureOrder, Order, WindowedOrder
 from vitctl.data.writer.items import Item
 from vitctl.data.writer.write import write_split
 from vitctl.engine.journal import read_records

@@ -11,7 +11,8 @@ from safetensors.torch import save_file
 
 from vitctl.errors import CheckpointError
 from vitctl.models.build import build
-from vitctl.models.variants import ViTConfig, to_dict
+from vitctl.models.configs import ViTConfig
+from vitctl.models.variants import to_dict
 from vitctl.models.weights.containers import read_tensors
 from vitctl.models.weights.load import read_weights, save_weights, weights_digest
 

@@ -9,7 +9,7 @@ import typer
 from vitctl.cli.data.shards import bar
 
 if TYPE_CHECKING:
-    from vitctl.data.inspect.verify import Report
+    from vitctl.data.inspect.check_shards import Report
     from vitctl.data.shards.index import Index
 
 _SHOWN_CLASSES, _SHOWN_PAIRS = 12, 100
@@ -40,8 +40,7 @@ def check(
     """
     from vitctl.cli.data.sets import check_known
     from vitctl.cli.show.render import CONSOLE
-    from vitctl.data.inspect.completeness import missing_images, unused_files
-    from vitctl.data.inspect.verify import verify_index
+    from vitctl.data.inspect.check_shards import missing_images, unused_files, verify_index
     from vitctl.data.shards.index import find_splits, read_index
     from vitctl.data.shards.remote import is_remote
     from vitctl.data.source.locate import locate_all_splits
@@ -127,9 +126,9 @@ def _same_images(reports: "Mapping[str, tuple[Report, Index]]") -> tuple[list[st
     """Lines about duplicate images in and across splits, and about those with different labels."""
     from itertools import combinations
 
-    from vitctl.data.inspect.dedup import label_text
-    from vitctl.data.inspect.hamming import shared
-    from vitctl.data.source.read import ShardSource
+    from vitctl.data.inspect.check_shards import shared
+    from vitctl.data.inspect.duplicates import label_text
+    from vitctl.data.source.shard_source import ShardSource
 
     sources = {split: ShardSource(index) for split, (_, index) in reports.items()}
     found = [(split, split, report.repeated) for split, (report, _) in reports.items()]

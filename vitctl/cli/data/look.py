@@ -180,10 +180,10 @@ def dedup(
     For example: vitctl data dedup shards/ --against pets/test --apply
     """
     from vitctl.cli.show.render import CONSOLE, show_table
-    from vitctl.data.inspect.dedup import compare, free_folder, write_report
+    from vitctl.data.inspect.duplicates import compare, free_folder, write_report
     from vitctl.data.shards.index import read_index
     from vitctl.data.source.exclusion import FILE, write_exclusion
-    from vitctl.data.source.read import ShardSource
+    from vitctl.data.source.shard_source import ShardSource
     from vitctl.errors import DataError, writing
     from vitctl.system.pool import default_workers
 
@@ -233,16 +233,15 @@ def _dedup_within(
 ) -> None:
     """Print and report the duplicates of a data set, those on different sides of a split first."""
     from vitctl.cli.show.render import CONSOLE, show_table
-    from vitctl.data.inspect.dedup import compare_within, free_folder, write_report
+    from vitctl.data.inspect.duplicates import compare_within, free_folder, write_report
     from vitctl.data.source.exclusion import open_shards
-    from vitctl.data.source.own_splits import own_splits
-    from vitctl.data.source.read import sample_key
-    from vitctl.data.source.splits import select
+    from vitctl.data.source.splits import default_splits, select
+    from vitctl.data.source.views import sample_key
     from vitctl.errors import DataError, writing
 
     sources = {name: open_shards(place) for name, place in splits.items()}
     sides = dict(sources)
-    own = own_splits(list(sources)) if len(sources) == 1 else None
+    own = default_splits(list(sources)) if len(sources) == 1 else None
     with suppress(DataError):  # too few labelled images to divide
         sides = {name: select(name, sources) for name in (own.train, own.scored)} if own else sides
     with bar("reading images") as progress:

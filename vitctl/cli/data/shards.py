@@ -239,8 +239,7 @@ def index(
     from vitctl.data.shards.links import check_same_shards, link_shards
     from vitctl.data.shards.remote import is_remote
     from vitctl.data.shards.scan import Fields
-    from vitctl.data.source.locate import expand
-    from vitctl.data.source.unindexed import INDEXED
+    from vitctl.data.source.locate import INDEXED, expand
     from vitctl.errors import DataError, writing
 
     ignore_output_errors()

@@ -81,7 +81,7 @@ def _say_files(listed: "list[LeftOut]", report: Path) -> None:
 def say_splits(splits: "Mapping[str, Originals]") -> None:
     """Print what a source without a test split, or with a single class, means for later commands."""
     from vitctl.cli.show.render import CONSOLE
-    from vitctl.data.source.own_splits import own_splits
+    from vitctl.data.source.splits import default_splits
 
     def say(line: str) -> None:
         CONSOLE.print(line, markup=False, highlight=False, soft_wrap=True)
@@ -92,6 +92,6 @@ def say_splits(splits: "Mapping[str, Originals]") -> None:
             f"only one class, {first.class_names[0]!r}: if the classes are folders inside of it, give "
             f"that folder"
         )
-    found = own_splits(list(splits))
+    found = default_splits(list(splits))
     if found is not None and found.note:
         say(found.note)

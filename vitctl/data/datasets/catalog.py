@@ -6,10 +6,10 @@ from pathlib import Path
 from vitctl.data.datasets.known_sets import DATA_SETS, DataSet
 from vitctl.data.datasets.vtab import in_vtab1k
 from vitctl.data.shards.index import find_splits
-from vitctl.data.source.exclusion import Without
 from vitctl.data.source.locate import locate_splits, no_index_message
-from vitctl.data.source.read import Source, SyntheticSource
 from vitctl.data.source.splits import resolve, select
+from vitctl.data.source.unsharded import SyntheticSource
+from vitctl.data.source.views import Source, split_sources
 from vitctl.data.writer.items import Originals
 from vitctl.data.writer.write import write_originals
 from vitctl.errors import DataError, explaining
@@ -181,14 +181,12 @@ def originals_of(row: DataSet, root: Path) -> Path:
 
 def _check_against_table(row: DataSet, sources: Mapping[str, Source], folder: Path) -> None:
     sizes = row.sizes if "train" in find_splits(folder) else {"train800": 800, "val200": 200}
-    for name, opened in sources.items():
-        # Images that are excluded on purpose still count.
-        source = opened.source if isinstance(opened, Without) else opened
+    for name, source in sources.items():
+        stored = sum(split.index.num_samples for split in split_sources(source))  # excluded images count
         wanted = sizes.get(name)
-        if len(source.class_names) != row.num_classes or (wanted is not None and len(source) != wanted):
+        if len(source.class_names) != row.num_classes or (wanted is not None and stored != wanted):
             raise DataError(
-                f"{folder / name}: {len(source):,} images of {len(source.class_names):,} classes, "
-                f"{row.name} has "
-                f"{wanted or '?':,} of {row.num_classes:,}; if it is another data set give it with --data "
+                f"{folder / name}: {stored:,} images of {len(source.class_names):,} classes, "
+                f"{row.name} has {wanted or '?':,} of {row.num_classes:,}; if it is another data set give it with --data "
                 f"{folder}"
             )

@@ -10,7 +10,7 @@ from vitctl.data.datasets.readers.class_folder import read_class_folder, read_cl
 from vitctl.data.datasets.readers.imagenet import is_imagenet, read_imagenet
 from vitctl.data.datasets.readers.table import read_parquet, read_table
 from vitctl.data.shards.index import find_splits, read_index
-from vitctl.data.source.read import ShardSource
+from vitctl.data.source.shard_source import ShardSource
 from vitctl.data.writer.items import Item, Originals
 from vitctl.errors import DataError
 from vitctl.system.parsing import parsing

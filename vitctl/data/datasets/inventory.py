@@ -15,8 +15,7 @@ from vitctl.data.datasets.vtab import (
     names_digest,
 )
 from vitctl.data.shards.index import find_splits, read_index
-from vitctl.data.source.provenance import source_texts
-from vitctl.data.source.read import Source
+from vitctl.data.source.views import Source, source_texts
 from vitctl.errors import DataError
 
 # The paper's transfer and few-shot sets (Section 4.1; big_vision's few-shot list), and those of pre-training.

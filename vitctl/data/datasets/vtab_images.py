@@ -20,9 +20,7 @@ from vitctl.data.images.formats import image_extension
 from vitctl.data.shards.index import find_splits
 from vitctl.data.shards.index_fields import INDEX_FILE
 from vitctl.data.source.exclusion import open_shards
-from vitctl.data.source.labels import check_labels
-from vitctl.data.source.provenance import source_text, source_texts
-from vitctl.data.source.read import Concat, Source
+from vitctl.data.source.views import Source, check_labels, concat, source_text, source_texts
 from vitctl.data.writer.items import Item, Originals
 from vitctl.data.writer.write import write_originals
 from vitctl.errors import DataError
@@ -99,7 +97,7 @@ def open_task(task: VtabTask, root: Path, *, scratch: Path | None, allow_partial
         task,
         train800,
         val200,
-        Concat((train800, val200)),
+        concat((train800, val200)),
         test,
         {**names, "train": f"{names['train800']}+{names['val200']}"},
         source_text(test),

@@ -12,7 +12,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from vitctl.data.images.decode import BadSample, decode
 from vitctl.data.images.transforms import TrainTransform, augmentation_rng
-from vitctl.data.source.read import Source
+from vitctl.data.source.views import Source
 from vitctl.system.files import atomic_write
 from vitctl.system.text import one_line
 

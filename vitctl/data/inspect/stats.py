@@ -8,7 +8,7 @@ import numpy as np
 
 from vitctl.data.images.decode import BadSample, open_picture
 from vitctl.data.images.formats import image_extension
-from vitctl.data.source.read import Source, has_label
+from vitctl.data.source.views import Source, has_label
 from vitctl.system.pool import Done, run_tasks
 
 _PERCENTILES = (0, 25, 50, 75, 100)

@@ -22,7 +22,7 @@ from vitctl.data.loader.prefetch import Prefetcher, reads_whole_shards
 from vitctl.data.loader.shared_memory import SharedMemory, empty_images
 from vitctl.data.loader.workers import is_worker_death, original_message, start_workers, worker_init
 from vitctl.data.source.order import SampleOrder
-from vitctl.data.source.read import Source, has_label, sample_key
+from vitctl.data.source.views import Source, has_label, sample_key
 from vitctl.errors import DataError
 from vitctl.system import bounds
 from vitctl.system.bounds import HELD

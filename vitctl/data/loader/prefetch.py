@@ -10,8 +10,7 @@ import numpy as np
 
 from vitctl.data.loader.lanes import LaneOrder
 from vitctl.data.source.order import SampleOrder
-from vitctl.data.source.provenance import split_sources
-from vitctl.data.source.read import Source
+from vitctl.data.source.views import Source, split_sources
 from vitctl.errors import DataError
 
 _CHUNKS, _PROBES = 4, 128  # a window is prefetched in chunks; in each chunk so many positions are checked

@@ -120,7 +120,7 @@ def read_index(folder: Path, base: str = "") -> Index:
     size.
 
     Tables of up to 64 MiB are verified against their digests too; larger ones during the run (see
-    integrity.py).
+    verification.py).
 
     Args:
         folder: holds the index.

@@ -1,15 +1,20 @@
 """The order of samples as a pure function of the position, so that a run resumes anywhere from one integer.
 
-Two implementations of one protocol: `Order` shuffles all samples exactly, for local shards; `WindowedOrder`
-reads sequentially and shuffles within a window, for remote shards and hard disks.
+`Order` shuffles all samples exactly, for local shards. `WindowedOrder` reads sequentially and shuffles within
+a window, for remote shards and hard disks. `MixtureOrder` mixes several orders with fixed weights.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
 
+from vitctl.errors import DataError
+
 MAX_SAMPLES = 2**40
+BLOCK_SIZE = 4096  # of a mixture
 _ROUNDS = 6
 _MIN_BITS = 6  # a smaller domain leaves too few round functions to tell its permutations apart
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -145,6 +150,92 @@ class WindowedOrder:
         blocks, inside = np.divmod(np.where(in_short, 0, before), self.block_size)
         samples = _shuffle(blocks, keys, num_blocks) * self.block_size + inside
         return np.where(in_short, num_blocks * self.block_size + offsets - short_begins, samples)
+
+
+def quotas(weights: Sequence[float], block_size: int = BLOCK_SIZE) -> tuple[int, ...]:
+    """Samples of each source in a block: the weights scaled to the block size, rounded by the largest
+    remainder method.
+
+    Args:
+        weights: one per source, each above 0; only their ratios count.
+        block_size: their sum.
+
+    Raises:
+        DataError: a source is too rare to occur in a block.
+    """
+    exact = np.array(weights, np.float64) / sum(weights) * block_size
+    counts = np.floor(exact).astype(np.int64)
+    counts[np.argsort(counts - exact, kind="stable")[: block_size - counts.sum()]] += 1
+    if (counts < 1).any():
+        rare = int(np.argmin(counts))
+        raise DataError(
+            f"weight {weights[rare]:g} is {weights[rare] / sum(weights):.2e} of the mixture, should be "
+            f"at least 1/{block_size}: a rarer source would never be sampled"
+        )
+    return tuple(counts.tolist())
+
+
+@dataclass(frozen=True)
+class MixtureOrder:
+    """An infinite sequence of samples of several sources, numbered as in `views.concat`.
+
+    The sequence is divided into blocks. Each block holds a fixed number of samples of each source, its quota,
+    in an order shuffled for that block; the samples of a source come in its own order. So the mixture is
+    exact in every block, each source has its own epochs, and any position is computed in constant time.
+
+    Args:
+        orders: the order of each source.
+        counts: samples of each source in a block, see `quotas`.
+        seed: of the order within blocks.
+
+    Raises:
+        ValueError: the number of counts differs from the number of orders, or a count is below 1.
+    """
+
+    orders: tuple[SampleOrder, ...]
+    counts: tuple[int, ...]
+    seed: int
+
+    def __post_init__(self) -> None:
+        if len(self.orders) != len(self.counts) or min(self.counts, default=0) < 1:
+            raise ValueError(
+                f"counts {self.counts} for {len(self.orders)} orders, should be one of at least 1 for each"
+            )
+
+    @property
+    def num_samples(self) -> int:
+        """Samples in all sources."""
+        return sum(order.num_samples for order in self.orders)
+
+    @property
+    def window_size(self) -> int:
+        """The smallest window of the sources, in positions of the mixture; 0 where no source has windows."""
+        block = sum(self.counts)
+        windows = [
+            order.window_size * block // count
+            for order, count in zip(self.orders, self.counts, strict=True)
+            if order.window_size
+        ]
+        return min(windows, default=0)
+
+    @cached_property
+    def _ends(self) -> np.ndarray:
+        return np.cumsum(self.counts)
+
+    def at(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return epoch (of its source) and sample at the given positions; see `SampleOrder`."""
+        blocks, offsets = np.divmod(np.asarray(positions, np.int64), int(self._ends[-1]))
+        slots = shuffle_blocks(self.seed, blocks, offsets, int(self._ends[-1]))
+        numbers = np.searchsorted(self._ends, slots, side="right")
+        epochs, samples = np.empty_like(slots), np.empty_like(slots)
+        begin = 0
+        for number, (order, count) in enumerate(zip(self.orders, self.counts, strict=True)):
+            chosen = numbers == number
+            positions_of_order = blocks[chosen] * count + slots[chosen] - (self._ends[number] - count)
+            epochs[chosen], inside = order.at(positions_of_order)
+            samples[chosen] = inside + begin
+            begin += order.num_samples
+        return epochs, samples
 
 
 def shuffle_blocks(seed: int, blocks: np.ndarray, offsets: np.ndarray, block_size: int) -> np.ndarray:

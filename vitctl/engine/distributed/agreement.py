@@ -13,7 +13,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from vitctl.data.source.read import Source
+from vitctl.data.source.views import Source
 from vitctl.engine.checkpoint.files import SavedCheckpoint, newest_checkpoint, newest_name, read_checkpoint
 from vitctl.engine.distributed.process_group import check_same, raise_on_all
 from vitctl.engine.distributed.runtime import Runtime

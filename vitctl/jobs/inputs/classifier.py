@@ -15,7 +15,7 @@ from torch import Tensor
 from vitctl.data.images.decode import BadSample, Picture, open_picture
 from vitctl.data.images.transforms import EvalTransform
 from vitctl.data.loader.batches import eval_batches
-from vitctl.data.source.read import Source, sample_key
+from vitctl.data.source.views import Source, sample_key
 from vitctl.engine.computation import choose_kernels
 from vitctl.engine.distributed.runtime import alone
 from vitctl.engine.evaluation import NOT_FINITE, most_likely

@@ -6,9 +6,8 @@ from pydantic import ValidationError
 
 from vitctl.data.datasets.catalog import synthetic
 from vitctl.data.images.transforms import EvalTransform, TrainTransform
-from vitctl.data.source.labels import check_labels
-from vitctl.data.source.read import Source
 from vitctl.data.source.splits import num_repeated
+from vitctl.data.source.views import Source, check_labels
 from vitctl.engine.mixing import Mixing
 from vitctl.errors import DataError, RecipeError
 from vitctl.jobs.inputs import sampling

@@ -10,9 +10,7 @@ import torch
 from torch import Tensor
 
 from vitctl.data.datasets.catalog import find_data_set
-from vitctl.data.source.labels import check_labels
-from vitctl.data.source.provenance import source_text
-from vitctl.data.source.read import Source
+from vitctl.data.source.views import Source, check_labels, source_text
 from vitctl.engine.evaluation import Score
 from vitctl.engine.metrics import mean_per_class
 from vitctl.engine.ridge import choose_shots, count_correct, decompose

@@ -12,9 +12,9 @@ from vitctl.data.datasets.readers.class_folder import sort_files
 from vitctl.data.images.formats import IMAGE_EXTENSIONS, SYSTEM_FILE
 from vitctl.data.shards.index import find_splits
 from vitctl.data.shards.remote import check_address, is_remote
-from vitctl.data.source.image_files import ImageFiles
 from vitctl.data.source.locate import locate_all_splits, locate_splits, no_index_message
-from vitctl.data.source.read import Source, sample_key
+from vitctl.data.source.unsharded import ImageFiles
+from vitctl.data.source.views import Source, sample_key
 from vitctl.errors import DataError
 from vitctl.jobs.inputs.sampling import open_recipe_split
 from vitctl.recipe.images import Place

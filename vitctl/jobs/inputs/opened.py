@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from vitctl.data.datasets.vtab_images import TaskData
-from vitctl.data.source.read import Source
+from vitctl.data.source.views import Source
 from vitctl.jobs.inputs.data import open_scored, open_training_images
 from vitctl.jobs.inputs.fewshot_sets import FewshotSet, open_sets
 from vitctl.jobs.inputs.network import needs_labels

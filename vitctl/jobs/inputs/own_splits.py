@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from vitctl.data.shards.remote import is_remote
 from vitctl.data.source.locate import locate_splits
-from vitctl.data.source.own_splits import NOT_TRAINED, TEST, TRAIN, OwnSplits, own_splits
+from vitctl.data.source.splits import NOT_TRAINED, TEST, TRAIN, DefaultSplits, default_splits
 from vitctl.errors import DataError
 from vitctl.jobs.inputs.fewshot_sets import SPLITS
 from vitctl.jobs.inputs.photographs import is_photographs, planned_splits
@@ -50,7 +50,7 @@ def fit_splits(loaded: Loaded) -> FittedSplits:
         if not is_remote(data.path):
             raise
         return FittedSplits([], "")  # opening the data later raises the error
-    fitting = own_splits(found)
+    fitting = default_splits(found)
     if fitting is None:
         return FittedSplits([], "")
     if isinstance(recipe, Evaluate | ExportRecipe):
@@ -67,7 +67,7 @@ def fit_splits(loaded: Loaded) -> FittedSplits:
     return FittedSplits([], "")
 
 
-def _both(loaded: Loaded, train: str, scored: str, found: list[str], fitting: OwnSplits) -> FittedSplits:
+def _both(loaded: Loaded, train: str, scored: str, found: list[str], fitting: DefaultSplits) -> FittedSplits:
     keys = ("data.train_split", "data.eval_split")
     if (_has(found, train) and _has(found, scored)) or any(_is_from_flag(loaded, key) for key in keys):
         return FittedSplits([], "")
@@ -85,7 +85,7 @@ def _both(loaded: Loaded, train: str, scored: str, found: list[str], fitting: Ow
     return FittedSplits([Override(key, value, _FLAG) for key, value in values.items()], fitting.note)
 
 
-def _sweep(loaded: Loaded, recipe: Finetune, found: list[str], fitting: OwnSplits) -> dict[str, str]:
+def _sweep(loaded: Loaded, recipe: Finetune, found: list[str], fitting: DefaultSplits) -> dict[str, str]:
     """Learning rates are tried and chosen on training images: never on those that are scored."""
     keys = ("sweep.train_split", "sweep.eval_split")
     if any(_is_from_flag(loaded, key) for key in keys) or (
@@ -95,7 +95,7 @@ def _sweep(loaded: Loaded, recipe: Finetune, found: list[str], fitting: OwnSplit
     return dict(zip(keys, (fitting.lr_train, fitting.lr_validation), strict=True))
 
 
-def _scored(loaded: Loaded, scored: str, found: list[str], fitting: OwnSplits) -> FittedSplits:
+def _scored(loaded: Loaded, scored: str, found: list[str], fitting: DefaultSplits) -> FittedSplits:
     """A data set with one split: score the part that fine-tuning on it would score; all of it where it is not
     called train.
     """

@@ -6,12 +6,9 @@ import numpy as np
 
 from vitctl.data.datasets.catalog import open_split
 from vitctl.data.loader.lanes import LaneOrder
-from vitctl.data.source.mixture import MixtureOrder, quotas
-from vitctl.data.source.order import Order, SampleOrder, WindowedOrder
-from vitctl.data.source.provenance import split_sources
-from vitctl.data.source.read import Concat, Source
+from vitctl.data.source.order import MixtureOrder, Order, SampleOrder, WindowedOrder, quotas
 from vitctl.data.source.splits import num_repeated
-from vitctl.data.source.subsets import of_classes, random_subset
+from vitctl.data.source.views import Source, View, concat, of_classes, random_subset, split_sources
 from vitctl.errors import RecipeError
 from vitctl.recipe.images import Place, TrainImages
 from vitctl.recipe.sections import Schedule
@@ -50,7 +47,7 @@ def open_train(data: TrainImages, scratch: Path | None) -> Source:
     places = [data.model_copy(update={"path": part.path, "dataset": ""}) for part in data.mixture] or [data]
     sources = [open_recipe_split(place, data.train_split, scratch) for place in places]
     sources = [_subset(data, source) for source in sources]
-    return Concat(tuple(sources)) if data.mixture else sources[0]
+    return concat(sources) if data.mixture else sources[0]
 
 
 def _subset(data: TrainImages, source: Source) -> Source:
@@ -73,7 +70,7 @@ def training_order(data: TrainImages, source: Source, seed: int, schedule: Sched
     if not data.mixture:
         order = _walk(data, source, seed)
     else:
-        assert isinstance(source, Concat)
+        assert isinstance(source, View)
         walks = tuple(_walk(data, part, seed + number) for number, part in enumerate(source.parts))
         order = MixtureOrder(walks, quotas([part.weight for part in data.mixture]), seed)
     return (
@@ -100,7 +97,7 @@ def check_order(data: TrainImages, source: Source, seed: int, schedule: Schedule
     Raises:
         RecipeError: one line with what is wrong and what to set.
     """
-    parts = source.parts if data.mixture and isinstance(source, Concat) else (source,)
+    parts = source.parts if data.mixture and isinstance(source, View) else (source,)
     num_walks = max(1, schedule.lanes)
     for part in parts:
         if data.order == "windowed":
@@ -182,7 +179,7 @@ def label_entropy(labels: np.ndarray) -> float:
 def sampling_notes(data: TrainImages, source: Source) -> list[str]:
     """Notes on the data for plan and log: shares of a mixture, subsets, how remote shards are read."""
     notes = []
-    if data.mixture and isinstance(source, Concat):
+    if data.mixture and isinstance(source, View):
         counts = quotas([part.weight for part in data.mixture])
         for part, images, count in zip(data.mixture, source.parts, counts, strict=True):
             share, total = count / sum(counts), len(images)
@@ -191,7 +188,7 @@ def sampling_notes(data: TrainImages, source: Source) -> list[str]:
                 f"{share * len(source) / total:.3g} "
                 "times as often as by its size)"
             )
-    for own in source.parts if data.mixture and isinstance(source, Concat) else (source,):
+    for own in source.parts if data.mixture and isinstance(source, View) else (source,):
         if repeated := num_repeated(own):
             notes.append(f"'{data.train_split}' takes {repeated:,} image(s) twice")
     if data.subset_images or data.subset_fraction < 1:

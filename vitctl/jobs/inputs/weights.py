@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from vitctl.data.source.read import Source
+from vitctl.data.source.views import Source
 from vitctl.engine.distributed.agreement import check_inputs
 from vitctl.engine.distributed.runtime import Runtime
 from vitctl.engine.journal import Journal

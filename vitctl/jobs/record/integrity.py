@@ -5,8 +5,8 @@ records their state.
 from pathlib import Path
 from typing import Any
 
-from vitctl.data.source.integrity import Verification, Verified
-from vitctl.data.source.read import Source
+from vitctl.data.source.verification import Verification, Verified
+from vitctl.data.source.views import Source
 from vitctl.engine.distributed.runtime import Runtime
 from vitctl.engine.journal import Journal
 from vitctl.errors import DataError

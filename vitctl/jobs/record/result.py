@@ -8,9 +8,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, TypeAdapter, ValidationError
 
-from vitctl.data.source.integrity import DataVerified
-from vitctl.data.source.provenance import source_text
-from vitctl.data.source.read import Source
+from vitctl.data.source.verification import DataVerified
+from vitctl.data.source.views import Source, source_text
 from vitctl.engine.journal import CHAINED, json_digest, with_infinities, write_run_json
 from vitctl.engine.run_files import CHECKPOINTS, RESULT, STATE, step_folders
 from vitctl.engine.trace.chain import head

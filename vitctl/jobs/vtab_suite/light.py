@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from vitctl.data.datasets.vtab_images import TaskData
-from vitctl.data.source.read import Source
+from vitctl.data.source.views import Source
 from vitctl.engine.distributed.runtime import num_workers
 from vitctl.engine.evaluation import Score
 from vitctl.engine.metrics import count_by_class, mean_per_class

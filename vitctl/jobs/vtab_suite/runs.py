@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from vitctl.data.datasets.vtab_images import TaskData
 from vitctl.data.images.transforms import EvalTransform, TrainTransform
-from vitctl.data.source.integrity import Verification
-from vitctl.data.source.read import Source
+from vitctl.data.source.verification import Verification
+from vitctl.data.source.views import Source
 from vitctl.engine.checkpoint.files import newest_checkpoint
 from vitctl.engine.computation import dropout_draws
 from vitctl.engine.distributed.runtime import Runtime

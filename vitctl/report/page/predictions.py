@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from vitctl.data.source.read import Source, Subset
+from vitctl.data.source.views import Source, subset
 from vitctl.engine.evaluation import most_likely
 from vitctl.errors import CheckpointError, DataError
 from vitctl.jobs.inputs.classifier import OpenClassifier, open_classifier
@@ -130,7 +130,7 @@ def _evenly(source: Source, most: int) -> Source:
     """At most this many samples, spread evenly over the split."""
     if len(source) <= most:
         return source
-    return Subset(source, np.arange(most, dtype=np.int64) * len(source) // most)
+    return subset(source, np.arange(most, dtype=np.int64) * len(source) // most)
 
 
 def _remark(run: FoundRun, correct: int, shown: int, whole: int) -> str:

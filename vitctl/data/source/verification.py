@@ -14,14 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-import numpy as np
-
 from vitctl.data.shards import tables
 from vitctl.data.shards.remote import is_remote
 from vitctl.data.source import hashing
-from vitctl.data.source.exclusion import Without
-from vitctl.data.source.read import Concat, ShardSource, Source, Subset
-from vitctl.data.source.subsets import Relabelled
+from vitctl.data.source.shard_source import ShardSource
+from vitctl.data.source.views import Source, View
 from vitctl.errors import DataError
 from vitctl.system.bounds import RUN_FILE
 from vitctl.system.files import open_regular, read_bytes
@@ -30,7 +27,7 @@ FOLDER = "verified"
 DataVerified = Literal[
     "whole", "part", "none", "damaged"
 ]  # how much of the bytes behind a result match their digests
-_RECORDED = ("sha256", "inode", "mtime_ns", "ctime_ns", "problem")
+_RECORDED = ("path", "sha256", "inode", "mtime_ns", "ctime_ns", "problem")
 _POLL_SECONDS = 0.1
 _CHANGED = "changed while it was in use"
 _REMOVED = " (a copy in the cache; it was removed and is fetched again)"
@@ -46,6 +43,18 @@ class _File(NamedTuple):
     num_bytes: int
     sha256: str
     is_cached: bool = False
+
+    def state(self) -> tuple[int, ...]:
+        """Return what changes with the content of the file; () if it is missing."""
+        try:
+            status = os.stat(self.path)
+        except OSError:
+            return ()
+        return (status.st_ino, status.st_mtime_ns, *(() if self.is_cached else (status.st_ctime_ns,)))
+
+    def recorded_state(self, record: Mapping[str, Any]) -> tuple[int, ...]:
+        """Return the state of the file in a record."""
+        return (record["inode"], record["mtime_ns"], *(() if self.is_cached else (record["ctime_ns"],)))
 
 
 @dataclass(frozen=True)
@@ -90,42 +99,34 @@ class Verification:
     def __init__(self, sources: Sequence[Source], folder: Path, *, part: int = 0, num_parts: int = 1) -> None:
         self._folder, self._part, self._num_parts = folder / FOLDER, part, num_parts
         self._sources: list[Source] = []
-        self._first: dict[str, os.stat_result | None] = {}  # as each file was when it was added
+        self._first: dict[str, tuple[int, ...]] = {}  # state of each file when it was added
         self._processes: list[subprocess.Popen[str]] = []
         self._here: list[dict[str, Any]] = []  # records that could not be kept in the folder
-        self._lines_before = {line for *_, line in self._records()}
+        self._before: list[dict[str, Any]] = []  # records of earlier starts of the run
+        self._before = list(self._records())
         self.add(*sources)
 
     def add(self, *sources: Source) -> None:
         """Start to verify the shards of more sources; does nothing for shards that were added before."""
         self._sources += sources
         new = [file for file in _files(sources)[0] if file.path not in self._first]
-        self._first |= {file.path: _status(file.path) for file in new}
+        self._first |= {file.path: file.state() for file in new}
         known = self._known(new)
-        mine = new[self._part :: self._num_parts]
-        if todo := [file for file in mine if file.path not in known]:
-            self._processes.append(
-                process := self._start(todo, f"part_{self._part}_of_{self._num_parts}.jsonl")
-            )
-            weakref.finalize(self, _end, process, os.getpid())  # also when the job fails: no process is left
-
-    def _start(self, todo: Sequence[_File], name: str) -> subprocess.Popen[str]:
+        todo = [file for file in new[self._part :: self._num_parts] if file.path not in known]
+        if not todo:
+            return
         self._folder.mkdir(parents=True, exist_ok=True)
-        if os.path.lexists(self._folder / name):
-            open_regular(self._folder / name, error=DataError).close()
-        records, parent = str(self._folder / name), str(os.getpid())
-        command = [
-            sys.executable,
-            "-I",
-            hashing.__file__,
-            records,
-            parent,
-        ]  # run by path, so that sys.path stays unchanged
+        records = self._folder / f"part_{self._part}_of_{self._num_parts}.jsonl"
+        if os.path.lexists(records):
+            open_regular(records, error=DataError).close()
+        # Run by path, so that sys.path stays unchanged.
+        command = [sys.executable, "-I", hashing.__file__, str(records), str(os.getpid())]
         process = subprocess.Popen(command, stdin=subprocess.PIPE, text=True)
         assert process.stdin is not None
         with suppress(BrokenPipeError), process.stdin:
             process.stdin.writelines(json.dumps(file) + "\n" for file in todo)
-        return process
+        self._processes.append(process)
+        weakref.finalize(self, _end, process, os.getpid())  # also when the job fails: no process is left
 
     def wait(self, *sources: Source) -> None:
         """Wait until the shards of some sources (all without any) are verified, or this process is done with
@@ -142,7 +143,7 @@ class Verification:
         files, _ = _files(sources or self._sources)
         known = self._known(files)
         for file in files:
-            if file.path not in known and not (file.is_cached and _status(file.path) is None):
+            if file.path not in known and not (file.is_cached and not file.state()):
                 self._here.append(hashing.hash_file(*file[:3]))
 
     def finish(self, seconds: float | None) -> None:
@@ -160,10 +161,6 @@ class Verification:
                 process.kill()
                 process.wait()
 
-    def stop(self) -> None:
-        """Stop at once."""
-        self.finish(0)
-
     def found(self, *sources: Source) -> Verified:
         """The results of all parts so far.
 
@@ -179,92 +176,52 @@ class Verification:
             for file in files
             if known.get(file.path)
         )
-        sound = {file.path: file.sha256 for file in files if not known.get(file.path)}
+        intact = {file.path: file.sha256 for file in files if not known.get(file.path)}
         before = {
-            path: f"{path}: was damaged before ({record['problem']})"
-            for path, record, _ in self._records()
-            if record["problem"] and record["sha256"] == sound.get(path)
+            record["path"]: f"{record['path']}: was damaged before ({record['problem']})"
+            for record in self._records()
+            if record["problem"] and record["sha256"] == intact.get(record["path"])
         }
         num_unread = sum(file.path not in known for file in files)
         return Verified(good / total if total else 1.0, damaged, num_unread, tuple(before.values()))
 
     def _known(self, files: Sequence[_File]) -> dict[str, str]:
-        """Path -> problem, "" for none, of the files whose state is known."""
-        records: dict[str, list[tuple[dict[str, Any], str]]] = {}
-        for path, record, line in self._records():
-            records.setdefault(path, []).append((record, line))
-        known = {}
-        for file in files:
-            found = [
-                (record, line)
-                for record, line in records.get(file.path, ())
-                if record["sha256"] == file.sha256
-            ]
-            if (problem := self._problem(file, found)) is not None:
-                known[file.path] = problem
-        return known
+        """Return path -> problem, "" for none, of the files whose state is known."""
+        records: dict[tuple[str, str], list[dict[str, Any]]] = {}
+        for record in self._records():
+            records.setdefault((record["path"], record["sha256"]), []).append(record)
+        problems = {
+            file.path: self._problem(file, records.get((file.path, file.sha256), ())) for file in files
+        }
+        return {path: problem for path, problem in problems.items() if problem is not None}
 
-    def _problem(self, file: _File, records: Sequence[tuple[dict[str, Any], str]]) -> str | None:
-        """The problem of a file by its records, "" for none; None while it is not verified."""
-        if new := [
-            record["problem"]
-            for record, line in records
-            if record["problem"] and line not in self._lines_before
-        ]:
-            return str(new[0])
-        first, now = self._first[file.path], _status(file.path)
-        if file.is_cached and first is None:
+    def _problem(self, file: _File, records: Sequence[dict[str, Any]]) -> str | None:
+        """Return the problem of a file by its records, "" for none; None while it is not verified."""
+        for record in records:
+            if record["problem"] and record not in self._before:
+                return str(record["problem"])
+        first, now = self._first[file.path], file.state()
+        if file.is_cached and not first:
             return ""  # fetched since, and verified by the cache
-        if _identity(file, first) != _identity(file, now) and not (
-            file.is_cached and _is_another(first, now)
-        ):
+        was_evicted = file.is_cached and now[:1] != first[:1]  # and perhaps fetched again, which verifies it
+        if first != now and not was_evicted:
             return _CHANGED
-        verified = [
-            record["problem"] for record, _ in records if _recorded(file, record) == _identity(file, first)
-        ]
-        return str(verified[-1]) if verified else None
+        verified = [str(record["problem"]) for record in records if file.recorded_state(record) == first]
+        return verified[-1] if verified else None
 
-    def _records(self) -> Iterator[tuple[str, dict[str, Any], str]]:
-        """Path, content and line of every record."""
-        yield from ((record["path"], record, json.dumps(record)) for record in self._here)
+    def _records(self) -> Iterator[dict[str, Any]]:
+        """Yield the records of this process and those in the folder."""
+        yield from self._here
         for path in sorted(self._folder.glob("*.jsonl")):
             try:
                 text = read_bytes(path, RUN_FILE.limit, error=DataError).decode(errors="replace")
             except DataError:  # not a record file: everything is verified again
                 continue
             for line in text.splitlines():
-                with suppress(
-                    ValueError, KeyError, TypeError, RecursionError
-                ):  # an incomplete line is skipped
+                with suppress(ValueError, KeyError, TypeError, RecursionError):  # skip an incomplete line
                     record = json.loads(line)
-                    yield str(record["path"]), {key: record[key] for key in _RECORDED}, line
-
-
-def _status(path: str) -> os.stat_result | None:
-    try:
-        return os.stat(path)
-    except OSError:
-        return None
-
-
-def _identity(file: _File, status: os.stat_result | None) -> tuple[int, ...]:
-    """What changes with the content of a file.
-
-    The ctime of a cached file changes too when it is marked as recently used.
-    """
-    if status is None:
-        return ()
-    return (status.st_ino, status.st_mtime_ns, *(() if file.is_cached else (status.st_ctime_ns,)))
-
-
-def _recorded(file: _File, record: Mapping[str, Any]) -> tuple[int, ...]:
-    """As `_identity`, of a record."""
-    return (record["inode"], record["mtime_ns"], *(() if file.is_cached else (record["ctime_ns"],)))
-
-
-def _is_another(first: os.stat_result | None, now: os.stat_result | None) -> bool:
-    """Whether a cached file was evicted, and perhaps fetched again, which verifies it."""
-    return first is not None and (now is None or now.st_ino != first.st_ino)
+                    names = {"path": str(record["path"]), "sha256": str(record["sha256"])}
+                    yield {key: record[key] for key in _RECORDED} | names
 
 
 def _files(sources: Sequence[Source]) -> tuple[list[_File], int]:
@@ -273,7 +230,7 @@ def _files(sources: Sequence[Source]) -> tuple[list[_File], int]:
     """
     files: dict[str, _File] = {}
     unread: dict[str, int] = {}
-    for source, shards in (found for one in sources for found in _shards_read(one, None)):
+    for source, shards in (read for one in sources for read in _shards_read(one)):
         for name, recorded in source.index.tables.items():
             if recorded["num_bytes"] > tables.VERIFIED_ON_OPEN:
                 path = os.path.abspath(source.index.folder / name)
@@ -289,28 +246,12 @@ def _files(sources: Sequence[Source]) -> tuple[list[_File], int]:
     return list(files.values()), sum(unread.values())
 
 
-def _shards_read(source: Source, rows: np.ndarray | None) -> Iterator[tuple[ShardSource, list[int]]]:
-    """The shards that hold the given samples of a source (None: all samples)."""
-    match source:
-        case ShardSource():
-            ends = np.cumsum([shard.num_samples for shard in source.index.shards])
-            every = (
-                range(len(ends))
-                if rows is None
-                else np.unique(np.searchsorted(ends, rows, side="right")).tolist()
-            )
-            yield source, list(every)
-        case Subset():
-            yield from _shards_read(source.source, source.rows if rows is None else source.rows[rows])
-        case Relabelled():
-            yield from _shards_read(source.source, rows)
-        case Without():
-            yield from _shards_read(source.source, None)
-        case Concat():
-            for part, begin in zip(source.parts, source.begins, strict=True):
-                inside = None if rows is None else rows[(rows >= begin) & (rows < begin + len(part))] - begin
-                if inside is None or len(inside):
-                    yield from _shards_read(part, inside)
+def _shards_read(source: Source) -> Iterator[tuple[ShardSource, list[int]]]:
+    """Yield the splits behind a source, and the numbers of the shards that hold its samples."""
+    stores = source.by_store() if isinstance(source, View) else [(source, None, slice(None))]
+    for store, rows, _ in stores:
+        if isinstance(store, ShardSource):
+            yield store, store.shards_of(rows)
 
 
 def _end(process: subprocess.Popen[str], owner: int) -> None:

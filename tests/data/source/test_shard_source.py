@@ -3,14 +3,21 @@ import multiprocessing
 import os
 import pickle
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from tests.data.conftest import contents
-from vitctl.data.images.decode import BadSample, decode
-from vitctl.data.shards.index import Index
-from vitctl.data.source.read import Concat, ShardSource, Source, Subset, SyntheticSource
+from tests.data.conftest import contents, damage
+from vitctl.data.images.decode import BadSample
+from vitctl.data.shards.index import Index, Shard, read_index
+from vitctl.data.shards.scan import ROW
+from vitctl.data.source import shard_source
+from vitctl.data.source.shard_source import ShardSource, open_index
+from vitctl.data.source.views import Source
 from vitctl.errors import DataError
 
 MakeSplit = Callable[..., Index]
@@ -68,7 +75,7 @@ def test_shard_source__works_in_other_processes(make_split: MakeSplit, method: s
 
 
 def test_shard_source__keeps_few_files_open(make_split: MakeSplit, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vitctl.data.source.read.max_open_shards", lambda _: 3)
+    monkeypatch.setattr("vitctl.data.source.shard_source.max_open_shards", lambda _: 3)
     gc.collect()
     before = len(os.listdir("/proc/self/fd"))
     source = ShardSource(make_split(20, max_samples=1))
@@ -98,51 +105,41 @@ def test_shard_source__zeros_have_no_key(make_split: MakeSplit) -> None:
         source.key(0)
 
 
-def test_subset__is_a_view_with_a_digest_of_its_own(make_split: MakeSplit) -> None:
-    source = ShardSource(make_split(20))
-    rows = np.array([3, 19, 3])
-    subset = Subset(source, rows)
-    everything = contents(source)
-    assert contents(subset) == [everything[3], everything[19], everything[3]]
-    assert subset.labels(np.array([1])).tolist() == [everything[19][1]]
-    assert subset.location(1) == source.location(19)
-    assert subset.class_names == source.class_names
-    digests = {source.digest, subset.digest, Subset(source, rows[1:]).digest, Subset(source, rows[:2]).digest}
-    assert len(digests) == 4
+def test_open_index__is_read_again_only_if_a_file_changed(
+    make_split: MakeSplit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+
+    def counted(*args: Any) -> Index:
+        calls.append(args)
+        return read_index(*args)
+
+    monkeypatch.setattr(shard_source, "read_index", counted)
+    folder = make_split(20).folder
+    assert open_index(folder) is open_index(folder)
+    pickle.loads(pickle.dumps(ShardSource(open_index(folder))))
+    assert len(calls) == 1
+    damage(folder / "samples.npy")  # with the same size and mtime
+    with pytest.raises(DataError, match=r"samples\.npy"):
+        open_index(folder)
+    damage(folder / "samples.npy")
+    assert len(open_index(folder).shards) == 3
+    os.truncate(folder / "shard-000001.tar", 600)
+    with pytest.raises(DataError, match=r"shard-000001\.tar has 600 bytes"):
+        open_index(folder)
 
 
-def test_concat__goes_from_part_to_part(make_split: MakeSplit) -> None:
-    one, other = ShardSource(make_split(5)), ShardSource(make_split(9, "test"))
-    both = Concat((one, other))
-    assert contents(both) == contents(one) + contents(other)
-    assert both.labels(np.array([13, 0])).tolist() == [int(other.labels()[8]), int(one.labels()[0])]
-    assert both.location(5) == other.location(0)
-    assert both.digest != Concat((other, one)).digest
-    for sample in (-1, 14):
-        with pytest.raises(IndexError):
-            both.read(sample)
-
-
-def test_concat__refuses_other_classes() -> None:
-    with pytest.raises(DataError, match="different class names cannot be joined"):
-        Concat((SyntheticSource(3, 2, 8), SyntheticSource(3, 4, 8)))
-
-
-def test_synthetic_source__is_pure_and_learnable() -> None:
-    source = SyntheticSource(40, 4, 24)
-    pictures = [decode(source.read(sample)) for sample in range(40)]
-    assert {picture.shape for picture in pictures} == {(24, 24, 3)}
-    assert source.read(7) == SyntheticSource(100, 4, 24).read(7)
-    assert len({picture.tobytes() for picture in pictures}) == 40
-    labels = source.labels()
-    assert np.bincount(labels).tolist() == [10] * 4
-    means = np.array([picture.mean((0, 1)) for picture in pictures])
-    centres = np.array([means[:20][labels[:20] == label].mean(0) for label in range(4)])
-    nearest = ((means[20:, None] - centres) ** 2).sum(2).argmin(1)
-    assert (nearest == labels[20:]).mean() > 0.9
-
-
-def test_synthetic_source__fits_in_the_protocol() -> None:
-    source: Source = SyntheticSource(3, 2, 8)
-    assert (source.key(2), source.location(2)) == ("2", "synthetic sample 2")
-    assert source.digest != SyntheticSource(4, 2, 8).digest
+@given(st.integers(1, 40), st.data())
+def test_shard_source__excluded_is_a_subset_of_the_others(num: int, data: st.DataObject) -> None:
+    excluded = np.array(sorted(data.draw(st.sets(st.integers(0, num - 1), max_size=num - 1))), np.int64)
+    rows = np.zeros(num, ROW)
+    rows["label"], rows["size"] = np.arange(num), np.arange(num)
+    shards = tuple(Shard(str(number), 1, 10**6, "") for number in range(num))
+    source = ShardSource(Index(Path(), shards, ("a",), num, "", "", rows), excluded=excluded)
+    kept = np.delete(np.arange(num), excluded)
+    assert len(source) == len(kept)
+    assert source.labels().tolist() == source.labels(np.arange(len(kept))).tolist() == kept.tolist()
+    assert [source.location(n) for n in range(len(kept))] == [f"./{n}" for n in kept]
+    assert source.shards_of(np.arange(len(kept))) == kept.tolist()
+    with pytest.raises(IndexError):
+        source.location(len(kept))

@@ -19,10 +19,10 @@ from tests.data.server import Faults, serving
 from vitctl.data.shards.cache import ShardCache
 from vitctl.data.shards.index import Index, read_index
 from vitctl.data.source import hashing
-from vitctl.data.source.exclusion import Without
-from vitctl.data.source.integrity import FOLDER, Verification, Verified
-from vitctl.data.source.read import Concat, ShardSource, Source, Subset, SyntheticSource
-from vitctl.data.source.subsets import Relabelled
+from vitctl.data.source.shard_source import ShardSource
+from vitctl.data.source.unsharded import SyntheticSource
+from vitctl.data.source.verification import FOLDER, Verification, Verified
+from vitctl.data.source.views import Source, concat, of_classes, subset
 from vitctl.errors import DataError
 
 MakeSplit = Callable[..., Index]
@@ -84,14 +84,15 @@ def test_verification__only_of_the_shards_that_hold_the_samples(
 ) -> None:
     source = ShardSource(make_split(20))
     ends = np.cumsum([shard.num_samples for shard in source.index.shards])
-    last = Subset(source, np.arange(ends[1], ends[2]))
+    last = subset(source, np.arange(ends[1], ends[2]))
     views: dict[str, tuple[Source, set[int]]] = {
         "subset": (last, {2}),
-        "of a subset": (Subset(last, np.array([1])), {2}),
-        "relabelled": (Relabelled(last, ("a",), np.zeros(9, np.int64)), {2}),
-        "without": (Without(source, np.array([0])), {0, 1, 2}),
-        "joined": (Concat((last, Subset(source, np.array([0])))), {0, 2}),
-        "of joined": (Subset(Concat((last, source)), np.array([0, len(last) + int(ends[0])])), {1, 2}),
+        "of a subset": (subset(last, np.array([1])), {2}),
+        "of classes": (of_classes(last, ("a", "b")), {2}),
+        "excluded": (ShardSource(source.index, excluded=np.arange(ends[0])), {0, 1, 2}),
+        "of excluded": (subset(ShardSource(source.index, excluded=np.arange(3)), np.array([4])), {1}),
+        "joined": (concat((last, subset(source, np.array([0])))), {0, 2}),
+        "of joined": (subset(concat((last, source)), np.array([0, len(last) + int(ends[0])])), {1, 2}),
     }
     for name, (view, shards) in views.items():
         assert verified(tmp_path / name, view).share == 1
@@ -149,7 +150,7 @@ def test_verification__of_some_of_its_sources_and_of_one_added_later(
 ) -> None:
     source = ShardSource(make_split(20))
     ends = np.cumsum([shard.num_samples for shard in source.index.shards])
-    parts = [Subset(source, np.array([end - 1])) for end in ends]
+    parts = [subset(source, np.array([end - 1])) for end in ends]
     damage(source.index.folder / source.index.shards[1].name)
     begun = Verification(parts[:2], tmp_path / "run")
     begun.add(parts[2])

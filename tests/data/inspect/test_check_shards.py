@@ -8,10 +8,10 @@ import pytest
 
 from tests.data.old_index import forget_tables
 from tests.data.server import Faults, serving
-from vitctl.data.inspect.verify import Kind, verify_index
+from vitctl.data.inspect.check_shards import Kind, verify_index
 from vitctl.data.shards import tables
 from vitctl.data.shards.index import Index, read_index
-from vitctl.data.source.read import ShardSource
+from vitctl.data.source.shard_source import ShardSource
 from vitctl.data.writer.items import Item
 from vitctl.data.writer.write import write_split
 
@@ -31,15 +31,15 @@ def test_verify_index__a_good_split(make_split: MakeSplit, choice: str, num_deco
 
 
 def test_verify_index__samples_images_evenly(make_split: MakeSplit, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vitctl.data.inspect.verify._SAMPLED_IMAGES", 5)
+    monkeypatch.setattr("vitctl.data.inspect.check_shards._SAMPLED_IMAGES", 5)
     assert verify_index(make_split(20), decode_images="sample").num_decoded == 5
 
 
 def test_verify_index__decodes_every_image_by_itself_and_by_any_number_of_processes(
     make_split: MakeSplit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vitctl.data.inspect.verify._SAMPLED_IMAGES", 5)
-    monkeypatch.setattr("vitctl.data.inspect.verify._IMAGES_PER_TASK", 3)
+    monkeypatch.setattr("vitctl.data.inspect.check_shards._SAMPLED_IMAGES", 5)
+    monkeypatch.setattr("vitctl.data.inspect.check_shards._IMAGES_PER_TASK", 3)
     index = make_split(20, bad=(4, 9))
     path = index.folder / index.shards[2].name
     path.write_bytes(path.read_bytes()[:-1] + b"x")
@@ -188,7 +188,4 @@ def test_verify_index__labels_of_no_class_are_a_problem(make_split: MakeSplit) -
     forget_tables(index.folder)
     report = verify_index(read_index(index.folder))
     assert len(report.class_counts) == 3
-    assert any(
-        "1 of 9 images have a label that is none of 0 to 2, first number 2 (7)" in one
-        for one in report.problems
-    )
+    assert any("1 of 9 images have labels outside 0..2, first number 2 (7)" in one for one in report.problems)
