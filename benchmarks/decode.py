@@ -94,23 +94,23 @@ def simplejpeg(data: bytes, *_: object) -> np.ndarray:
     return import_module("simplejpeg").decode_jpeg(data, strict=False)
 
 
-def simplejpeg_rows(data: bytes, jpeg: Jpeg, bottom: int) -> np.ndarray:
+def simplejpeg_rows(_: bytes, jpeg: Jpeg, bottom: int) -> np.ndarray:
     """Down to the bottom of the crop."""
-    pixels = decode_rows(data, jpeg, bottom)
+    pixels = decode_rows(jpeg, bottom)
     assert pixels is not None
     return pixels
 
 
-def simplejpeg_rows_kept(data: bytes, jpeg: Jpeg, bottom: int) -> np.ndarray:
+def simplejpeg_rows_kept(_: bytes, jpeg: Jpeg, bottom: int) -> np.ndarray:
     """The same into memory that is used again and again, as our loader asks for it."""
-    pixels = decode_rows(data, jpeg, bottom, reuse_buffer=True)
+    pixels = decode_rows(jpeg, bottom, reuse_buffer=True)
     assert pixels is not None
     return pixels
 
 
-def simplejpeg_half(data: bytes, jpeg: Jpeg, bottom: int) -> np.ndarray:
+def simplejpeg_half(_: bytes, jpeg: Jpeg, bottom: int) -> np.ndarray:
     """Down to the bottom of the crop at half the size."""
-    pixels = decode_rows(data, jpeg, bottom, 2)
+    pixels = decode_rows(jpeg, bottom, 2)
     assert pixels is not None
     return pixels
 

@@ -16,8 +16,8 @@ from tests.data.conftest import MakeSplit
 from tests.data.old_index import forget_tables
 from tests.fuzz.conftest import header, member, record
 from vitctl.data.images.decode import BadSample, decode
+from vitctl.data.images.image_types import webp_size
 from vitctl.data.images.transforms import TrainTransform
-from vitctl.data.images.webp import webp_size
 from vitctl.data.loader import workers
 from vitctl.data.loader.batches import train_batches
 from vitctl.data.shards.index import read_index

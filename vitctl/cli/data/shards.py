@@ -79,7 +79,7 @@ def shards(
     from vitctl.cli.show.intake import say_splits
     from vitctl.cli.show.render import CONSOLE
     from vitctl.data.datasets.detect import open_originals
-    from vitctl.data.images.reencode import Reencode
+    from vitctl.data.images.convert import Reencode
     from vitctl.data.writer.write import write_originals
     from vitctl.system.pool import default_workers
 

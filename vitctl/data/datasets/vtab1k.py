@@ -13,7 +13,7 @@ from pathlib import Path
 from vitctl.data.datasets.catalog import open_split
 from vitctl.data.datasets.readers.community import FORMAT, KEYS, NOTE
 from vitctl.data.datasets.vtab import VtabTask
-from vitctl.data.images.formats import image_extension
+from vitctl.data.images.image_types import image_extension
 from vitctl.data.shards.index_fields import INDEX_FILE
 from vitctl.data.source.provenance import source_text, source_texts
 from vitctl.data.source.read import Source

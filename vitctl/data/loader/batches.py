@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
+from vitctl.data.images.convert import without_heic
 from vitctl.data.images.decode import BadSample, Picture, open_picture
-from vitctl.data.images.heic import without_heic
 from vitctl.data.images.transforms import EvalTransform, TrainTransform, augmentation_rng
 from vitctl.data.loader.lanes import Lanes, micro_batches, own_slots, share
 from vitctl.data.loader.prefetch import Prefetcher, reads_whole_shards

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vitctl.data.images.formats import IMAGE_EXTENSIONS
+from vitctl.data.images.image_types import IMAGE_EXTENSIONS
 from vitctl.data.shards.bounded_tar import open_tar
 from vitctl.data.shards.tar import stored_names
 from vitctl.errors import DataError

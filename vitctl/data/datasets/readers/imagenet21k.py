@@ -8,7 +8,7 @@ from pathlib import Path
 from vitctl.data.datasets.readers.archives import archive_items
 from vitctl.data.datasets.readers.files import class_list, file_items
 from vitctl.data.datasets.readers.fixed_classes import image_names
-from vitctl.data.images.formats import IMAGE_SUFFIXES
+from vitctl.data.images.image_types import IMAGE_SUFFIXES
 from vitctl.data.writer.items import Item, Originals
 from vitctl.errors import DataError
 
