@@ -20,9 +20,8 @@ from vitctl.data.images.image_types import webp_size
 from vitctl.data.images.transforms import TrainTransform
 from vitctl.data.loader import workers
 from vitctl.data.loader.batches import train_batches
-from vitctl.data.shards.index import read_index
+from vitctl.data.shards.index import LABELS, read_index
 from vitctl.data.shards.scan import read_shard
-from vitctl.data.shards.tables import LABELS
 from vitctl.data.source.order import Order
 from vitctl.data.source.read import ShardSource
 from vitctl.data.source.splits import md5_order

@@ -16,7 +16,8 @@ from vitctl.data.images.transforms import TrainTransform, augmentation_rng
 from vitctl.data.inspect.verify import verify_index
 from vitctl.data.loader.batches import train_batches
 from vitctl.data.shards.index import read_index
-from vitctl.data.shards.scan import read_shard, split_name
+from vitctl.data.shards.scan import read_shard
+from vitctl.data.shards.tar import split_name
 from vitctl.data.source.order import Order
 from vitctl.data.source.read import ShardSource
 from vitctl.data.writer.items import Item

@@ -15,7 +15,8 @@ from tests.data.old_index import forget_tables
 from vitctl.data.datasets.catalog import open_split
 from vitctl.data.inspect.completeness import unused_files
 from vitctl.data.inspect.dedup import compare
-from vitctl.data.shards.index import Index, index_shards
+from vitctl.data.shards.index import Index
+from vitctl.data.shards.make_index import index_shards
 from vitctl.data.source.exclusion import FILE, Without, open_shards, read_exclusion, write_exclusion
 from vitctl.data.source.read import ShardSource, Subset, SyntheticSource
 from vitctl.data.writer.items import Item

@@ -15,7 +15,8 @@ from tests.data.server import Faults, serving
 from vitctl.data.datasets.catalog import open_split
 from vitctl.data.images.transforms import TrainTransform
 from vitctl.data.loader.batches import train_batches
-from vitctl.data.shards.index import Index, index_addresses
+from vitctl.data.shards.index import Index
+from vitctl.data.shards.make_index import index_addresses
 from vitctl.data.source.exclusion import write_exclusion
 from vitctl.data.source.locate import expand, locate_splits
 from vitctl.data.source.order import Order, SampleOrder, WindowedOrder

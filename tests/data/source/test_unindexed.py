@@ -12,7 +12,8 @@ import webdataset
 
 from tests.data.conftest import contents
 from vitctl.data.datasets.catalog import open_split
-from vitctl.data.shards.index import Index, index_shards, read_index
+from vitctl.data.shards.index import Index, read_index
+from vitctl.data.shards.make_index import index_shards
 from vitctl.data.source.read import ShardSource
 from vitctl.data.source.unindexed import INDEXED
 from vitctl.errors import DataError

@@ -23,7 +23,7 @@ from tests.data.conftest import CLASSES, make_items, picture, several
 from vitctl.data.datasets.detect import open_originals
 from vitctl.data.images.convert import Reencode
 from vitctl.data.images.image_types import image_extension
-from vitctl.data.shards.index import index_shards
+from vitctl.data.shards.make_index import index_shards
 from vitctl.data.source.read import ShardSource
 from vitctl.data.writer.items import Item, Originals
 from vitctl.data.writer.write import write_originals, write_split

@@ -14,7 +14,7 @@ from vitctl.data.datasets.catalog import open_split
 from vitctl.data.datasets.readers.community import FORMAT, KEYS, NOTE
 from vitctl.data.datasets.vtab import VtabTask
 from vitctl.data.images.image_types import image_extension
-from vitctl.data.shards.index_fields import INDEX_FILE
+from vitctl.data.shards.index import INDEX_FILE
 from vitctl.data.source.provenance import source_text, source_texts
 from vitctl.data.source.read import Source
 from vitctl.data.writer.items import Item, Originals

@@ -8,8 +8,7 @@ from vitctl.data.datasets.catalog import find_data_set, known_size, open_split
 from vitctl.data.datasets.readers import community
 from vitctl.data.datasets.readers.community import LIST
 from vitctl.data.datasets.vtab import VTAB, VtabTask, is_published_train800
-from vitctl.data.shards.index import find_splits
-from vitctl.data.shards.index_fields import INDEX_FILE
+from vitctl.data.shards.index import INDEX_FILE, find_splits
 from vitctl.data.source.exclusion import open_shards
 from vitctl.data.source.labels import check_labels
 from vitctl.data.source.provenance import source_text, source_texts

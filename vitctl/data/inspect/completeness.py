@@ -5,9 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from vitctl.data.datasets.catalog import find_data_set
-from vitctl.data.shards.index import Index, find_splits, read_index
-from vitctl.data.shards.index_fields import INDEX_FILE
-from vitctl.data.shards.tables import LABELS, SAMPLES
+from vitctl.data.shards.index import INDEX_FILE, LABELS, SAMPLES, Index, find_splits, read_index
 from vitctl.data.source.exclusion import FILE as EXCLUDED
 from vitctl.data.source.exclusion import changed_images
 from vitctl.data.writer.intake import REPORT as INTAKE

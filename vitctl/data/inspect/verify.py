@@ -14,10 +14,9 @@ import numpy as np
 
 from vitctl.data.images.decode import BadSample, decode
 from vitctl.data.inspect.hamming import repeated
-from vitctl.data.shards.index import Index
+from vitctl.data.shards.index import LABELS, SAMPLES, Index
 from vitctl.data.shards.remote import bounded, is_remote
 from vitctl.data.shards.scan import read_shard
-from vitctl.data.shards.tables import LABELS, SAMPLES
 from vitctl.data.source.image_digest import DIGEST, image_digest
 from vitctl.data.source.labels import check_labels
 from vitctl.data.source.read import ShardSource, has_label

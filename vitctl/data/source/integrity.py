@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from vitctl.data.shards import tables
+from vitctl.data.shards import index as shard_index
 from vitctl.data.shards.remote import is_remote
 from vitctl.data.source import hashing
 from vitctl.data.source.exclusion import Without
@@ -275,7 +275,7 @@ def _files(sources: Sequence[Source]) -> tuple[list[_File], int]:
     unread: dict[str, int] = {}
     for source, shards in (found for one in sources for found in _shards_read(one, None)):
         for name, recorded in source.index.tables.items():
-            if recorded["num_bytes"] > tables.VERIFIED_ON_OPEN:
+            if recorded["num_bytes"] > shard_index.VERIFIED_ON_OPEN:
                 path = os.path.abspath(source.index.folder / name)
                 files[path] = _File(path, recorded["num_bytes"], recorded["sha256"])
         for number in shards:

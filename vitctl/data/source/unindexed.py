@@ -13,9 +13,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from vitctl.data.shards.index import index_shards, read_index
-from vitctl.data.shards.index_fields import INDEX_FILE
-from vitctl.data.shards.links import link_shards
+from vitctl.data.shards.index import INDEX_FILE, read_index
+from vitctl.data.shards.make_index import index_shards, link_shards
 from vitctl.data.source.own_splits import ROLES
 from vitctl.errors import DataError
 from vitctl.system.files import cache_folder, inside, open_lock

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import IO
 
 from vitctl.data.datasets.readers.files import read_part
-from vitctl.data.shards.bounded_tar import open_tar
-from vitctl.data.shards.scan import check_end
+from vitctl.data.shards.tar import check_end, open_tar
 from vitctl.data.writer.items import Item
 from vitctl.errors import DataError
 from vitctl.system.files import leads_out, open_regular
