@@ -21,10 +21,10 @@ import numpy as np
 
 from vitctl.data.images.transforms import TrainTransform
 from vitctl.data.loader.batches import train_batches
-from vitctl.data.shards import tables
-from vitctl.data.shards.index import FORMAT, read_index
+from vitctl.data.shards import index as shard_index
+from vitctl.data.shards.index import FORMAT, SAMPLES, read_index
+from vitctl.data.shards.make_index import write_table
 from vitctl.data.shards.scan import ROW
-from vitctl.data.shards.tables import SAMPLES, write_table
 from vitctl.data.source.order import Order
 from vitctl.data.source.shard_source import ShardSource
 from vitctl.data.source.unsharded import SyntheticSource
@@ -111,7 +111,7 @@ def opening(folder: Path, fields: dict[str, Any]) -> float:
     (folder / "index.json").write_text(json.dumps(fields))
     seconds = []
     for _ in range(9):
-        tables._hashed.cache_clear()
+        shard_index._hashed.cache_clear()
         began = time.process_time()
         read_index(folder)
         seconds.append(time.process_time() - began)

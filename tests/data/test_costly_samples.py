@@ -16,13 +16,12 @@ from tests.data.conftest import MakeSplit
 from tests.data.old_index import forget_tables
 from tests.fuzz.conftest import header, member, record
 from vitctl.data.images.decode import BadSample, decode
+from vitctl.data.images.image_types import webp_size
 from vitctl.data.images.transforms import TrainTransform
-from vitctl.data.images.webp import webp_size
 from vitctl.data.loader import workers
 from vitctl.data.loader.batches import train_batches
-from vitctl.data.shards.index import read_index
+from vitctl.data.shards.index import LABELS, read_index
 from vitctl.data.shards.scan import read_shard
-from vitctl.data.shards.tables import LABELS
 from vitctl.data.source.order import Order
 from vitctl.data.source.shard_source import ShardSource
 from vitctl.data.source.splits import md5_order

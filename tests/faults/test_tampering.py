@@ -19,7 +19,7 @@ from tests.conftest import TINY
 from tests.data.server import Faults, serving
 from tests.trained import CPU, do
 from vitctl.data.datasets.readers import shapes
-from vitctl.data.shards import tables
+from vitctl.data.shards import index as shard_index
 from vitctl.data.shards.index import read_index
 from vitctl.data.source.exclusion import write_exclusion
 from vitctl.data.source.verification import Verification
@@ -51,7 +51,7 @@ def labels_shifted_and_noted(split: Path) -> None:
     """By somebody who knows that the index notes the digest."""
     labels_shifted(split)
     fields = json.loads((split / "index.json").read_text())
-    fields["tables"]["samples.npy"]["sha256"] = tables.table_sha256(split / "samples.npy")
+    fields["tables"]["samples.npy"]["sha256"] = shard_index.table_sha256(split / "samples.npy")
     (split / "index.json").write_text(json.dumps(fields))
 
 
@@ -189,7 +189,7 @@ def test_large_tables__are_held_against_their_digest_beside_the_score(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(tables, "VERIFIED_ON_OPEN", 100)
+    monkeypatch.setattr(shard_index, "VERIFIED_ON_OPEN", 100)
     result = score("evaluate", speck, data, tmp_path / "one")
     assert result["provenance"]["data_verified"] == "whole"
     labels_shifted(data / "test")

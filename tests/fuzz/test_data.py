@@ -16,7 +16,8 @@ from vitctl.data.images.transforms import TrainTransform, augmentation_rng
 from vitctl.data.inspect.check_shards import verify_index
 from vitctl.data.loader.batches import train_batches
 from vitctl.data.shards.index import read_index
-from vitctl.data.shards.scan import read_shard, split_name
+from vitctl.data.shards.scan import read_shard
+from vitctl.data.shards.tar import split_name
 from vitctl.data.source.order import Order
 from vitctl.data.source.shard_source import ShardSource
 from vitctl.data.writer.items import Item
@@ -49,14 +50,16 @@ def pictures() -> tuple[bytes, ...]:
 
 
 @pytest.mark.parametrize("num_examples", EXAMPLES)
-def test_images__a_bad_sample_or_pixels(num_examples: int) -> None:
+def test_images__a_bad_sample_or_pixels(num_examples: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VITCTL_MAX_PIXELS", str(2**20))
+
     def check(data: bytes) -> str:
         try:
-            pixels = decode(data, max_pixels=2**20)
-            picture = open_picture(data, max_pixels=2**20)
+            pixels = decode(data)
+            picture = open_picture(data)
             assert (picture.height, picture.width) == pixels.shape[:2]
             np.testing.assert_array_equal(picture.region(0, 0, 1, 1), pixels[:1, :1])
-            transformed = TrainTransform(8)(open_picture(data, max_pixels=2**20), augmentation_rng(0, 0, 0))
+            transformed = TrainTransform(8)(open_picture(data), augmentation_rng(0, 0, 0))
         except BadSample as error:
             check_message(error)
             return error.reason

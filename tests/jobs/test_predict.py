@@ -26,7 +26,7 @@ from tests.conftest import TINY
 from tests.trained import CPU, Job, do
 from vitctl import VitctlError, load_classifier, open_split
 from vitctl.data.datasets.readers import shapes
-from vitctl.data.images.heic import heic_to_jpeg
+from vitctl.data.images.convert import without_heic
 from vitctl.data.source.unsharded import ImageFiles
 from vitctl.data.source.views import Source
 from vitctl.errors import CheckpointError, DataError, RecipeError
@@ -315,7 +315,7 @@ def test_predict__heic_is_shown_as_the_jpeg_that_shards_get(
     phone = tmp_path / "phone.heic"
     pillow_heif.from_pillow(pillow(photographs["upright.png"])).save(phone)
     stored = tmp_path / "stored.jpg"
-    stored.write_bytes(heic_to_jpeg(phone.read_bytes()))
+    stored.write_bytes(without_heic(phone.read_bytes()))
     own, theirs = predicted(trained, [phone, stored])
     assert own.classes == theirs.classes != []
     file = tmp_path / "out.safetensors"

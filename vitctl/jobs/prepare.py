@@ -13,8 +13,7 @@ from vitctl.data.datasets.known_sets import DataSet
 from vitctl.data.datasets.readers.table import read_parquet
 from vitctl.data.datasets.vtab import VTAB, VtabTask
 from vitctl.data.datasets.vtab_images import COMMUNITY_LIST, read_community
-from vitctl.data.shards.index import find_splits, read_index
-from vitctl.data.shards.index_fields import INDEX_FILE
+from vitctl.data.shards.index import INDEX_FILE, find_splits, read_index
 from vitctl.data.source.imagenet_real import SHA256, URL
 from vitctl.data.writer.items import Originals
 from vitctl.data.writer.write import write_originals

@@ -1,5 +1,6 @@
 """Files: written atomically, read within limits, locked without following symbolic links."""
 
+import fcntl
 import io
 import json
 import math
@@ -234,6 +235,17 @@ def open_lock(path: Path) -> IO[bytes]:
         os.close(descriptor)
         raise LaunchError(f"{path}: is {_in_words(kind)}, should be a file; remove it")
     return open(descriptor, "r+b")
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold a lock against other processes; the kernel releases it when the process dies.
+
+    The lock file is not deleted: two processes could then hold the lock.
+    """
+    with open_lock(path) as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def _not_a_number(name: str) -> float:

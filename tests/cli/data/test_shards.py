@@ -14,7 +14,7 @@ from PIL import Image
 
 from tests.cli.conftest import Vitctl
 from tests.data.server import Faults, serving
-from vitctl.data.shards.scan import escape_key
+from vitctl.data.shards.tar import escape_key
 from vitctl.data.source.exclusion import open_shards
 from vitctl.data.source.splits import select
 from vitctl.data.writer import write

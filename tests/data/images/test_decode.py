@@ -84,11 +84,13 @@ def test_decode__bad_bytes_have_a_reason(data: bytes, reason: str, message: str)
     assert "\n" not in str(caught.value)
 
 
-def test_decode__bound_is_exact_and_holds_before_decoding() -> None:
+def test_decode__limit_is_exact_and_holds_before_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
     data = encoded(Image.new("L", (40, 30)))
-    assert decode(data, max_pixels=1200).shape == (30, 40, 3)
-    with pytest.raises(BadSample, match="too large: 40x30 pixels, should be at most 1199"):
-        decode(data, max_pixels=1199)
+    monkeypatch.setenv("VITCTL_MAX_PIXELS", "1200")
+    assert decode(data).shape == (30, 40, 3)
+    monkeypatch.setenv("VITCTL_MAX_PIXELS", "1199")
+    with pytest.raises(BadSample, match="too large: 40x30 pixels, should be at most 1,199"):
+        decode(data)
 
 
 @pytest.mark.parametrize("side", [9_460, 20_000])

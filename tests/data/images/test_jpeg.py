@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from tests.conftest import SHARED
-from vitctl.data.images.decode import BadSample, Picture, decode, open_picture
+from vitctl.data.images.decode import BadSample, decode, open_picture
 from vitctl.data.images.jpeg import decode_rows, read_header
 from vitctl.data.images.transforms import EvalTransform, TrainTransform, augmentation_rng
 
@@ -59,7 +59,7 @@ def test_decode_rows__every_height_gives_the_rows_of_the_whole(kind: str) -> Non
     assert (header.height, header.width, header.can_stop_early) == (HEIGHT, WIDTH, kind != "progressive")
     whole = by_pillow(data)
     for num_rows in range(1, HEIGHT + 1):
-        rows = decode_rows(data, header, num_rows)
+        rows = decode_rows(header, num_rows)
         assert rows is not None
         assert len(rows) == (min(num_rows + 2, HEIGHT) if header.can_stop_early else HEIGHT)
         np.testing.assert_array_equal(rows[:num_rows], whole[:num_rows])
@@ -71,11 +71,11 @@ def test_decode_rows__reduced_rows_are_those_of_the_reduced_whole(kind: str, red
     data = KINDS[kind]
     header = read_header(data)
     assert header is not None
-    whole = decode_rows(data, header, HEIGHT, reduce)
+    whole = decode_rows(header, HEIGHT, reduce)
     assert whole is not None
     assert whole.shape == (-(-HEIGHT // reduce), -(-WIDTH // reduce), 3)
     for num_rows in (1, 30, 77):
-        rows = decode_rows(data, header, num_rows, reduce)
+        rows = decode_rows(header, num_rows, reduce)
         assert rows is not None
         np.testing.assert_array_equal(rows[: num_rows // reduce], whole[: num_rows // reduce])
 
@@ -138,11 +138,6 @@ def test_transforms__results_outlive_the_next_picture(size: int) -> None:
     found = [transform(open_picture(picture)) for picture in pictures]
     assert not torch.equal(*expected)
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
-
-
-def test_picture__has_pixels_or_a_header() -> None:
-    with pytest.raises(ValueError, match="either pixels or the header of a JPEG"):
-        Picture()
 
 
 @pytest.mark.parametrize("crop", ["inception", "random", "none"])

@@ -49,8 +49,8 @@ def test_decode__leaves_the_pixels_where_it_is_told_to(form: str) -> None:
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_region__equals_the_part_of_the_whole(orientation: int, options: dict[str, bool]) -> None:
     data = photo(orientation, **options)
-    header, whole, rng = read_header(data), by_pillow(data), np.random.default_rng(orientation)
-    assert header is not None and header.orientation == orientation
+    whole, rng = by_pillow(data), np.random.default_rng(orientation)
+    assert read_header(data) is not None
     for _ in range(20):
         picture = open_picture(data)
         assert (picture.height, picture.width) == whole.shape[:2]

@@ -9,7 +9,7 @@ import pytest
 from tests.data.old_index import forget_tables
 from tests.data.server import Faults, serving
 from vitctl.data.inspect.check_shards import Kind, verify_index
-from vitctl.data.shards import tables
+from vitctl.data.shards import index as shard_index
 from vitctl.data.shards.index import Index, read_index
 from vitctl.data.source.shard_source import ShardSource
 from vitctl.data.writer.items import Item
@@ -95,7 +95,7 @@ def test_verify_index__one_changed_byte_is_found(make_split: MakeSplit) -> None:
 def test_verify_index__one_changed_label_is_found(
     make_split: MakeSplit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tables, "VERIFIED_ON_OPEN", 0)  # as of a table that opening leaves to others
+    monkeypatch.setattr(shard_index, "VERIFIED_ON_OPEN", 0)  # as of a table that opening leaves to others
     index = make_split(20)
     table = index.folder / "samples.npy"
     data = bytearray(table.read_bytes())
@@ -168,7 +168,7 @@ def test_verify_index__names_images_that_are_there_twice(
 def test_verify_index__one_changed_label_of_several_is_found(
     tmp_path: Path, tiny_png: Callable[[int], bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tables, "VERIFIED_ON_OPEN", 0)
+    monkeypatch.setattr(shard_index, "VERIFIED_ON_OPEN", 0)
     items = [Item(f"k{n}", (n % 3, (n + 1) % 3)[: 1 + n % 2], partial(tiny_png, n)) for n in range(6)]
     index = write_split(items, tmp_path / "train", tuple("abc"), seed=0, source_text="", max_samples=4)
     assert verify_index(index).problems == ()

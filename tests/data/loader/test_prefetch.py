@@ -15,7 +15,7 @@ from vitctl.data.datasets.catalog import open_split
 from vitctl.data.images.transforms import TrainTransform
 from vitctl.data.loader.batches import Batch, train_batches
 from vitctl.data.loader.lanes import LaneOrder, Lanes, own_slots
-from vitctl.data.loader.prefetch import Prefetcher, reads_whole_shards
+from vitctl.data.loader.workers import Prefetcher, reads_whole_shards
 from vitctl.data.shards.index import Index
 from vitctl.data.source.order import MixtureOrder, Order, SampleOrder, WindowedOrder
 from vitctl.data.source.shard_source import ShardSource

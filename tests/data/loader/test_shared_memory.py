@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vitctl.data.images.transforms import TrainTransform
 from vitctl.data.loader.batches import train_batches
-from vitctl.data.loader.shared_memory import SharedMemory
+from vitctl.data.loader.workers import SharedMemory
 from vitctl.data.source.order import Order
 from vitctl.data.source.unsharded import SyntheticSource
 

@@ -207,8 +207,6 @@ def test_cause_of_death__nobody_died(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("0::/job/7", "sys/fs/cgroup/job/7/memory.events"),
         ("0::/not/mounted", "sys/fs/cgroup/memory.events"),
-        ("5:cpu:/\n4:memory:/job", "sys/fs/cgroup/memory/job/memory.oom_control"),
-        ("4:memory:/not/mounted", "sys/fs/cgroup/memory/memory.oom_control"),
         ("0::/", "proc/vmstat"),
     ],
 )

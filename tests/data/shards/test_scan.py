@@ -12,8 +12,10 @@ from PIL import Image
 from webdataset.tariterators import base_plus_ext, group_by_keys, tar_file_expander
 
 from vitctl.data.inspect.check_shards import verify_index
-from vitctl.data.shards.index import index_shards, read_index
-from vitctl.data.shards.scan import Fields, escape_key, member_name, read_shard, split_name, unescape_key
+from vitctl.data.shards.index import read_index
+from vitctl.data.shards.make_index import index_shards
+from vitctl.data.shards.scan import Fields, read_shard
+from vitctl.data.shards.tar import escape_key, member_name, split_name, unescape_key
 from vitctl.data.source.shard_source import ShardSource
 from vitctl.errors import DataError
 from vitctl.system.bounds import Bound

@@ -79,7 +79,7 @@ def shards(
     from vitctl.cli.show.intake import say_splits
     from vitctl.cli.show.render import CONSOLE
     from vitctl.data.datasets.detect import open_originals
-    from vitctl.data.images.reencode import Reencode
+    from vitctl.data.images.convert import Reencode
     from vitctl.data.writer.write import write_originals
     from vitctl.system.pool import default_workers
 
@@ -234,9 +234,8 @@ def index(
 ) -> None:
     """Index WebDataset shards of other programs: images jpg, png or webp, labels cls or json."""
     from vitctl.cli.show.render import CONSOLE
-    from vitctl.data.shards.index import index_addresses, index_shards
-    from vitctl.data.shards.index_fields import INDEX_FILE
-    from vitctl.data.shards.links import check_same_shards, link_shards
+    from vitctl.data.shards.index import INDEX_FILE
+    from vitctl.data.shards.make_index import check_same_shards, index_addresses, index_shards, link_shards
     from vitctl.data.shards.remote import is_remote
     from vitctl.data.shards.scan import Fields
     from vitctl.data.source.locate import INDEXED, expand

@@ -31,7 +31,7 @@ def show_intake(intake: "Intake", source: str, out: Path, *, stops: bool, comman
         DataError: the user has to decide something first; only the list was written.
     """
     from vitctl.cli.show.render import CONSOLE
-    from vitctl.data.images.formats import SYSTEM_FILE
+    from vitctl.data.images.image_types import SYSTEM_FILE
     from vitctl.data.writer.intake import REPORT
 
     def say(line: str) -> None:
@@ -47,7 +47,7 @@ def show_intake(intake: "Intake", source: str, out: Path, *, stops: bool, comman
         say(f"images that cannot be used: {len(intake.bad):,}")
     _say_files(listed, out / REPORT)
     if intake.converted:
-        from vitctl.data.images.heic import CONVERSION
+        from vitctl.data.images.convert import CONVERSION
 
         say(f"{len(intake.converted):,} {CONVERSION}")
     problems, options = list[str](), list[str]()

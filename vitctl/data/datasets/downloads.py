@@ -11,7 +11,7 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from vitctl.data.shards.bounded_tar import BoundedTar
+from vitctl.data.shards.tar import BoundedTar
 from vitctl.errors import DataError
 from vitctl.system.bounds import UNPACKED
 from vitctl.system.files import atomic_write, leads_out

@@ -16,9 +16,8 @@ from pathlib import Path
 from vitctl.data.datasets.catalog import known_size, open_split
 from vitctl.data.datasets.readers.files import file_items, need, numbered_labels, read_bytes, read_lines
 from vitctl.data.datasets.vtab import VTAB, VtabTask, is_published_train800
-from vitctl.data.images.formats import image_extension
-from vitctl.data.shards.index import find_splits
-from vitctl.data.shards.index_fields import INDEX_FILE
+from vitctl.data.images.image_types import image_extension
+from vitctl.data.shards.index import INDEX_FILE, find_splits
 from vitctl.data.source.exclusion import open_shards
 from vitctl.data.source.views import Source, check_labels, concat, source_text, source_texts
 from vitctl.data.writer.items import Item, Originals

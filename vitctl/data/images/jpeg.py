@@ -8,11 +8,8 @@ All other JPEGs are decoded with Pillow, in `decode.py`; the pixels are equal.
 import re
 import threading
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
-
-from vitctl.data.images.orientation import exif_orientation, xmp_orientation
 
 _START_OF_IMAGE, _END_OF_IMAGE = b"\xff\xd8\xff", b"\xff\xd9"
 _BASELINE, _PROGRESSIVE = (0xC0, 0xC1), 0xC2
@@ -21,53 +18,46 @@ _COEFFICIENTS = 64
 _COLOURS = {"Gray": 1, "CMYK": 4, "YCCK": 4}  # others have 3
 _APPLICATION_1 = 0xE1  # Exif and XMP
 _SKIPPED = (0xC4, 0xDB, 0xDD, *range(0xE0, 0xF0), 0xFE)  # tables, restart interval, applications, comments
-_EXIF, _XMP = b"Exif\0\0", b"http://ns.adobe.com/xap/1.0/\0"
 _HEIGHT_IN_FRAME = 5  # bytes from the frame's marker to its height
 _MAX_SEGMENTS = 500
 _EXTRANEOUS = "extraneous bytes before marker"
-_CORRUPT = (
-    "Corrupt JPEG data"  # prefix of the decoder's messages about compressed data; others are about the header
-)
+_CORRUPT = "Corrupt JPEG data"  # begins the decoder's messages about compressed data, not those about headers
 _HOLE = bytes(64)  # in compressed data: a block that was never written, or an image of one colour
 _FEW_ZEROS = bytes(16)  # more than the decoder reads ahead
 _MAX_SCRATCH = 1 << 25  # bytes of the reused buffer of a thread; larger images get a new buffer
 _MARGIN = 2  # extra rows, from which the chroma of the last row is interpolated
 
+Fault = tuple[str, str]  # a defect in the compressed data: category to count by, and message
+LACKS_SCANS: Fault = ("truncated", "the JPEG lacks its last scans")
+
 
 @dataclass(frozen=True)
 class Jpeg:
-    """The header of a common JPEG.
+    """A common JPEG, of which the header was parsed.
 
     Args:
-        height: in pixels.
-        width: in pixels.
+        data: the whole file.
+        height: in pixels, as stored.
+        width: in pixels, as stored.
         frame: byte offset of the frame marker (SOF).
         can_stop_early: whether one scan holds all components, from top to bottom and without a hole, so that
             decoding can stop early.
-        orientation: Exif orientation, 1 to 8; height and width are those of the stored pixels.
         num_components: 1 (grey) or 3 (colour).
+        metadata: contents of the segments for Exif and XMP.
     """
 
+    data: bytes
     height: int
     width: int
     frame: int
     can_stop_early: bool
-    orientation: int = 1
-    num_components: int = 3
-
-
-class Fault(NamedTuple):
-    """A defect in the compressed data of a JPEG: category to count by, and message."""
-
-    reason: str
-    detail: str
-
-
-LACKS_SCANS = Fault("truncated", "the JPEG lacks its last scans")
+    num_components: int
+    metadata: tuple[bytes, ...]
 
 
 def with_end_marker(data: bytes) -> bytes:
-    """A JPEG cut after its end marker (EOI), which is appended where it is missing; other formats unchanged.
+    """Return a JPEG cut after its end marker (EOI), which is appended where it is missing; other formats
+    unchanged.
 
     Bytes after the marker are not part of the image, and an image with all rows is complete without the
     marker.
@@ -78,9 +68,91 @@ def with_end_marker(data: bytes) -> bytes:
     return data + _END_OF_IMAGE if end < 0 else data[: end + len(_END_OF_IMAGE)]
 
 
+def read_header(data: bytes) -> Jpeg | None:
+    """Parse the header of a grey or RGB JPEG of 8 bits that has an end marker; None for everything else."""
+    if not (data.startswith(_START_OF_IMAGE) and data.endswith(_END_OF_IMAGE)):
+        return None
+    position, frame, kind, metadata = 2, 0, 0, list[bytes]()
+    for _ in range(_MAX_SEGMENTS):
+        if position + 10 > len(data) or data[position] != 0xFF:
+            return None
+        marker, size = data[position + 1], int.from_bytes(data[position + 2 : position + 4])
+        if marker == _START_OF_SCAN:
+            break
+        if marker in (*_BASELINE, _PROGRESSIVE):
+            frame, kind = position, marker
+        elif marker not in _SKIPPED:
+            return None  # lossless, hierarchical or arithmetic coding, or an illegal marker
+        elif marker == _APPLICATION_1:
+            metadata.append(data[position + 4 : position + 2 + size])
+        position += 2 + size
+    else:
+        return None
+    num_bits, num_components = data[frame + 4], data[frame + 9]
+    at = frame + _HEIGHT_IN_FRAME
+    height, width = int.from_bytes(data[at : at + 2]), int.from_bytes(data[at + 2 : at + 4])
+    if not frame or num_bits != 8 or num_components not in (1, 3) or not height or not width:
+        return None
+    is_one_scan = kind in _BASELINE and data[position + 4] == num_components
+    can_stop_early = is_one_scan and data.find(_HOLE, position) < 0
+    return Jpeg(data, height, width, frame, can_stop_early, num_components, tuple(metadata))
+
+
+def decode_rows(
+    jpeg: Jpeg, num_rows: int, reduce: int = 1, *, reuse_buffer: bool = False
+) -> np.ndarray | None:
+    """Decode the top rows of an image.
+
+    Args:
+        jpeg: the image.
+        num_rows: rows to decode, 1 to the height.
+        reduce: 1, 2, 4 or 8: decode to 1/reduce of the size, which is faster and changes the pixels slightly.
+        reuse_buffer: decode into the buffer of this thread, which the next call with `reuse_buffer`
+            overwrites; faster.
+
+    Returns:
+        uint8 `[H, W, 3]`, of `num_rows / reduce` rows or more; None when the data do not match the header.
+    """
+    import simplejpeg
+
+    data, height = jpeg.data, num_rows + _MARGIN * reduce
+    stop = jpeg.can_stop_early and height < jpeg.height
+    if stop:
+        at = jpeg.frame + _HEIGHT_IN_FRAME
+        data = b"".join((memoryview(data)[:at], height.to_bytes(2), memoryview(data)[at + 2 :]))
+    rows, columns = -(-(height if stop else jpeg.height) // reduce), -(-jpeg.width // reduce)
+    smallest = {"min_height": rows, "min_width": columns, "min_factor": reduce} if reduce > 1 else {}
+    pixels = _SCRATCH.zeros(rows, columns) if reuse_buffer else np.zeros((rows, columns, 3), np.uint8)
+    try:
+        simplejpeg.decode_jpeg(data, "RGB", buffer=pixels, **smallest)
+    except ValueError as error:
+        # This message is expected: the data below the crop are extraneous. After any other message rows may
+        # be missing.
+        return pixels if stop and _EXTRANEOUS in str(error) else None
+    return pixels
+
+
+class _Scratch(threading.local):
+    """A buffer that a thread reuses for decoding: allocating new pages takes a twelfth of the decoding time."""
+
+    memory = np.empty(0, np.uint8)
+
+    def zeros(self, rows: int, columns: int) -> np.ndarray:
+        size = rows * columns * 3
+        if size > _MAX_SCRATCH:
+            return np.zeros((rows, columns, 3), np.uint8)
+        if len(self.memory) < size:
+            self.memory = np.empty(size, np.uint8)
+        pixels = self.memory[:size].reshape(rows, columns, 3)
+        pixels.fill(0)
+        return pixels
+
+
+_SCRATCH = _Scratch()
+
+
 def find_fault(data: bytes) -> Fault | None:
-    """Decode a whole JPEG that has an end marker, to find out whether its compressed data are truncated or
-    damaged.
+    """Decode a whole JPEG that has an end marker, and return how its compressed data are truncated or damaged.
 
     A few extraneous bytes after the last row are harmless and common, except where zeros stand in place of
     compressed data. None for an intact image, and for one whose header this decoder does not support, which
@@ -97,20 +169,15 @@ def find_fault(data: bytes) -> Fault | None:
     except ValueError as error:
         message = str(error)
         if "premature end" in message:
-            return Fault("truncated", "the compressed data of the JPEG end before its last row")
+            return "truncated", "the compressed data of the JPEG end before its last row"
         if _EXTRANEOUS in message:
             extraneous = re.search(rf"(\d+) {_EXTRANEOUS}", message)
             decoded = len(data) - len(_END_OF_IMAGE) - (int(extraneous[1]) if extraneous else 0)
             starts_in_data = data.endswith(_FEW_ZEROS, 0, decoded)  # padding would start after the last row
             if starts_in_data or data.find(_HOLE, _first_scan(data), decoded) >= 0:
-                return Fault("damaged", "the compressed data of the JPEG contain zeros in place of rows")
-            return (
-                Fault("truncated", "the JPEG lacks its last scans")
-                if lacks_scans(data, _COLOURS.get(colours, 3))
-                else None
-            )
-        if _CORRUPT in message:
-            return Fault("damaged", " ".join(message.split()))
+                return "damaged", "the compressed data of the JPEG contain zeros in place of rows"
+        elif _CORRUPT in message:
+            return "damaged", " ".join(message.split())
     return LACKS_SCANS if lacks_scans(data, _COLOURS.get(colours, 3)) else None
 
 
@@ -135,118 +202,21 @@ def lacks_scans(data: bytes, num_components: int) -> bool:
     return len(precise) < num_components or any(len(known) < _COEFFICIENTS for known in precise.values())
 
 
+def num_scans(data: bytes) -> int:
+    """Return the number of scans of a JPEG, or a few more: those of a thumbnail in its metadata are counted
+    too.
+    """
+    return data.count(b"\xff%c" % _START_OF_SCAN)
+
+
 def _first_scan(data: bytes) -> int:
-    """The byte offset of the first scan marker (SOS); the length of the data where there is none."""
+    """Return the byte offset of the first scan marker (SOS); the length of the data where there is none."""
     position = 2
     for _ in range(_MAX_SEGMENTS):
         if position + 4 > len(data) or data[position] != 0xFF:
             break
         if data[position + 1] == _START_OF_SCAN:
             return position
-        if data[position + 1] == 0xFF:  # fill bytes
-            position += 1
-            continue
-        position += 2 + int.from_bytes(data[position + 2 : position + 4])
+        is_fill_byte = data[position + 1] == 0xFF
+        position += 1 if is_fill_byte else 2 + int.from_bytes(data[position + 2 : position + 4])
     return len(data)
-
-
-def read_header(data: bytes) -> Jpeg | None:
-    """Parse the header of a grey or RGB JPEG of 8 bits that has an end marker; None for everything else."""
-    if not (data.startswith(_START_OF_IMAGE) and data.endswith(_END_OF_IMAGE)):
-        return None
-    position, frame, kind, metadata = 2, 0, 0, list[bytes]()
-    for _ in range(_MAX_SEGMENTS):
-        if position + 10 > len(data) or data[position] != 0xFF:
-            return None
-        marker, size = data[position + 1], int.from_bytes(data[position + 2 : position + 4])
-        if marker in (*_BASELINE, _PROGRESSIVE):
-            frame, kind = position, marker
-        elif marker == _START_OF_SCAN:
-            can_stop_early = kind in _BASELINE and data.find(_HOLE, position) < 0
-            return _header(data, frame, data[position + 4], can_stop_early, _orientation(metadata))
-        elif marker not in _SKIPPED:
-            return None  # lossless, hierarchical or arithmetic coding, or an illegal marker
-        elif marker == _APPLICATION_1:
-            metadata.append(data[position + 4 : position + 2 + size])
-        position += 2 + size
-    return None
-
-
-def num_scans(data: bytes) -> int:
-    """Number of scans of a JPEG, or a few more: those of a thumbnail in its metadata are counted too."""
-    return data.count(b"\xff%c" % _START_OF_SCAN)
-
-
-def _orientation(segments: list[bytes]) -> int:
-    """The orientation in the metadata of a JPEG; Exif takes precedence over XMP."""
-    if not segments:
-        return 1
-    exif = b"".join(one.removeprefix(_EXIF) for one in segments if one.startswith(_EXIF))
-    found = exif_orientation(exif)
-    xmp = next((one for one in segments if one.startswith(_XMP)), b"")
-    return xmp_orientation(xmp) if found is None else found
-
-
-def _header(data: bytes, frame: int, num_in_scan: int, can_stop_early: bool, orientation: int) -> Jpeg | None:
-    height = int.from_bytes(data[frame + _HEIGHT_IN_FRAME : frame + _HEIGHT_IN_FRAME + 2])
-    width = int.from_bytes(data[frame + _HEIGHT_IN_FRAME + 2 : frame + _HEIGHT_IN_FRAME + 4])
-    num_bits, num_components = data[frame + 4], data[frame + 9]
-    if not frame or num_bits != 8 or num_components not in (1, 3) or not height or not width:
-        return None
-    return Jpeg(
-        height, width, frame, can_stop_early and num_in_scan == num_components, orientation, num_components
-    )
-
-
-class _Scratch(threading.local):
-    """A buffer that a thread reuses for decoding: allocating new pages takes a twelfth of the decoding time."""
-
-    memory = np.empty(0, np.uint8)
-
-    def zeros(self, rows: int, columns: int) -> np.ndarray:
-        size = rows * columns * 3
-        if size > _MAX_SCRATCH:
-            return np.zeros((rows, columns, 3), np.uint8)
-        if len(self.memory) < size:
-            self.memory = np.empty(size, np.uint8)
-        pixels = self.memory[:size].reshape(rows, columns, 3)
-        pixels.fill(0)
-        return pixels
-
-
-_SCRATCH = _Scratch()
-
-
-def decode_rows(
-    data: bytes, jpeg: Jpeg, num_rows: int, reduce: int = 1, *, reuse_buffer: bool = False
-) -> np.ndarray | None:
-    """Decode the top rows of an image.
-
-    Args:
-        data: the whole file.
-        jpeg: its header.
-        num_rows: rows to decode, 1 to the height.
-        reduce: 1, 2, 4 or 8: decode to 1/reduce of the size, which is faster and changes the pixels slightly.
-        reuse_buffer: decode into the buffer of this thread, which the next call with `reuse_buffer`
-            overwrites; faster.
-
-    Returns:
-        uint8 `[H, W, 3]`, of `num_rows / reduce` rows or more; None when the data do not match the header.
-    """
-    import simplejpeg
-
-    height = num_rows + _MARGIN * reduce
-    stop = jpeg.can_stop_early and height < jpeg.height
-    if stop:
-        at = jpeg.frame + _HEIGHT_IN_FRAME
-        data = b"".join((memoryview(data)[:at], height.to_bytes(2), memoryview(data)[at + 2 :]))
-    rows, columns = -(-(height if stop else jpeg.height) // reduce), -(-jpeg.width // reduce)
-    smallest = {"min_height": rows, "min_width": columns, "min_factor": reduce} if reduce > 1 else {}
-    pixels = _SCRATCH.zeros(rows, columns) if reuse_buffer else np.zeros((rows, columns, 3), np.uint8)
-    try:
-        simplejpeg.decode_jpeg(data, "RGB", buffer=pixels, **smallest)
-    except ValueError as error:
-        # This message is expected: the data below the crop are extraneous. After any other message rows may
-        # be missing.
-        return pixels if stop and _EXTRANEOUS in str(error) else None
-    return pixels

@@ -11,11 +11,9 @@ import numpy as np
 
 from vitctl.data.datasets.catalog import find_data_set
 from vitctl.data.images.decode import BadSample, decode
-from vitctl.data.shards.index import Index, find_splits
-from vitctl.data.shards.index_fields import INDEX_FILE
+from vitctl.data.shards.index import INDEX_FILE, LABELS, SAMPLES, Index, find_splits
 from vitctl.data.shards.remote import bounded, is_remote
 from vitctl.data.shards.scan import read_shard
-from vitctl.data.shards.tables import LABELS, SAMPLES
 from vitctl.data.source.exclusion import DIGEST, changed_images, image_digest
 from vitctl.data.source.exclusion import FILE as EXCLUDED
 from vitctl.data.source.shard_source import ShardSource, open_index

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from vitctl.data.images.decode import BadSample, open_picture
-from vitctl.data.images.formats import image_extension
+from vitctl.data.images.image_types import image_extension
 from vitctl.data.source.views import Source, has_label
 from vitctl.system.pool import Done, run_tasks
 

@@ -1,20 +1,28 @@
-"""Remote files: https:// and hf:// by byte ranges, s3:// and gs:// through fsspec; with retries."""
+"""Remote files: https:// and hf:// by byte ranges, s3:// and gs:// through fsspec, with retries; and a cache
+of remote shards on the local disk.
+"""
 
+import hashlib
+import os
 import re
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from vitctl.errors import DataError
 from vitctl.system import http
 from vitctl.system.address import check
+from vitctl.system.files import atomic_write, locked
 from vitctl.system.http import (
-    Client,
     TransientError,
     content_range,
     hub_address,
+    open_url,
     parse_num_bytes,
     read_chunks,
 )
@@ -24,6 +32,8 @@ _ETAG = re.compile(r'(?:W/)?"[!-~]{0,500}"')
 _FSSPEC_CHUNK = 8 * 2**20
 _HUB_ADDRESS = re.compile(r"hf://datasets/([^/@]+/[^/@]+)(?:@([^/]+))?/(.+)")
 _PACKAGES = {"s3": "s3fs", "gs": "gcsfs"}
+_ABANDONED_SECONDS = 3600
+_TRIES = 3
 
 
 class MissingError(DataError):
@@ -179,7 +189,7 @@ def _from_http(url: str, start: int, stop: int | None, etag: str = "") -> _Respo
     if start or stop is not None:
         headers["Range"] = f"bytes={start}-{'' if stop is None else stop - 1}"
     address = _hub_address(url) if url.startswith("hf://") else url
-    response = Client(DataError, MissingError).open(address, headers, name=url)
+    response = open_url(address, headers, error=DataError, missing=MissingError, name=url)
     if response.status == 304:
         raise _NotModifiedError
     if response.status == 416:
@@ -195,14 +205,13 @@ def _from_http(url: str, start: int, stop: int | None, etag: str = "") -> _Respo
         raise DataError(
             f"{url}: the server supports no byte ranges; read whole shards with data.cache_gib above 0"
         )
-    found, length = response.headers.get("ETag", ""), response.headers.get("Content-Length")
-    return _Response(
-        read_chunks(response, start), parse_num_bytes(length), found if _ETAG.fullmatch(found) else ""
-    )
+    new_etag, length = response.headers.get("ETag", ""), response.headers.get("Content-Length")
+    new_etag = new_etag if _ETAG.fullmatch(new_etag) else ""
+    return _Response(read_chunks(response, start), parse_num_bytes(length), new_etag)
 
 
 def _hub_address(url: str) -> str:
-    """The https URL of hf://datasets/OWNER/NAME[@REVISION]/PATH."""
+    """Return the https URL of hf://datasets/OWNER/NAME[@REVISION]/PATH."""
     parts = _HUB_ADDRESS.fullmatch(url)
     if parts is None:
         raise DataError(
@@ -225,11 +234,11 @@ def _from_fsspec(url: str, start: int, stop: int | None, _etag: str = "") -> _Re
             f"{url}: {scheme}:// needs the package {_PACKAGES[scheme]}: pip install {_PACKAGES[scheme]}"
         ) from None
     num_bytes = int(_call_fsspec(url, lambda: files.info(path)["size"])) if stop is None else None
-    end = num_bytes if stop is None else stop
+    end = stop or num_bytes or 0
 
     def chunks() -> Iterator[bytes]:
-        for begin in range(start, end or 0, _FSSPEC_CHUNK):
-            until = min(begin + _FSSPEC_CHUNK, end or 0)
+        for begin in range(start, end, _FSSPEC_CHUNK):
+            until = min(begin + _FSSPEC_CHUNK, end)
             chunk = _call_fsspec(url, partial(files.cat_file, path, start=begin, end=until))
             yield chunk
             if len(chunk) < until - begin:
@@ -250,3 +259,114 @@ def _call_fsspec(url: str, call: Callable[[], Any]) -> Any:
         ) from None
     except Exception as error:  # each file system has its own exception types, also for dropped connections
         raise TransientError(f"{type(error).__name__}: {str(error)[:200]}") from None
+
+
+@dataclass(frozen=True)
+class ShardCache:
+    """A cache of whole remote shards, shared by all processes. Files are named by the SHA-256 of their
+    content; the least recently used are evicted first.
+
+    A file is written to a temporary file, verified and renamed, so that a file with its final name is
+    complete. A lock for each shard keeps two processes from fetching it twice; the kernel releases it when
+    its holder dies. A process that has a file open can still read it after it was evicted.
+
+    Args:
+        folder: of the cache; created when missing.
+        max_bytes: limit on the total size of all shards.
+    """
+
+    folder: Path
+    max_bytes: int
+
+    def path(self, sha256: str) -> Path:
+        """Return the path at which a file of this digest is cached."""
+        return self.folder / f"{sha256}.tar"
+
+    def open(self, url: str, num_bytes: int, sha256: str) -> int:
+        """Return a descriptor of a shard, which is fetched when it is not in the cache.
+
+        Args:
+            url: address to fetch it from.
+            num_bytes: size of the shard.
+            sha256: of its content, 64 hex digits.
+
+        Raises:
+            DataError: size or digest are wrong, it does not fit into the cache, or it cannot be fetched or
+                written.
+        """
+        target, locks = self.path(sha256), self.folder / "locks"
+        try:
+            locks.mkdir(parents=True, exist_ok=True)
+            for _ in range(_TRIES):
+                descriptor = _open_cached(target, num_bytes)
+                if descriptor is not None:
+                    return descriptor
+                with locked(locks / sha256[:3]):
+                    if not target.exists():
+                        self._fetch(url, target, num_bytes, sha256)
+        except OSError as error:
+            raise DataError(
+                f"{error.filename or self.folder}: cannot be written ({error.strerror}); set "
+                f"VITCTL_CACHE to a disk with free space"
+            ) from None
+        raise DataError(
+            f"{self.folder}: shards are evicted before they are read; make the cache larger (data.cache_gib)"
+        )
+
+    def _fetch(self, url: str, target: Path, num_bytes: int, sha256: str) -> None:
+        for left in self.folder.glob(f".{target.name}.*.partial"):  # of a killed process: we hold the lock
+            left.unlink(missing_ok=True)
+        if num_bytes > self.max_bytes:
+            raise DataError(
+                f"{url}: {num_bytes} bytes, the cache holds {self.max_bytes}; raise data.cache_gib"
+            )
+        with locked(self.folder / "locks" / "room"):
+            self._evict(num_bytes)
+        with atomic_write(target) as aside:
+            digest, size = hashlib.sha256(), 0
+            with aside.open("wb") as file:
+                for chunk in stream(url):
+                    size += len(chunk)
+                    if size > num_bytes:
+                        break
+                    digest.update(chunk)
+                    file.write(chunk)
+            if size != num_bytes or digest.hexdigest() != sha256:
+                more = "more than " if size > num_bytes else ""
+                raise DataError(
+                    f"{url}: {more}{min(size, num_bytes)} bytes with sha256 {digest.hexdigest()[:12]}, its "
+                    f"index says {num_bytes} bytes with {sha256[:12]}; index it again"
+                )
+
+    def _evict(self, num_bytes: int) -> None:
+        """Delete abandoned temporary files, and the least recently used shards until `num_bytes` more fit."""
+        cached, room = [], self.max_bytes - num_bytes
+        for path in self.folder.iterdir():
+            with suppress(FileNotFoundError):
+                state = path.stat()
+                if path.suffix == ".partial" and time.time() - state.st_mtime > _ABANDONED_SECONDS:
+                    path.unlink()
+                elif path.suffix in (".tar", ".partial"):
+                    room -= state.st_size
+                    cached.append((state.st_atime, state.st_size, path))
+        for _, size, path in sorted(one for one in cached if one[2].suffix == ".tar"):
+            if room >= 0:
+                break
+            path.unlink(missing_ok=True)
+            room += size
+
+
+def _open_cached(path: Path, num_bytes: int) -> int | None:
+    """Open a cached file and mark it as most recently used; None when it is missing or has the wrong size."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    state = os.fstat(descriptor)
+    if state.st_size != num_bytes:
+        os.close(descriptor)
+        path.unlink(missing_ok=True)
+        return None
+    with suppress(OSError):  # owned by another user: reading is enough
+        os.utime(descriptor, ns=(time.time_ns(), state.st_mtime_ns))  # keep the time of the download
+    return descriptor

@@ -20,12 +20,15 @@ from pathlib import Path
 import numpy as np
 from braceexpand import braceexpand
 
-from vitctl.data.shards.cache import ShardCache
-from vitctl.data.shards.index import find_splits, index_shards, table_bytes, table_names
-from vitctl.data.shards.index_fields import INDEX_FILE
-from vitctl.data.shards.links import link_shards
+from vitctl.data.shards.index import (
+    INDEX_FILE,
+    find_splits,
+    table_limits,
+)
+from vitctl.data.shards.make_index import index_shards, link_shards
 from vitctl.data.shards.remote import (
     MissingError,
+    ShardCache,
     UnreachableError,
     bounded,
     check_address,
@@ -444,10 +447,9 @@ def _cached(digest: str) -> Path:
 def _fetch_index(url: str, folder: Path, text: bytes, etag: str = "") -> None:
     """Fetch the tables of an index; `index.json` is written last."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name in table_names(text):
+    for name, max_bytes in table_limits(text).items():
         with atomic_write(folder / name) as aside, aside.open("wb") as file:
-            for chunk in bounded(f"{url}/{name}", table_bytes(text)):
-                file.write(chunk)
+            file.writelines(bounded(f"{url}/{name}", max_bytes))
     write_bytes(folder / INDEX_FILE, text)
     write_text(folder / _ETAG, etag)
 

@@ -13,11 +13,9 @@ from typing import Any
 import numpy as np
 
 from vitctl.data.images.decode import BadSample
-from vitctl.data.shards.cache import ShardCache
-from vitctl.data.shards.index import Index, read_index
-from vitctl.data.shards.index_fields import INDEX_FILE
-from vitctl.data.shards.remote import is_remote, read_range
-from vitctl.data.shards.scan import member_name, split_name, unescape_key
+from vitctl.data.shards.index import INDEX_FILE, Index, read_index
+from vitctl.data.shards.remote import ShardCache, is_remote, read_range
+from vitctl.data.shards.tar import member_name, split_name, unescape_key
 from vitctl.errors import DataError, explained
 from vitctl.system.bounds import IMAGE_FILE
 from vitctl.system.descriptors import max_open_shards

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from vitctl.data.shards import tables
+from vitctl.data.shards import index as shard_index
 from vitctl.data.shards.remote import is_remote
 from vitctl.data.source import hashing
 from vitctl.data.source.shard_source import ShardSource
@@ -232,7 +232,7 @@ def _files(sources: Sequence[Source]) -> tuple[list[_File], int]:
     unread: dict[str, int] = {}
     for source, shards in (read for one in sources for read in _shards_read(one)):
         for name, recorded in source.index.tables.items():
-            if recorded["num_bytes"] > tables.VERIFIED_ON_OPEN:
+            if recorded["num_bytes"] > shard_index.VERIFIED_ON_OPEN:
                 path = os.path.abspath(source.index.folder / name)
                 files[path] = _File(path, recorded["num_bytes"], recorded["sha256"])
         for number in shards:

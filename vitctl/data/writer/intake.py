@@ -15,9 +15,9 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from vitctl.data.images.convert import CONVERSION, without_heic
 from vitctl.data.images.decode import BadSample, open_picture
-from vitctl.data.images.formats import HEAD_BYTES, content_type, image_extension
-from vitctl.data.images.heic import CONVERSION, heic_to_jpeg, is_heic
+from vitctl.data.images.image_types import HEAD_BYTES, content_type, image_extension, is_heic
 from vitctl.data.source.views import no_class
 from vitctl.data.writer.items import Item, LeftOut, Originals, read_item
 from vitctl.errors import DataError
@@ -142,7 +142,7 @@ def check_image(data: bytes) -> str:
         return f"too large: {len(data):,} bytes, should have at most {IMAGE_FILE}"
     try:
         if is_heic(data[:HEAD_BYTES]):
-            heic_to_jpeg(data)
+            without_heic(data)
             return _HEIC
         if image_extension(data) is None:
             return f"not an image: {content_type(data)}"
@@ -218,7 +218,7 @@ def _sorted_out(
 def _converted(item: Item) -> bytes:
     data = read_item(item)
     try:
-        return heic_to_jpeg(data) if is_heic(data[:HEAD_BYTES]) else data
+        return without_heic(data)
     except BadSample as error:
         raise DataError(f"{item.key}: {error}") from None
 

@@ -14,13 +14,13 @@ from typing import IO, Any
 
 import numpy as np
 
+from vitctl.data.images.convert import Reencode
 from vitctl.data.images.decode import BadSample
-from vitctl.data.images.formats import image_extension
-from vitctl.data.images.reencode import Reencode
-from vitctl.data.shards.index import Index, read_index, write_index
-from vitctl.data.shards.index_fields import INDEX_FILE
-from vitctl.data.shards.scan import ROW, Scan, escape_key, pad_labels, read_shard
-from vitctl.data.shards.tar import ShardWriter, names_header
+from vitctl.data.images.image_types import image_extension
+from vitctl.data.shards.index import INDEX_FILE, Index, read_index
+from vitctl.data.shards.make_index import write_index
+from vitctl.data.shards.scan import ROW, Scan, pad_labels, read_shard
+from vitctl.data.shards.tar import ShardWriter, escape_key, names_header
 from vitctl.data.source.order import Order
 from vitctl.data.source.shard_source import ShardSource
 from vitctl.data.writer.items import Item, Originals, read_item

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO
 
 from vitctl.data.datasets.readers.class_folder import sort_files
-from vitctl.data.images.formats import IMAGE_EXTENSIONS, SYSTEM_FILE
+from vitctl.data.images.image_types import IMAGE_EXTENSIONS, SYSTEM_FILE
 from vitctl.data.shards.index import find_splits
 from vitctl.data.shards.remote import check_address, is_remote
 from vitctl.data.source.locate import locate_all_splits, locate_splits, no_index_message

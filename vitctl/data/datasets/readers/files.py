@@ -15,8 +15,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from vitctl.data.shards.bounded_tar import open_tar
-from vitctl.data.shards.scan import check_end
+from vitctl.data.shards.tar import check_end, open_tar
 from vitctl.data.writer.items import Item
 from vitctl.errors import DataError
 from vitctl.system import files

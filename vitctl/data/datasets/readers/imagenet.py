@@ -24,7 +24,7 @@ from vitctl.data.datasets.readers.files import (
     read_bytes,
     read_lines,
 )
-from vitctl.data.images.formats import IMAGE_SUFFIXES
+from vitctl.data.images.image_types import IMAGE_SUFFIXES
 from vitctl.data.writer.items import Item, Originals
 from vitctl.errors import DataError
 from vitctl.system.files import leads_out, parse_json
