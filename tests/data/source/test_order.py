@@ -10,21 +10,25 @@ from hypothesis import strategies as st
 from vitctl.data.source.order import BLOCK_SIZE, MixtureOrder, Order, SampleOrder, WindowedOrder, quotas
 from vitctl.errors import DataError
 
+WALKS: tuple[SampleOrder, ...] = (Order(100, 1), WindowedOrder(51, 2, 5, 3), Order(3, 3))
+
+
+@given(
+    st.sampled_from([*WALKS, Order(500, 3), WindowedOrder(500, 3, 60, 4), MixtureOrder(WALKS, (5, 3, 2), 3)]),
+    st.lists(st.integers(0, 10**12), min_size=1, max_size=40),
+)
+def test_orders__a_position_does_not_depend_on_its_company(order: SampleOrder, positions: list[int]) -> None:
+    together = order.at(np.array(positions))
+    alone = [order.at(np.array([position])) for position in positions]
+    assert together[0].tolist() == [int(epochs[0]) for epochs, _ in alone]
+    assert together[1].tolist() == [int(samples[0]) for _, samples in alone]
+
 
 @given(st.integers(1, 3000), st.integers(-5, 2**70), st.integers(0, 2**40))
 def test_order__every_epoch_is_a_bijection(num_samples: int, seed: int, epoch: int) -> None:
     epochs, samples = Order(num_samples, seed).at(np.arange(num_samples) + epoch * num_samples)
     assert (epochs == epoch).all()
     assert (np.sort(samples) == np.arange(num_samples)).all()
-
-
-@given(st.integers(1, 500), st.lists(st.integers(0, 10**6), min_size=1, max_size=40))
-def test_order__a_position_does_not_depend_on_its_company(num_samples: int, positions: list[int]) -> None:
-    order = Order(num_samples, 3)
-    together = order.at(np.array(positions))
-    alone = [order.at(np.array([position])) for position in positions]
-    assert together[0].tolist() == [int(epochs[0]) for epochs, _ in alone]
-    assert together[1].tolist() == [int(samples[0]) for _, samples in alone]
 
 
 def test_order__without_shuffle_is_storage_order() -> None:
@@ -105,17 +109,6 @@ def test_windowed_order__every_epoch_is_a_bijection(
     assert (np.sort(samples) == np.arange(num_samples)).all()
 
 
-@given(st.integers(1, 500), st.integers(1, 60), st.lists(st.integers(0, 10**6), min_size=1, max_size=40))
-def test_windowed_order__a_position_does_not_depend_on_its_company(
-    num_samples: int, block_size: int, positions: list[int]
-) -> None:
-    order = WindowedOrder(num_samples, 3, block_size, 4)
-    together = order.at(np.array(positions))
-    alone = [order.at(np.array([position])) for position in positions]
-    assert together[0].tolist() == [int(epochs[0]) for epochs, _ in alone]
-    assert together[1].tolist() == [int(samples[0]) for _, samples in alone]
-
-
 @given(st.integers(1, 3000), st.integers(1, 90), st.integers(1, 9), st.integers(0, 2**30))
 def test_windowed_order__a_window_reads_only_its_blocks(
     num_samples: int, block_size: int, window_blocks: int, epoch: int
@@ -183,9 +176,6 @@ def _z(chi_square: float, degrees: int) -> float:
     return (chi_square - degrees) / math.sqrt(2 * degrees)
 
 
-WALKS: tuple[SampleOrder, ...] = (Order(100, 1), WindowedOrder(51, 2, 5, 3), Order(3, 3))
-
-
 @given(st.lists(st.floats(0.1, 100), min_size=1, max_size=20), st.integers(300, 5000))
 def test_quotas__are_whole_and_near(weights: list[float], block_size: int) -> None:
     if min(weights) / sum(weights) * block_size < 1:
@@ -240,15 +230,6 @@ def test_mixture_order__blocks_and_seeds_have_orders_of_their_own() -> None:
         for other in from_first[:number]:
             assert abs((one == other).mean() - 0.5) < 0.05
         assert abs((one[1:] == one[:-1]).mean() - 0.5) < 0.05
-
-
-@given(st.lists(st.integers(0, 10**12), min_size=1, max_size=40))
-def test_mixture_order__a_position_does_not_depend_on_its_company(positions: list[int]) -> None:
-    order = MixtureOrder(WALKS, (5, 3, 2), 3)
-    together = order.at(np.array(positions))
-    alone = [order.at(np.array([position])) for position in positions]
-    assert together[0].tolist() == [int(epochs[0]) for epochs, _ in alone]
-    assert together[1].tolist() == [int(samples[0]) for _, samples in alone]
 
 
 def test_mixture_order__one_source_is_itself_shuffled_in_blocks() -> None:

@@ -12,7 +12,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -203,9 +203,14 @@ def expand(text: str) -> list[str]:
     """
     names: list[str] = []
     (text,) = without_queries(text, error=DataError)
-    for name in _parts(text):
-        for expanded in _expand_braces(name):
-            names += _matching(expanded)
+    for pattern in _listed(text):
+        for name in _expand_braces(pattern):
+            if is_remote(name) or glob.escape(name) == name or os.path.lexists(name):
+                names.append(name)
+            elif matching := sorted(glob.glob(name)):
+                names += matching
+            else:
+                raise DataError(f"{name}: no file matches this pattern")
             if len(names) > _MAX_NAMES:
                 raise DataError(f"{text[:80]}: more than {_MAX_NAMES:,} names")
     if not names:
@@ -213,31 +218,22 @@ def expand(text: str) -> list[str]:
     return names
 
 
-def _matching(name: str) -> list[str]:
-    """Return the local files that a pattern with *, ? or [ matches, in order; any other name as it is."""
-    if is_remote(name) or glob.escape(name) == name or os.path.lexists(name):
-        return [name]
-    if not (found := sorted(glob.glob(name))):
-        raise DataError(f"{name}: no file matches this pattern")
-    return found
+def _listed(text: str) -> Iterable[str]:
+    """Return the names in an @file or a list joined by commas."""
+    if not text.startswith("@"):
+        return [part.strip() for part in re.split(r",(?![^{]*\})", text) if part.strip()]
+    path = Path(text[1:])
+    try:
+        lines = read_bytes(path, SHARD_LIST.limit, error=DataError).decode().splitlines()
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{path}: cannot be read ({error}); should be a text file with a shard per line"
+        ) from None
+    names = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+    return without_queries(*names, error=DataError, over=False)
 
 
-def _parts(text: str) -> Iterator[str]:
-    if text.startswith("@"):
-        path = Path(text[1:])
-        try:
-            lines = read_bytes(path, SHARD_LIST.limit, error=DataError).decode().splitlines()
-        except UnicodeDecodeError as error:
-            raise DataError(
-                f"{path}: cannot be read ({error}); should be a text file with a shard per line"
-            ) from None
-        names = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
-        yield from without_queries(*names, error=DataError, over=False)
-        return
-    yield from (part.strip() for part in re.split(r",(?![^{]*\})", text) if part.strip())
-
-
-def _expand_braces(text: str) -> Iterator[str]:
+def _expand_braces(text: str) -> Iterable[str]:
     """Expand with the package braceexpand, as webdataset does.
 
     Patterns that it would not expand, or too many names, are refused.
@@ -254,7 +250,7 @@ def _expand_braces(text: str) -> Iterator[str]:
         ):
             raise DataError(f"{text[:80]}: more than {_MAX_NAMES:,} names")
     if not choices:
-        return iter((text,))
+        return [text]
     if _STRAY_BRACE.search(text):
         raise DataError(
             f"{text[:80]}: braces within braces, or one that is not closed; list the names in @FILE"
@@ -313,16 +309,14 @@ def _index_list(paths: Sequence[Path]) -> Path:
     Raises:
         DataError: as `index_folder`; or a shard does not exist.
     """
-    digest = hashlib.sha256()
+    state = ""
     for path in paths:
         try:
             found = path.stat()
         except OSError as error:
             raise DataError(f"{path}: cannot be read ({error.strerror})") from None
-        digest.update(
-            f"{path.resolve()}\0{found.st_size}\0{found.st_mtime_ns}\0".encode("utf-8", "surrogateescape")
-        )
-    folder = _cached(digest.hexdigest())
+        state += f"{path.resolve()}\0{found.st_size}\0{found.st_mtime_ns}\0"
+    folder = _cached_index(state, "surrogateescape")
     if not (folder / INDEX_FILE).exists():
         folder.mkdir(parents=True, exist_ok=True)
         _index_once(folder, paths)
@@ -397,7 +391,7 @@ def _show(text: str, end: str = "\n") -> None:
 def _remote_splits(url: str, names: Sequence[str]) -> dict[str, SplitLocation]:
     """Find splits at a URL, which is a split folder itself, or holds a folder for each split."""
     # Where a split below this URL is cached, the URL itself is not requested: offline the request would fail.
-    if not any((_copy(f"{url}/{name}") / INDEX_FILE).exists() for name in names):
+    if not any((_cached_index(f"{url}/{name}") / INDEX_FILE).exists() for name in names):
         try:
             return {url.rpartition("/")[2]: SplitLocation(_fetched_index(url), url)}
         except MissingError:
@@ -416,15 +410,18 @@ def _fetched_index(url: str) -> Path:
     incomplete or damaged copy is fetched again. If the server does not respond, the cached copy is used,
     with a warning.
     """
-    folder, cached = _copy(url), b""
+    folder, cached = _cached_index(url), b""
     with suppress(DataError):
         open_index(folder, url)
         cached = read_bytes(folder / INDEX_FILE, INDEX.limit, error=DataError)
     if not cached:
         _fetch_index(url, folder, read_file(f"{url}/{INDEX_FILE}", INDEX.limit))
         return folder
+    etag = b""
+    with suppress(DataError):
+        etag = read_bytes(folder / _ETAG, _MAX_ETAG_BYTES, error=DataError)
     try:
-        changed = read_changed(f"{url}/{INDEX_FILE}", INDEX.limit, _etag(folder))
+        changed = read_changed(f"{url}/{INDEX_FILE}", INDEX.limit, etag.decode("ascii", "ignore").strip())
         if changed is not None and changed[0] != cached:
             _fetch_index(url, folder, *changed)
         elif changed is not None:
@@ -435,13 +432,9 @@ def _fetched_index(url: str) -> Path:
     return folder
 
 
-def _copy(url: str) -> Path:
-    """Return the cache folder for the index of a split."""
-    return _cached(hashlib.sha256(url.encode("utf-8", "surrogatepass")).hexdigest())
-
-
-def _cached(digest: str) -> Path:
-    return cache_folder() / "splits" / digest[:24]
+def _cached_index(name: str, errors: str = "surrogatepass") -> Path:
+    """Return the cache folder for an index, by the address of its split or the state of its shards."""
+    return cache_folder() / "splits" / hashlib.sha256(name.encode("utf-8", errors)).hexdigest()[:24]
 
 
 def _fetch_index(url: str, folder: Path, text: bytes, etag: str = "") -> None:
@@ -452,10 +445,3 @@ def _fetch_index(url: str, folder: Path, text: bytes, etag: str = "") -> None:
             file.writelines(bounded(f"{url}/{name}", max_bytes))
     write_bytes(folder / INDEX_FILE, text)
     write_text(folder / _ETAG, etag)
-
-
-def _etag(folder: Path) -> str:
-    try:
-        return read_bytes(folder / _ETAG, _MAX_ETAG_BYTES, error=DataError).decode("ascii", "ignore").strip()
-    except DataError:
-        return ""

@@ -27,14 +27,12 @@ class SampleOrder(Protocol):
     @property
     def num_samples(self) -> int:
         """Samples in the data set."""
-        ...
 
     @property
     def window_size(self) -> int:
         """Length of a window: positions that read the same few shards, which can be prefetched. 0 where there
         are no windows.
         """
-        ...
 
     def at(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return epoch and sample at the given positions of the sequence.
@@ -45,7 +43,6 @@ class SampleOrder(Protocol):
         Returns:
             epochs, int64 `[P]`, and samples, int64 `[P]` in `range(num_samples)`.
         """
-        ...
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,9 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from vitctl.data.shards import index as shard_index
+import numpy as np
+
+from vitctl.data.shards import tables
 from vitctl.data.shards.remote import is_remote
 from vitctl.data.source import hashing
 from vitctl.data.source.shard_source import ShardSource
@@ -230,28 +233,33 @@ def _files(sources: Sequence[Source]) -> tuple[list[_File], int]:
     """
     files: dict[str, _File] = {}
     unread: dict[str, int] = {}
+<<<<<<< HEAD
     for source, shards in (read for one in sources for read in _shards_read(one)):
         for name, recorded in source.index.tables.items():
             if recorded["num_bytes"] > shard_index.VERIFIED_ON_OPEN:
                 path = os.path.abspath(source.index.folder / name)
+=======
+    stores: list[tuple[Source, np.ndarray | None]] = []
+    for source in sources:
+        in_stores = source.by_store() if isinstance(source, View) else [(source, None, slice(None))]
+        stores += [(store, rows) for store, rows, _ in in_stores]
+    for split, rows in stores:
+        if not isinstance(split, ShardSource):
+            continue
+        for name, recorded in split.index.tables.items():
+            if recorded["num_bytes"] > tables.VERIFIED_ON_OPEN:
+                path = os.path.abspath(split.index.folder / name)
+>>>>>>> h/source
                 files[path] = _File(path, recorded["num_bytes"], recorded["sha256"])
-        for number in shards:
-            shard, address = source.index.shards[number], source.index.address(number)
+        for number in split.shards_of(rows):
+            shard, address = split.index.shards[number], split.index.address(number)
             is_far = is_remote(address)
-            if is_far and source.cache is None:
+            if is_far and split.cache is None:
                 unread[address] = shard.num_bytes
                 continue
-            path = os.path.abspath(source.cache.path(shard.sha256) if is_far and source.cache else address)
+            path = os.path.abspath(split.cache.path(shard.sha256) if is_far and split.cache else address)
             files[path] = _File(path, shard.num_bytes, shard.sha256, is_far)
     return list(files.values()), sum(unread.values())
-
-
-def _shards_read(source: Source) -> Iterator[tuple[ShardSource, list[int]]]:
-    """Yield the splits behind a source, and the numbers of the shards that hold its samples."""
-    stores = source.by_store() if isinstance(source, View) else [(source, None, slice(None))]
-    for store, rows, _ in stores:
-        if isinstance(store, ShardSource):
-            yield store, store.shards_of(rows)
 
 
 def _end(process: subprocess.Popen[str], owner: int) -> None:

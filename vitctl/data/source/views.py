@@ -30,12 +30,10 @@ class Source(Protocol):
     @property
     def class_names(self) -> tuple[str, ...]:
         """Names in label order."""
-        ...
 
     @property
     def digest(self) -> str:
         """Hex digest of the samples and their order."""
-        ...
 
     def __len__(self) -> int: ...
 
@@ -44,19 +42,15 @@ class Source(Protocol):
 
         Where samples may have several: int64 `[n, L]`, padded with -1; a row of -1 for none.
         """
-        ...
 
     def key(self, sample: int) -> str:
         """The name of a sample, unique in its split."""
-        ...
 
     def location(self, sample: int) -> str:
         """The path or URL of a sample, for messages."""
-        ...
 
     def read(self, sample: int) -> bytes:
         """The encoded image. Raises `BadSample` when it cannot be read."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)

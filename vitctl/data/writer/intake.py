@@ -13,8 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-import numpy as np
-
 from vitctl.data.images.convert import CONVERSION, without_heic
 from vitctl.data.images.decode import BadSample, open_picture
 from vitctl.data.images.image_types import HEAD_BYTES, content_type, image_extension, is_heic
@@ -80,9 +78,9 @@ class _Split(NamedTuple):
     originals: Originals
     findings: list[str]
 
-    def per_class(self, *, usable: bool) -> np.ndarray:
+    def per_class(self, *, usable: bool) -> list[int]:
         """Count the images of each class; with `usable`, without bad images."""
-        counts = np.zeros(len(self.originals.class_names), np.int64)
+        counts = [0] * len(self.originals.class_names)
         for item, finding in zip(self.originals.items, self.findings, strict=True):
             if usable and _is_bad(finding):
                 continue
