@@ -364,8 +364,8 @@ def test_missing_start_weights__are_not_needed_after_a_checkpoint(
     assert (state, text.startswith("scored again: ")) == ("ok", True)
     [(state, text)] = said(run, "replay", steps="1:6")
     assert state == "not proven"
-    assert text.startswith("steps 1 to 6 begin with the start weights: ")
-    assert "--from START" in text
+    assert text.startswith("steps 1 to 6: ")
+    assert text.endswith("; --from START names another place")
     equal = [("ok", "steps 1 to 6: equal, bit for bit")]
     assert said(run, "replay", steps="all", weights=str(tmp_path / "moved")) == equal
 
@@ -380,7 +380,7 @@ def test_differences__of_processor_driver_and_versions() -> None:
     )
     assert differences(before, here) == ["driver 1, here 2"]
     assert differences(StartLine.model_validate(made_of), here) == [
-        "cuDNN not recorded, here 9",
         "driver not recorded, here 2",
+        "cuDNN not recorded, here 9",
         "torch not recorded, here 2",
     ]

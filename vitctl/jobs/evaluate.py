@@ -20,8 +20,8 @@ from vitctl.jobs.inputs.network import unseen_pixels
 from vitctl.jobs.inputs.same_inputs import check_found
 from vitctl.jobs.inputs.weights import FoundWeights, loaded_model, scored_weights
 from vitctl.jobs.provenance import computed, shown, weights_scored
+from vitctl.jobs.record.data_verified import WHOLE, verify
 from vitctl.jobs.record.identity import run_of
-from vitctl.jobs.record.integrity import WHOLE, verify
 from vitctl.jobs.record.kernels import choose_kernels, use_kernels
 from vitctl.jobs.record.result import RunResult, data_used, read_result
 from vitctl.jobs.training import num_workers, on_device, open_journal, start_runtime

@@ -26,7 +26,7 @@ from vitctl.jobs.inputs.network import unseen_pixels
 from vitctl.jobs.inputs.same_inputs import check_found
 from vitctl.jobs.inputs.weights import FoundWeights, loaded_model, random_in_words, weights_of
 from vitctl.jobs.provenance import computed, shown, weights_used
-from vitctl.jobs.record.integrity import WHOLE, check_whole, verify
+from vitctl.jobs.record.data_verified import WHOLE, check_whole, verify
 from vitctl.jobs.record.kernels import choose_kernels, use_kernels
 from vitctl.jobs.record.result import RunResult
 from vitctl.jobs.training import num_workers, on_device, open_journal, start_runtime

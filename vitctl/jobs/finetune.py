@@ -19,7 +19,7 @@ from vitctl.jobs.inputs.network import rates_in_words, rates_of, unseen_pixels
 from vitctl.jobs.inputs.sampling import sampling_notes
 from vitctl.jobs.inputs.weights import FoundWeights, transferred_model, weights_of
 from vitctl.jobs.provenance import trained, training_result, weights_used
-from vitctl.jobs.record.integrity import verified, verify
+from vitctl.jobs.record.data_verified import verified, verify
 from vitctl.jobs.record.kernels import dropout_draws
 from vitctl.jobs.record.result import RunResult
 from vitctl.jobs.sweep import SEEDS, Trial, best, broadcast_score, run_trials

@@ -15,7 +15,7 @@ from vitctl.jobs.inputs.network import model_config, needs_labels, unseen_pixels
 from vitctl.jobs.inputs.sampling import sampling_notes
 from vitctl.jobs.probe import make_probe, open_probe
 from vitctl.jobs.provenance import trained, training_result
-from vitctl.jobs.record.integrity import verified, verify
+from vitctl.jobs.record.data_verified import verified, verify
 from vitctl.jobs.record.kernels import dropout_draws
 from vitctl.jobs.record.result import RunResult
 from vitctl.jobs.training import (

@@ -19,7 +19,7 @@ from vitctl.jobs.inputs.network import rates_in_words, unseen_pixels
 from vitctl.jobs.inputs.same_inputs import check_found
 from vitctl.jobs.inputs.weights import random_in_words, weights_of
 from vitctl.jobs.provenance import computed_training, shown, weights_used
-from vitctl.jobs.record.integrity import WHOLE, check_whole, verify
+from vitctl.jobs.record.data_verified import WHOLE, check_whole, verify
 from vitctl.jobs.record.kernels import dropout_draws
 from vitctl.jobs.record.result import DATA_DIGEST, RunResult
 from vitctl.jobs.training import Act, open_journal, start_runtime

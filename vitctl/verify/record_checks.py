@@ -4,10 +4,10 @@ The chains say whether log.jsonl and steps.jsonl are complete, the digests in re
 and the checkpoints are as they were written; recipe and data are compared with the digests recorded of them.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -48,6 +48,8 @@ from vitctl.recipe.load import Loaded, load_recipe
 from vitctl.recipe.neutral import deciding_values
 from vitctl.recipe.schema import Evaluate, Finetune, Pretrain, Recipe, Vtab
 from vitctl.verify.finding import Finding, differs, ok, unchecked, unproven
+
+T = TypeVar("T")
 
 _MOST_KEYS = 4  # changed recipe keys that are named
 
@@ -103,28 +105,26 @@ class Training:
 def read_training(folder: Path) -> Training:
     """Read the records in a folder."""
     training = Training(folder)
-    try:
-        result = read_result(folder)
-        if result is not None:
-            training.claims = Claims.model_validate(result.provenance | result.record)
-        training.result = result
-    except CheckpointError as error:
-        training.problems.append(differs("result", str(error).removesuffix(DELETE_IT)))
-    except ValidationError as error:
-        first = error.errors(include_input=False)[0]
-        where = ".".join(map(str, first["loc"]))[:80]
-        training.problems.append(
-            differs("result", f"{folder / RESULT}: {where}: {first['msg'].lower()}; it was changed")
-        )
-    try:
-        training.steps = read_steps(folder)
-    except VitctlError as error:
-        training.problems.append(differs("steps", str(error)))
-    try:
-        training.log = read_logged_ends(folder)
-    except VitctlError as error:
-        training.problems.append(differs("log", str(error)))
+    training.result = _read("result", read_result, training)
+    if training.result is not None:
+        try:
+            training.claims = Claims.model_validate(training.result.provenance | training.result.record)
+        except ValidationError as error:
+            first = error.errors(include_input=False)[0]
+            where = f"{'.'.join(map(str, first['loc']))[:80]}: {first['msg'].lower()}"
+            training.problems.append(differs("result", f"{folder / RESULT}: {where}; it was changed"))
+            training.result = None
+    training.steps = _read("steps", read_steps, training)
+    training.log = _read("log", read_logged_ends, training) or training.log
     return training
+
+
+def _read(what: str, read: Callable[[Path], T], training: Training) -> T | None:
+    try:
+        return read(training.folder)
+    except VitctlError as error:
+        training.problems.append(differs(what, str(error).removesuffix(DELETE_IT)))
+        return None
 
 
 def check_records(training: Training, *, is_traced: bool) -> Iterator[Finding]:
@@ -171,7 +171,7 @@ def _check_steps(training: Training, is_traced: bool) -> Finding:
         first, last = gaps[0]
         reason = "log.trace was false, the disk was full, or lines were removed"
         return state("steps", f"{text}; steps {first} to {last} have no record: {reason}")
-    return _named(training, "steps", path, head, text)
+    return ok("steps", text)
 
 
 def _check_log(training: Training) -> Finding:
@@ -181,14 +181,7 @@ def _check_log(training: Training) -> Finding:
         return differs("log", f"{path} is gone or empty") if is_needed else unchecked("log", "there is none")
     if problem := _chain_problem(path, chain, head):
         return differs("log", problem)
-    text = f"{len(chain.links):,} lines, each follows the one before{_torn(chain)}"
-    return _named(training, "log", path, head, text)
-
-
-def _named(training: Training, what: str, path: Path, head: str, text: str) -> Finding:
-    if training.finished and not head:
-        return unproven(what, f"{path}: the result does not name its last line")
-    return ok(what, text)
+    return ok("log", f"{len(chain.links):,} lines, each follows the one before{_torn(chain)}")
 
 
 def _chain_problem(path: Path, chain: Chain, head: str) -> str:

@@ -125,25 +125,9 @@ def replay(
     if problem := _not_repeatable(rerun.folder, steps, era, ranges[0][0]):
         return [unproven("replay", f"steps {words}: {problem}")]
     try:
-        return _replay(rerun, steps, era, ranges, progress)
+        return _replay(rerun, steps, ranges, progress)
     except VitctlError as error:
-        if not rerun.lacks_start_weights(error):
-            return [unproven("replay", rerun.explained(error))]
-        reason = rerun.explained(error)
-    from_start = [bounds for bounds in ranges if newest_before(rerun.folder, bounds[0]) is None]
-    findings = [
-        unproven("replay", f"steps {first} to {last} begin with the start weights: {reason}")
-        for first, last in from_start
-    ]
-    rest = [bounds for bounds in ranges if bounds not in from_start]
-    saved = newest_before(rerun.folder, rest[0][0]) if rest else None
-    if saved is not None:
-        rerun.with_network_of(saved.folder)
-        try:
-            findings += _replay(rerun, steps, era, rest, progress)
-        except VitctlError as error:
-            findings.append(unproven("replay", rerun.explained(error)))
-    return findings
+        return [unproven("replay", f"steps {words}: {rerun.explained(error)}")]
 
 
 def _not_repeatable(folder: Path, steps: Steps, era: Era, first: int) -> str:
@@ -155,17 +139,15 @@ def _not_repeatable(folder: Path, steps: Steps, era: Era, first: int) -> str:
     return f"made with another recipe: {'; '.join(text for _, text in changed)}" if changed else ""
 
 
-def _replay(
-    rerun: Rerun, steps: Steps, era: Era, ranges: Sequence[Range], progress: Progress
-) -> list[Finding]:
+def _replay(rerun: Rerun, steps: Steps, ranges: Sequence[Range], progress: Progress) -> list[Finding]:
     findings: list[Finding] = []
+    used = [one.start for one in _steps_of_starts(steps) if one.overlaps(ranges)]
 
     def act(folder: Path, task: TrainingTask, trainer: Trainer, saver: Saver) -> None:
         here = StartLine.model_validate({"step": 0, **(task.facts or {})})
-        used = [one.start for one in _steps_of_starts(steps) if one.overlaps(ranges)]
         environment = list(dict.fromkeys(text for start in used for text in differences(start, here)))
         inputs: list[str] = []
-        for key, text in identity_differences(era.start.made_of.model_dump(), here.made_of.model_dump()):
+        for key, text in identity_differences(used[-1].made_of.model_dump(), here.made_of.model_dump()):
             if key not in _NOT_COMPARED and not (key == "weights" and rerun.built_from):
                 (environment if key == "computation" else inputs).append(text)
         many = next((start for start in used if start.processes > 1 and not here.lanes), None)
@@ -189,23 +171,24 @@ def _replay(
             repeated.findings.append(unproven("replay", text))
         findings.extend(repeated.findings or [repeated.verdict(done)])
 
-    rerun.reach(act)
+    saved = newest_before(rerun.folder, ranges[0][0])
+    rerun.reach(act, saved.folder if saved is not None else None)
     return findings
 
 
 def differences(before: StartLine, here: StartLine) -> list[str]:
     """The differences between the environment of a recorded start and this machine, in words."""
-    words = []
-    for name in ("precision", "device", "device_name", "threads"):
-        one, two = getattr(before, name), getattr(here, name)
-        if one != two:
-            words.append(f"{name.removesuffix('_name')} {one}, here {two}")
-    was, now = before.hardware | before.versions, here.hardware | here.versions
-    for name in sorted({*was, *now}):
-        one, two = was.get(name, "not recorded"), now.get(name, "none")
-        if one != two:
-            words.append(f"{name} {one}, here {two}")
-    return words
+    was, now = _environment(before), _environment(here)
+    return [
+        f"{name} {was.get(name, 'not recorded')}, here {now.get(name, 'none')}"
+        for name in dict.fromkeys((*was, *now))
+        if was.get(name) != now.get(name)
+    ]
+
+
+def _environment(start: StartLine) -> dict[str, object]:
+    names = ("precision", "device", "device_name", "threads")
+    return {name: getattr(start, name) for name in names} | start.hardware | start.versions
 
 
 class _EndError(Exception):
@@ -318,14 +301,10 @@ class _Replay:
         recorded = self.steps.by_step[begin].weights if begin in self.steps.by_step else ""
         recorded = recorded or next((one.weights for one in self.steps.starts if one.step == begin), "")
         if recorded and weights_checksum(self.run.trainer.unwrapped) != recorded:
-            if begin:
-                text = f"checkpoint of step {begin}: its weights are not those that were recorded after that step"
-                self._differs(begin, text)
-            # The data does not depend on the weights: continue, to name its first difference too.
-            if self.may_round:
-                self.rounding = "the start weights"
-            else:
-                self.findings.append(differs("replay", "the start weights"))
+            text = f"the weights after step {begin}" if begin else "the start weights"
+            self.rounding = self.rounding or text
+            if not self.may_round:  # continue: the data does not depend on them, and may differ too
+                self.findings.append(differs("replay", text))
         if self.may_round and not self.draws_differ:
             self.began = _copied(self.run.trainer)
 

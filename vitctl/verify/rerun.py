@@ -56,8 +56,7 @@ class Rerun:
         loaded: recipe.toml, with the places of data and weights on this machine.
         start: the recorded start that tells how it computed; None if none is recorded.
         scratch: an empty folder.
-        built_from: a checkpoint that stands in for missing start weights: the network is the same, and its
-            weights are loaded in any case.
+        built_from: the checkpoint whose network stands in for missing start weights.
         reached: whether the training was prepared.
     """
 
@@ -69,12 +68,28 @@ class Rerun:
     built_from: Path | None = None
     reached: bool = False
 
-    def reach(self, act: Act) -> None:
+    def reach(self, act: Act, instead: Path | None = None) -> None:
         """Start the job up to the prepared training, and call `act` with what `fit` takes.
 
+        Args:
+            act: called once.
+            instead: a checkpoint whose network is built if the start weights are missing; `act` loads its
+                weights in any case.
+
         Raises:
+            CheckpointError: the start weights are missing.
             RecipeError: the job of the run does not train.
         """
+        try:
+            self._start(act)
+        except CheckpointError:
+            if self.reached or instead is None or not isinstance(self.loaded.recipe, Finetune | Vtab):
+                raise
+            self.built_from = instead
+            self.scratch = self.scratch.with_name(f"{self.scratch.name}_built")
+            self._start(act)
+
+    def _start(self, act: Act) -> None:
         place = self.folder.resolve().relative_to(self.run_dir.resolve())
         recipe = with_overrides(self.loaded, self._machine()).recipe
         if not isinstance(recipe, Pretrain | Finetune | Vtab):
@@ -98,16 +113,6 @@ class Rerun:
         except _DoneError:
             return
         raise RecipeError(f"{self.run_dir}: its recipe does not train {place}")
-
-    def with_network_of(self, checkpoint: Path) -> None:
-        """Build the network from a checkpoint, because the start weights are missing."""
-        self.built_from = checkpoint
-        self.scratch = self.scratch.with_name(f"{self.scratch.name}_built")
-
-    def lacks_start_weights(self, error: VitctlError) -> bool:
-        """Whether an error of `reach` says that the start weights are not on this machine."""
-        trains_from_weights = isinstance(self.loaded.recipe, Finetune | Vtab)
-        return not self.reached and isinstance(error, CheckpointError) and trains_from_weights
 
     def explained(self, error: VitctlError) -> str:
         """An error of `reach`, and the option that fixes it."""
@@ -169,13 +174,7 @@ def rescore(rerun: Rerun, result: RunResult | None) -> Finding:
     try:
         if isinstance(rerun.loaded.recipe, Evaluate):
             return _evaluated(rerun, result)
-        try:
-            return _scored(rerun, result)
-        except VitctlError as error:
-            if not rerun.lacks_start_weights(error):
-                raise
-            rerun.with_network_of(choose_weights(rerun.folder)[0].parent)
-            return _scored(rerun, result)
+        return _scored(rerun, result)
     except VitctlError as error:
         return unproven("score", rerun.explained(error))
 
@@ -207,7 +206,7 @@ def _scored(rerun: Rerun, result: RunResult | None) -> Finding:
             with averaged(trainer.unwrapped, trainer.average if chosen.averaged else None):
                 scores.append(task.score(trainer.unwrapped))
 
-    rerun.reach(act)
+    rerun.reach(act, path.parent)
     if not scores:
         return unproven("score", "there are no images to score")
     if result is not None and result.status == "done" and claimed_score(result) != logged:

@@ -111,16 +111,11 @@ class Verification:
 
     def _start(self, todo: Sequence[_File], name: str) -> subprocess.Popen[str]:
         self._folder.mkdir(parents=True, exist_ok=True)
-        if os.path.lexists(self._folder / name):
-            open_regular(self._folder / name, error=DataError).close()
-        records, parent = str(self._folder / name), str(os.getpid())
-        command = [
-            sys.executable,
-            "-I",
-            hashing.__file__,
-            records,
-            parent,
-        ]  # run by path, so that sys.path stays unchanged
+        records = self._folder / name
+        if os.path.lexists(records):
+            open_regular(records, error=DataError).close()
+        # Run by path, so that sys.path stays unchanged.
+        command = [sys.executable, "-I", hashing.__file__, str(records), str(os.getpid())]
         process = subprocess.Popen(command, stdin=subprocess.PIPE, text=True)
         assert process.stdin is not None
         with suppress(BrokenPipeError), process.stdin:
@@ -215,9 +210,8 @@ class Verification:
         first, now = self._first[file.path], _status(file.path)
         if file.is_cached and first is None:
             return ""  # fetched since, and verified by the cache
-        if _identity(file, first) != _identity(file, now) and not (
-            file.is_cached and _is_another(first, now)
-        ):
+        was_evicted = file.is_cached and (now is None or first is None or now.st_ino != first.st_ino)
+        if not was_evicted and _identity(file, first) != _identity(file, now):
             return _CHANGED
         verified = [
             record["problem"] for record, _ in records if _recorded(file, record) == _identity(file, first)
@@ -248,7 +242,7 @@ def _status(path: str) -> os.stat_result | None:
 
 
 def _identity(file: _File, status: os.stat_result | None) -> tuple[int, ...]:
-    """What changes with the content of a file.
+    """Numbers that change with the content of a file.
 
     The ctime of a cached file changes too when it is marked as recently used.
     """
@@ -258,13 +252,8 @@ def _identity(file: _File, status: os.stat_result | None) -> tuple[int, ...]:
 
 
 def _recorded(file: _File, record: Mapping[str, Any]) -> tuple[int, ...]:
-    """As `_identity`, of a record."""
+    """The identity of a file in a record."""
     return (record["inode"], record["mtime_ns"], *(() if file.is_cached else (record["ctime_ns"],)))
-
-
-def _is_another(first: os.stat_result | None, now: os.stat_result | None) -> bool:
-    """Whether a cached file was evicted, and perhaps fetched again, which verifies it."""
-    return first is not None and (now is None or now.st_ino != first.st_ino)
 
 
 def _files(sources: Sequence[Source]) -> tuple[list[_File], int]:

@@ -213,15 +213,12 @@ class Recorder:
     def _cut_marks(self, step: int) -> None:
         path, size = self.folder / TRACE, 2 * (self.batch_size + sum(1 for _ in self.model.parameters()))
         header = read_marks_header(path)
-        descriptor = no_links(str(path), os.O_RDWR | os.O_CREAT)
-        try:
+        with os.fdopen(no_links(str(path), os.O_RDWR | os.O_CREAT), "r+b", buffering=0) as file:
             if header is None or header.size != size or header.first > step:
-                os.ftruncate(descriptor, 0)
-                os.pwrite(descriptor, _HEADER.pack(_MAGIC, size, 0, step), 0)
+                file.truncate(0)
+                file.write(_HEADER.pack(_MAGIC, size, 0, step))
             else:
-                os.ftruncate(descriptor, min(os.fstat(descriptor).st_size, header.begin(step + 1)))
-        finally:
-            os.close(descriptor)
+                file.truncate(min(os.fstat(file.fileno()).st_size, header.begin(step + 1)))
 
     def _write_marks(self, step: int, marks: np.ndarray) -> bool:
         """Write the marks of a step; returns whether all of them are in the file."""
@@ -229,15 +226,11 @@ class Recorder:
         if header is None or header.size < marks.nbytes:
             return False
         try:
-            descriptor = no_links(str(self.folder / TRACE), os.O_RDWR)
+            with os.fdopen(no_links(str(self.folder / TRACE), os.O_RDWR), "r+b", buffering=0) as file:
+                file.seek(header.begin(step))
+                return file.write(marks.tobytes()) == marks.nbytes
         except OSError:
             return False
-        try:
-            return os.pwrite(descriptor, marks.tobytes(), header.begin(step)) == marks.nbytes
-        except OSError:
-            return False
-        finally:
-            os.close(descriptor)
 
 
 @dataclass(frozen=True)
