@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.conftest import Run, checkpoint, command, paced, records, run_as, sample_keys, started
 from vitctl.engine.trace.steps import read_steps
 from vitctl.errors import CheckpointError, RecipeError
-from vitctl.verify.verify import verify
+from vitctl.verify.run_check import verify
 
 # Everything that draws at random or adds up, an odd batch, leaves of unequal size; in float32, where every
 # order of additions shows.

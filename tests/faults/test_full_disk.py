@@ -19,7 +19,7 @@ from vitctl.engine.checkpoint.files import keep, newest_checkpoint
 from vitctl.errors import CheckpointError
 from vitctl.launch.worker import work
 from vitctl.verify.finding import FAILS
-from vitctl.verify.verify import verify
+from vitctl.verify.run_check import verify
 
 Act = Callable[[], None]
 

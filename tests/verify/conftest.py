@@ -1,4 +1,4 @@
-"""A finished run that is verified and harmed, and what is found of it."""
+"""A finished run that is verified and harmed, and the findings about it."""
 
 import json
 import shutil
@@ -9,13 +9,17 @@ from typing import Any
 import pytest
 
 from tests.conftest import TINY
+from vitctl.engine.checkpoint.files import read_checkpoint, save_checkpoint
+from vitctl.engine.trace.chain import linked, split
 from vitctl.launch.prepare import prepare_run
 from vitctl.launch.worker import work
+from vitctl.models.weights.load import read_weights
 from vitctl.recipe.load import Override, load_recipe
 from vitctl.verify.finding import FAILS
-from vitctl.verify.verify import verify
+from vitctl.verify.run_check import verify
 
 SHORT = {"schedule.total_steps": 12, "checkpoint.every_steps": 4, "evaluation.every_steps": 6}
+LAST = "checkpoints/step_00000012"
 Train = Callable[..., Path]
 
 
@@ -33,9 +37,15 @@ def finished(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return trained(tmp_path_factory.mktemp("finished") / "run", tiny_data)
 
 
+@pytest.fixture(scope="session")
+def on_test(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run whose weights were trained on the images that are scored."""
+    return trained(tmp_path_factory.mktemp("on_test") / "run", tiny_data, **{"data.train_split": "test"})
+
+
 @pytest.fixture
 def copy(finished: Path, tmp_path: Path) -> Path:
-    """The same, to be harmed."""
+    """The honest run, to be harmed."""
     return Path(shutil.copytree(finished, tmp_path / "copy"))
 
 
@@ -47,6 +57,13 @@ def train(tiny_data: Path, tmp_path: Path) -> Train:
         return trained(tmp_path / name, data, **values)
 
     return do
+
+
+def longer(run: Path, allow: str = "schedule.total_steps", **values: Any) -> None:
+    """Resume a finished run with changed values."""
+    given = [Override(key, value) for key, value in (values or {"schedule.total_steps": 20}).items()]
+    prepare_run(load_recipe(str(run / "recipe.toml"), given), run, allow=(allow,))
+    work(run)
 
 
 def found(folder: Path, **options: Any) -> list[tuple[str, str]]:
@@ -70,18 +87,33 @@ def first_use(folder: Path, key: str) -> tuple[int, int]:
     return next((step, keys.index(key)) for step, keys in enumerate(batches(folder), 1) if key in keys)
 
 
-def edit(path: Path, old: str, new: str, count: int = 1) -> None:
+def edit(path: Path, old: str, new: str) -> None:
     text = path.read_text()
     assert old in text
-    path.write_text(text.replace(old, new, count))
+    path.write_text(text.replace(old, new, 1))
+
+
+def rewrite(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    """Change a JSON file."""
+    value = json.loads(path.read_text())
+    change(value)
+    path.write_text(json.dumps(value))
 
 
 def relinked(path: Path) -> None:
-    """What a forger does: every link computed again."""
-    from vitctl.engine.trace.chain import linked, split
-
+    """Compute every link of a file again."""
     before, lines = "", []
     for line in path.read_bytes().splitlines():
         lines.append(linked(split(line).body, before))
         before = split(lines[-1]).sha256
     path.write_bytes(b"\n".join(lines) + b"\n")
+
+
+def replaced(run: Path, other: Path, *names: str) -> None:
+    """Put tensors of another run into the last checkpoint, with digests of them."""
+    folder, theirs = run / LAST, read_checkpoint(other / LAST)
+    saved, stored = read_checkpoint(folder), read_weights(str(folder / "model.safetensors"))
+    tensors = {n: (theirs if n in names else saved).tensors(n) for n in ("model", "ema", "optimizer")}
+    state = {key: value for key, value in saved.state.items() if key not in ("format", "step", "files")}
+    shutil.rmtree(folder)
+    save_checkpoint(folder.parent, 12, tensors=tensors, config=stored.config, meta=stored.meta, state=state)

@@ -24,10 +24,10 @@ def verify(
         bool, typer.Option("--result", help="Score the weights again and compare the counts.")
     ] = False,
     bytes_: Annotated[
-        bool, typer.Option("--bytes", help="Read every shard and hold it against its index.")
+        bool, typer.Option("--bytes", help="Read every shard and check it against its index.")
     ] = False,
-    data: Annotated[str, typer.Option("--data", help="Where the shards lie on this machine.")] = "",
-    from_: Annotated[str, typer.Option("--from", help="Where the start weights lie on this machine.")] = "",
+    data: Annotated[str, typer.Option("--data", help="Path to the shards on this machine.")] = "",
+    from_: Annotated[str, typer.Option("--from", help="Path to the start weights on this machine.")] = "",
 ) -> None:
     """Check a run against its records, or recompute part of it. For example: vitctl verify runs/NAME --replay
     any
@@ -40,24 +40,26 @@ def verify(
     from vitctl.engine.identity import run_of
     from vitctl.errors import LaunchError
     from vitctl.launch.run_folder import is_running
-    from vitctl.verify.finding import REST
-    from vitctl.verify.verify import verify as findings
+    from vitctl.verify.run_check import verify as check
 
     if is_running(run_of(run)):
         raise LaunchError(f"{run}: is running; verify it when it has ended")
     states, unchecked = set[str](), dict[str, None]()
+    options = {"steps": replay, "data": data, "weights": from_}
     with FindingsScreen() as screen:
-        options = {"steps": replay, "data": data, "weights": from_}
-        for folder, found in findings(
+        for folder, found in check(
             run, **options, scores=result, reads_bytes=bytes_, progress=screen.replaying
         ):
             states.add(found.state)
-            unchecked |= {found.what: None} if found.state == "not checked" and found.what != REST else {}
+            unchecked |= {found.what: None} if found.state == "not checked" else {}
             screen.show(found, "" if folder == run else f"{folder.relative_to(run)}")
-    left_out = f"; not checked: {', '.join(unchecked)}" if unchecked else ""
-    last = {"differs": "something differs", "not proven": "nothing differs; something is not proven"}
-    failed = next((text for state, text in last.items() if state in states), "")
-    text = failed or f"everything that was compared is as recorded{left_out}"
+    if "differs" in states:
+        text = "something differs"
+    elif "not proven" in states:
+        text = "nothing differs; something is not proven"
+    else:
+        text = "everything that was compared is as recorded"
+        text += f"; not checked: {', '.join(unchecked)}" if unchecked else ""
     CONSOLE.print(text, markup=False, soft_wrap=True)
-    if failed:
+    if states & {"differs", "not proven"}:
         raise typer.Exit(2)  # as `compare`: 1 is a bug

@@ -20,7 +20,7 @@ from vitctl.errors import CheckpointError, DataError
 from vitctl.jobs.inputs.data import open_images, open_scored
 from vitctl.jobs.inputs.labels import check_head_classes
 from vitctl.jobs.inputs.weights import FoundWeights
-from vitctl.jobs.record.integrity import not_whole
+from vitctl.jobs.record.data_verified import not_whole
 from vitctl.jobs.resizing import own_transform
 from vitctl.recipe.schema import ExportRecipe
 

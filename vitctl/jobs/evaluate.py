@@ -22,7 +22,7 @@ from vitctl.jobs.inputs.network import unseen_pixels
 from vitctl.jobs.inputs.opened import Inputs, open_inputs
 from vitctl.jobs.inputs.weights import FoundWeights, check_found, loaded_model, scored_weights
 from vitctl.jobs.provenance import shown, weights_scored
-from vitctl.jobs.record.integrity import WHOLE, verify
+from vitctl.jobs.record.data_verified import WHOLE, verify
 from vitctl.jobs.record.result import RunResult, data_used, read_result
 from vitctl.jobs.training import on_device, open_journal, start_runtime
 from vitctl.recipe.schema import Evaluate

@@ -17,7 +17,7 @@ from vitctl.engine.evaluation import representations
 from vitctl.engine.feature_cache import cached_features
 from vitctl.engine.journal import Journal
 from vitctl.engine.preemption import StopFlag
-from vitctl.jobs.record.integrity import check_whole
+from vitctl.jobs.record.data_verified import check_whole
 from vitctl.models.build import Model
 from vitctl.models.weights.load import weights_digest
 

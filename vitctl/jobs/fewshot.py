@@ -27,7 +27,7 @@ from vitctl.jobs.inputs.network import unseen_pixels
 from vitctl.jobs.inputs.opened import Inputs, open_inputs
 from vitctl.jobs.inputs.weights import FoundWeights, check_found, loaded_model, random_in_words, weights_of
 from vitctl.jobs.provenance import shown, weights_used
-from vitctl.jobs.record.integrity import WHOLE, check_whole, verify
+from vitctl.jobs.record.data_verified import WHOLE, check_whole, verify
 from vitctl.jobs.record.result import RunResult
 from vitctl.jobs.training import on_device, open_journal, start_runtime
 from vitctl.models.build import Model, build

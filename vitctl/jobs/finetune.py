@@ -22,7 +22,7 @@ from vitctl.jobs.inputs.opened import Inputs, open_inputs
 from vitctl.jobs.inputs.sampling import sampling_notes
 from vitctl.jobs.inputs.weights import FoundWeights, transferred_model, weights_of
 from vitctl.jobs.provenance import trained, training_result, weights_used
-from vitctl.jobs.record.integrity import verified, verify
+from vitctl.jobs.record.data_verified import verified, verify
 from vitctl.jobs.record.result import RunResult
 from vitctl.jobs.sweep import SEEDS, Trial, best, broadcast_score, run_trials
 from vitctl.jobs.training import (

@@ -17,7 +17,7 @@ from vitctl.jobs.inputs.opened import Inputs, open_inputs
 from vitctl.jobs.inputs.sampling import sampling_notes
 from vitctl.jobs.probe import make_probe
 from vitctl.jobs.provenance import trained, training_result
-from vitctl.jobs.record.integrity import verified, verify
+from vitctl.jobs.record.data_verified import verified, verify
 from vitctl.jobs.record.result import RunResult
 from vitctl.jobs.training import (
     Act,

@@ -20,7 +20,7 @@ from vitctl.jobs.inputs.network import rates_in_words, unseen_pixels
 from vitctl.jobs.inputs.opened import Inputs, open_inputs
 from vitctl.jobs.inputs.weights import check_found, random_in_words, weights_of
 from vitctl.jobs.provenance import shown, weights_used
-from vitctl.jobs.record.integrity import WHOLE, check_whole, verify
+from vitctl.jobs.record.data_verified import WHOLE, check_whole, verify
 from vitctl.jobs.record.result import DATA_DIGEST, RunResult
 from vitctl.jobs.training import Act, open_journal, start_runtime
 from vitctl.jobs.vtab_suite.light import score_features

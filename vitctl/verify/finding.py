@@ -1,21 +1,20 @@
-"""What `vitctl verify` says of one thing."""
+"""One line of `vitctl verify`: what was checked, the verdict, and what was compared."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-# Called after each step that is replayed, with the first and the last of its range and the step.
+# Called after each replayed step, with the first and the last step of its range and the step.
 Progress = Callable[[int, int, int], None]
-REST = "the rest"  # what a line is about that names what nothing is compared with
-# "not checked" was not asked for, or is of no consequence; "not proven" was asked for, or is missing, and
-# could not be compared.
+# "not checked" was not asked for, or has no consequence; "not proven" was asked for, or is missing, and could
+# not be compared.
 State = Literal["ok", "differs", "not proven", "not checked"]
 FAILS = ("differs", "not proven")
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One line: what was looked at, whether it is as recorded, and what was compared."""
+    """The verdict on one thing, and what was compared."""
 
     what: str
     state: State
@@ -33,12 +32,12 @@ def differs(what: str, text: str) -> Finding:
 
 
 def unproven(what: str, text: str) -> Finding:
-    """It could not be compared, and why."""
+    """It could not be compared; the text says why."""
     return Finding(what, "not proven", text)
 
 
 def unchecked(what: str, text: str) -> Finding:
-    """It was not compared, and why."""
+    """It was not compared; the text says why."""
     return Finding(what, "not checked", text)
 
 

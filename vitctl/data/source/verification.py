@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from vitctl.data.shards import index as shard_index
 import numpy as np
 
-from vitctl.data.shards import tables
+from vitctl.data.shards import index as shard_index
 from vitctl.data.shards.remote import is_remote
 from vitctl.data.source import hashing
 from vitctl.data.source.shard_source import ShardSource
@@ -233,12 +232,6 @@ def _files(sources: Sequence[Source]) -> tuple[list[_File], int]:
     """
     files: dict[str, _File] = {}
     unread: dict[str, int] = {}
-<<<<<<< HEAD
-    for source, shards in (read for one in sources for read in _shards_read(one)):
-        for name, recorded in source.index.tables.items():
-            if recorded["num_bytes"] > shard_index.VERIFIED_ON_OPEN:
-                path = os.path.abspath(source.index.folder / name)
-=======
     stores: list[tuple[Source, np.ndarray | None]] = []
     for source in sources:
         in_stores = source.by_store() if isinstance(source, View) else [(source, None, slice(None))]
@@ -247,9 +240,8 @@ def _files(sources: Sequence[Source]) -> tuple[list[_File], int]:
         if not isinstance(split, ShardSource):
             continue
         for name, recorded in split.index.tables.items():
-            if recorded["num_bytes"] > tables.VERIFIED_ON_OPEN:
+            if recorded["num_bytes"] > shard_index.VERIFIED_ON_OPEN:
                 path = os.path.abspath(split.index.folder / name)
->>>>>>> h/source
                 files[path] = _File(path, recorded["num_bytes"], recorded["sha256"])
         for number in split.shards_of(rows):
             shard, address = split.index.shards[number], split.index.address(number)

@@ -10,7 +10,14 @@ from pydantic import AfterValidator, BaseModel, TypeAdapter, ValidationError
 
 from vitctl.data.source.verification import DataVerified
 from vitctl.data.source.views import Source, source_text
-from vitctl.engine.journal import CHAINED, json_digest, with_infinities, write_run_json
+from vitctl.engine.journal import (
+    CHAINED,
+    json_digest,
+    json_text,
+    parse_json_text,
+    with_infinities,
+    write_run_json,
+)
 from vitctl.engine.run_files import CHECKPOINTS, RESULT, STATE, step_folders
 from vitctl.engine.trace.chain import head
 from vitctl.errors import CheckpointError
@@ -79,10 +86,8 @@ class RunResult:
     """The outcome of a job.
 
     `status` is "done", "stopped" (by a signal, saved, can be resumed) or "failed"; `metrics` are the numbers,
-    `provenance` is what they
-    depend on: digests of data and weights, split, resolution, recipe; `record` holds the last digests of
-    log.jsonl and steps.jsonl, and
-    those of the checkpoints.
+    `provenance` is what they depend on: digests of data and weights, split, resolution, recipe; `record` holds
+    the last digests of log.jsonl and steps.jsonl, those of the checkpoints, and that of the result itself.
     """
 
     job: str
@@ -143,11 +148,20 @@ def recipe_digest(recipe: Recipe, free: tuple[str, ...], resolved: Mapping[str, 
 
 def write_result(folder: Path, result: RunResult) -> RunResult:
     """Write RUN/result.json, completely or not at all, and return the result, with the digests of the
-    folder's records.
+    folder's records and its own.
     """
     result = replace(result, record=record_digests(folder))
+    stored = RunResult(**parse_json_text(json_text(asdict(result))))  # as a reader sees it
+    result = replace(result, record=result.record | {RESULT: published_digest(stored)})
     write_run_json(folder / RESULT, asdict(result))
     return result
+
+
+def published_digest(result: RunResult) -> str:
+    """One digest of a result: job, status, numbers, provenance, and the digests of its records and checkpoints."""
+    fields = {name: getattr(result, name) for name in ("job", "status", "metrics", "provenance", "record")}
+    fields["record"] = {name: value for name, value in result.record.items() if name != RESULT}
+    return json_digest(fields)
 
 
 def record_digests(folder: Path) -> dict[str, Any]:

@@ -1,7 +1,8 @@
-"""Verification of the shards behind a result against their digests: a score is of whole shards, a training
-records their state.
+"""`data_verified` of results: the shards behind a result are verified against their digests. A score needs all
+of them; a training records their state.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,17 +51,14 @@ def check_whole(begun: Verification, runtime: Runtime, *sources: Source) -> None
 def not_whole(found: Verified) -> str:
     """Return why images cannot be scored, "" where every byte of their shards was verified."""
     if found.damaged:
-        more = f" (and {len(found.damaged) - 1} more)" if len(found.damaged) > 1 else ""
         return (
-            f"{found.damaged[0]}{more}; a score must be of exactly the images of its digest: copy the "
-            f"file again, "
-            "or make the shards again; `vitctl data check` finds all problems"
+            f"{_first(found.damaged)}; a score must be of exactly the images of its digest: copy the file "
+            f"again, or make the shards again; `vitctl data check` finds all problems"
         )
     if found.state != "whole":
         return (
             f"{1 - found.share:.1%} of the bytes behind this score could not be verified against their "
-            f"digests; check permissions, "
-            "set data.cache_gib above 0 for remote shards, then run again"
+            f"digests; check permissions, set data.cache_gib above 0 for remote shards, then run again"
         )
     return ""
 
@@ -78,12 +76,14 @@ def verified(begun: Verification, runtime: Runtime, journal: Journal, train_on: 
     runtime.wait()
     found = begun.found(train_on)
     if damaged := [*found.damaged, *found.damaged_before]:
-        more = f" (and {len(damaged) - 1} more)" if len(damaged) > 1 else ""
-        journal.write(
-            "warning", step=0, text=f"{damaged[0]}{more}; the result records data_verified = damaged"
-        )
+        text = f"{_first(damaged)}; the result records data_verified = damaged"
+        journal.write("warning", step=0, text=text)
         return {"data_verified": "damaged", "data_damaged": damaged}
     if found.state != "whole":
         text = f"{found.share:.1%} of the bytes of the training shards were verified against their digests; the result records it"
         journal.write("data", step=0, text=text)
     return {"data_verified": found.state}
+
+
+def _first(problems: Sequence[str]) -> str:
+    return f"{problems[0]} (and {len(problems) - 1} more)" if len(problems) > 1 else problems[0]
