@@ -46,7 +46,10 @@ def test_verify__a_changed_run_ends_with_2(vitctl: Vitctl, pretrained: Path, tmp
 def test_verify__what_cannot_be_compared_as_asked_ends_with_2(vitctl: Vitctl, pretrained: Path) -> None:
     said = vitctl("verify", pretrained, "--data", "gone", "--replay", "19:20")
     assert (said.code, said.err) == (2, "")
-    assert "NOT PROVEN  replay: steps 19 to 20: gone: no such folder; --data SHARDS names another place" in said.out
+    assert (
+        "NOT PROVEN  replay: steps 19 to 20: gone: no such folder; --data SHARDS names another place"
+        in said.out
+    )
     assert said.out.splitlines()[-1] == "nothing differs; something is not proven"
 
 
