@@ -24,9 +24,9 @@ from tests.verify.conftest import (
     rewrite,
     said,
 )
-from vitctl.engine.trainer import Trainer
 from vitctl.engine.journal import append_record, json_digest
 from vitctl.engine.trace.chain import head
+from vitctl.engine.trainer import Trainer
 from vitctl.errors import CheckpointError
 from vitctl.jobs.record.result import published_digest, read_result
 from vitctl.launch.worker import work

@@ -25,9 +25,8 @@ from vitctl.data.shards.index import read_index
 from vitctl.data.source.order import Order
 from vitctl.data.source.shard_source import ShardSource
 from vitctl.data.writer.write import write_split
-from vitctl.engine import computation as provenance
+from vitctl.engine import computation, trainer
 from vitctl.engine import step as step_module
-from vitctl.engine import trainer
 from vitctl.engine.step import TrainStep
 from vitctl.engine.trace.steps import StartLine
 from vitctl.errors import RecipeError
@@ -200,12 +199,12 @@ def test_another_environment__is_told_and_compared_first_bit_for_bit(
     train: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr(provenance, "versions", lambda: {"torch": "1.0.0"})
+        patched.setattr(computation, "versions", lambda: {"torch": "1.0.0"})
         folder = train("a")
     assert said(folder, "replay", steps="all") == EQUAL
     [(state, text)] = said(folder, "environment", steps="all")
     assert state == "not checked"
-    assert f"torch 1.0.0, here {provenance.versions()['torch']}" in text
+    assert f"torch 1.0.0, here {computation.versions()['torch']}" in text
 
 
 def test_another_environment__is_compared_within_a_tolerance(
@@ -222,7 +221,7 @@ def test_another_environment__is_compared_within_a_tolerance(
         return clip(own, bound, **named)
 
     with monkeypatch.context() as patched:
-        patched.setattr(provenance, "versions", lambda: {"torch": "1.0.0"})
+        patched.setattr(computation, "versions", lambda: {"torch": "1.0.0"})
         patched.setattr(step_module, "clip_gradients", rounds)
         folder = train("a")
     assert found(folder, steps="all") == []
@@ -245,7 +244,7 @@ def test_weights_of_another_training__are_not_within_a_tolerance(
     [(state, words)] = said(copy, "replay", steps="9:12")
     assert (state, words.startswith(f"step 12: {text}")) == ("differs", True)
     with monkeypatch.context() as patched:
-        patched.setattr(provenance, "versions", lambda: {"torch": "1.0.0"})
+        patched.setattr(computation, "versions", lambda: {"torch": "1.0.0"})
         [(state, words)] = said(copy, "replay", steps="9:12")
     assert state == "not proven"
     assert re.match(rf"{text}.* of its updates apart, more than 0.5; rounding", words)
