@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import torch
@@ -17,7 +16,7 @@ from vitctl.models.weights.load import Weights, save_weights
 from vitctl.models.weights.rules import Tensors, rules_for, to_theirs
 from vitctl.models.weights.sources import FILE_NAMES
 
-Target = Literal["safetensors", "google", "timm", "hf", "torchvision"]
+Target = str
 _FORMATS = {"timm": timm.FORMAT, "hf": huggingface.FORMAT, "torchvision": torchvision.FORMAT}
 _FILE_NAMES = {"safetensors": FILE_NAMES[0], "npz": "model.npz"}
 
