@@ -17,7 +17,7 @@ from vitctl.errors import CheckpointError, RecipeError
 from vitctl.export import graph_files
 from vitctl.export.formats import FORMATS, formats_table
 from vitctl.jobs.inputs.weights import find_weights, loaded_model
-from vitctl.models.weights.load import read_weights, weights_digest
+from vitctl.models.weights.weights_file import read_weights, weights_digest
 
 
 @pytest.fixture(scope="module")

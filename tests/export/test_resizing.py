@@ -26,7 +26,7 @@ from vitctl.export.resizing import stored_transform
 from vitctl.jobs.inputs.weights import find_weights, loaded_model
 from vitctl.models.build import Model, build
 from vitctl.models.variants import variant
-from vitctl.models.weights.load import save_weights
+from vitctl.models.weights.weights_file import save_weights
 from vitctl.recipe.load import Override, load_recipe
 from vitctl.recipe.write import to_toml
 

@@ -31,7 +31,7 @@ from vitctl.jobs import provenance
 from vitctl.launch.prepare import prepare_run
 from vitctl.launch.worker import work
 from vitctl.models.build import build
-from vitctl.models.weights.load import read_weights, save_weights, weights_digest
+from vitctl.models.weights.weights_file import read_weights, save_weights, weights_digest
 from vitctl.recipe.load import Override, load_recipe
 from vitctl.system.text import one_line
 from vitctl.verify.finding import FAILS

@@ -15,7 +15,7 @@ from vitctl.engine.journal import json_digest
 from vitctl.engine.run_files import MODEL, OPTIMIZER
 from vitctl.errors import CheckpointError
 from vitctl.launch.worker import work
-from vitctl.models.weights.load import read_weights
+from vitctl.models.weights.weights_file import read_weights
 from vitctl.verify.finding import FAILS
 from vitctl.verify.verify import verify
 

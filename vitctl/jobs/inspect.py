@@ -22,7 +22,7 @@ from vitctl.jobs.inspection.subject import Done, Subject, folder_name, look, sho
 from vitctl.jobs.provenance import computed, weights_scored
 from vitctl.jobs.training import start_runtime
 from vitctl.models.variants import to_dict
-from vitctl.models.weights.assumed import assumed_line
+from vitctl.models.weights.meta import assumed_line
 from vitctl.recipe.schema import Evaluate
 from vitctl.system.figures import NOT_INSTALLED, can_plot, save_figure
 from vitctl.system.files import write_text

@@ -19,8 +19,7 @@ from pydantic import (
 )
 
 from vitctl.export.formats import FORMATS, check_options, formats_in_words
-from vitctl.models.weights.assumed import HALF
-from vitctl.models.weights.meta import LARGEST, SMALLEST
+from vitctl.models.weights.meta import HALF, LARGEST, SMALLEST
 
 MOST_NUMBER = 10**12
 

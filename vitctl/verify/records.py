@@ -35,7 +35,7 @@ from vitctl.jobs.record.result import DELETE_IT, RunResult, read_result
 from vitctl.jobs.record.runs import TRAINING
 from vitctl.jobs.sweep import SEEDS, SWEEP
 from vitctl.models.build import build
-from vitctl.models.weights.load import read_weights, weights_digest
+from vitctl.models.weights.weights_file import read_weights, weights_digest
 from vitctl.recipe.schema import Finetune, Pretrain, Recipe
 from vitctl.system.files import inside
 from vitctl.verify.counts import Claims, check_counts

@@ -18,8 +18,7 @@ from vitctl.data.datasets.catalog import open_split
 from vitctl.data.inspect.contact_sheet import choose
 from vitctl.models.build import build
 from vitctl.models.configs import Config
-from vitctl.models.weights.load import Weights, read_weights
-from vitctl.models.weights.write import write_weights
+from vitctl.models.weights.weights_file import Weights, read_weights, write_weights
 
 pytest.importorskip("matplotlib")
 

@@ -36,7 +36,7 @@ from vitctl.engine.trace.recorder import StepRecord, describe_step, read_marks, 
 from vitctl.engine.trace.steps import StepLine, Steps
 from vitctl.engine.training import Run
 from vitctl.errors import CheckpointError, VitctlError
-from vitctl.models.weights.load import read_weights
+from vitctl.models.weights.weights_file import read_weights
 
 # Relative, of the loss; ten times as much for the norm of the gradient. torch's fused optimizers round
 # float64 too on a CPU.

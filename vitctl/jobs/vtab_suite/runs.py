@@ -22,7 +22,7 @@ from vitctl.jobs.record.kernels import dropout_draws
 from vitctl.jobs.record.result import recipe_digest
 from vitctl.jobs.sweep import Scored, read_or_train
 from vitctl.jobs.training import Act, Images, RunContext, digest_of, on_device, open_journal, train
-from vitctl.models.weights.load import weights_digest
+from vitctl.models.weights.weights_file import weights_digest
 from vitctl.recipe.neutral import result_neutral
 from vitctl.recipe.schema import Vtab
 
