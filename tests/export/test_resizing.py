@@ -21,7 +21,7 @@ from vitctl.data.datasets.readers.png import encode_png
 from vitctl.data.images.transforms import EvalTransform
 from vitctl.data.writer.items import Item
 from vitctl.data.writer.write import write_split
-from vitctl.export.formats import FORMATS, readers_transform
+from vitctl.export.export_formats import FORMATS, readers_transform
 from vitctl.export.resizing import stored_transform
 from vitctl.jobs.inputs.weights import find_weights, loaded_model
 from vitctl.models.build import Model, build

@@ -23,7 +23,7 @@ from vitctl.cli.common import (
     schedule_flags,
     weights_flags,
 )
-from vitctl.export.formats import FORMATS, formats_in_words
+from vitctl.export.export_formats import FORMATS, formats_in_words
 
 
 def _numbers(flag: str, text: str) -> tuple[int, ...]:

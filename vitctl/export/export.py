@@ -16,7 +16,7 @@ import torch
 from vitctl.engine.journal import LOG, Journal, Report, silent
 from vitctl.engine.preemption import StopFlag, Stopped
 from vitctl.errors import CheckpointError, RecipeError
-from vitctl.export.formats import FORMATS, ExportFormat
+from vitctl.export.export_formats import FORMATS, ExportFormat
 from vitctl.export.graph import Raw
 from vitctl.export.proof import TOLERANCE, GivenImages, Score, agree, compare, run_model, score
 from vitctl.export.resizing import Resizing, ResizingCheck, stored_transform

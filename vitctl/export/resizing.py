@@ -12,7 +12,7 @@ from vitctl.data.source.read import Source
 from vitctl.data.source.subsets import random_subset
 from vitctl.engine.run_files import RECIPE
 from vitctl.errors import DataError, VitctlError
-from vitctl.export.formats import ExportFormat, readers_transform
+from vitctl.export.export_formats import ExportFormat, readers_transform
 from vitctl.jobs.inputs.sampling import open_recipe_split
 from vitctl.jobs.inputs.weights import FoundWeights, run_of
 from vitctl.recipe.images import TrainImages

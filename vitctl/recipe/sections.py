@@ -18,7 +18,7 @@ from pydantic import (
     model_validator,
 )
 
-from vitctl.export.formats import FORMATS, check_options, formats_in_words
+from vitctl.export.export_formats import FORMATS, check_options, formats_in_words
 from vitctl.models.weights.meta import HALF, LARGEST, SMALLEST
 
 MOST_NUMBER = 10**12

@@ -299,7 +299,7 @@ def test_errors__are_one_line(case: str, vitctl: Vitctl, photos: Path, tmp_path:
 def test_errors__without_matplotlib(
     vitctl: Vitctl, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vitctl.jobs.inspect.can_plot", lambda: False)
+    monkeypatch.setattr("vitctl.jobs.inspection.can_plot", lambda: False)
     stored(TINY["vit"], tmp_path / "weights")
     said = vitctl("inspect", "--from", "weights", photos)
     assert said.code == 2
