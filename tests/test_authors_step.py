@@ -19,8 +19,7 @@ from vitctl.data.images.transforms import TrainTransform
 from vitctl.data.loader.batches import train_batches
 from vitctl.data.source.order import Order
 from vitctl.models.configs import ViTConfig
-from vitctl.models.weights.load import read_weights
-from vitctl.models.weights.write import write_weights
+from vitctl.models.weights.weights_file import read_weights, write_weights
 
 STEPS, BATCH, PATCH, HEADS = 10, 16, 4, 3
 Params = dict[str, Tensor]

@@ -8,7 +8,7 @@ import pytest
 
 from vitctl.cli import quickstart
 from vitctl.errors import DataError
-from vitctl.models.weights.load import read_weights
+from vitctl.models.weights.weights_file import read_weights
 from vitctl.recipe.load import Loaded
 
 

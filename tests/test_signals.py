@@ -29,7 +29,7 @@ from vitctl.data.writer import write
 from vitctl.engine import evaluation, step, trainer
 from vitctl.engine.checkpoint import files as checkpoints
 from vitctl.engine.distributed import agreement
-from vitctl.export import weights_file
+from vitctl.export import export as exporting
 from vitctl.jobs import features, fewshot, pretrain, probe
 from vitctl.system.signals import SIGNALS
 
@@ -245,7 +245,7 @@ def test_export__keeps_what_is_verified(
     tmp_path: Path,
 ) -> None:
     folder = tmp_path / "a"
-    hit(weights_file, "agree", 1, TERM)
+    hit(exporting, "agree", 1, TERM)
     code, said = vitctl(
         "export", "--from", pretrained, "--to", "google", "--to", "safetensors", "--out", folder
     )

@@ -1,5 +1,7 @@
-"""The weights of every attention, beside a forward pass that stays as it is."""
+"""Attention weights are those of the paper's equations, and so are distance and rollout."""
 
+import math
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -7,10 +9,29 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.analysis.conftest import FAMILIES, TRANSFORMERS, noisy_model, numpy_attentions, random_images
+from tests.analysis.conftest import (
+    FAMILIES,
+    TRANSFORMERS,
+    noisy_model,
+    numpy_attentions,
+    random_images,
+    uniform,
+)
 from tests.models import numpy_reference as reference
-from vitctl.analysis.attention import AttentionLayer, attention_layers, pixels_per_patch, watch_attention
+from vitctl.analysis.attention import (
+    AttentionLayer,
+    attention_distance,
+    attention_layers,
+    overlay,
+    patch_distances,
+    pixels_per_patch,
+    roll,
+    uniform_distance,
+    watch_attention,
+)
+from vitctl.analysis.observe import observe
 from vitctl.models.axial import AxialAttention
+from vitctl.models.configs import ViTConfig
 from vitctl.models.variants import variant
 
 
@@ -127,3 +148,135 @@ def test_pixels_per_patch__is_the_stride_of_the_tokens(name: str, pixels: int) -
     """R+Ti/16 has 8x8 patches at stride 4, whatever its name says."""
     config: Any = variant(name)
     assert pixels_per_patch(config) == pixels == 224 // config.grid[0]
+
+
+@pytest.mark.parametrize("name", TRANSFORMERS)
+def test_distance__equals_loops_in_numpy(name: str) -> None:
+    model, images = noisy_model(TRANSFORMERS[name]), random_images(32)
+    config = model.config
+    assert isinstance(config, ViTConfig)
+    rows, columns = config.grid
+    places = list(product(range(rows), range(columns)))
+    expected = []
+    for weights in numpy_attentions(model, images):
+        of_layer = np.zeros(weights.shape[:2])
+        for image, head in np.ndindex(*of_layer.shape):
+            for q, (row, column) in enumerate(places):
+                own = weights[image, head, q + config.prefix_tokens, config.prefix_tokens :]
+                pixels = [pixels_per_patch(config) * math.hypot(row - r, column - c) for r, c in places]
+                of_layer[image, head] += own @ pixels / own.sum() / len(places)
+        expected.append(of_layer)
+    found = observe(model, images).distances
+    np.testing.assert_allclose(found.numpy(), np.stack(expected, 1), rtol=1e-12)
+    assert float(found.std()) > 0.5  # attention is far from uniform
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if "resnet v" not in name])
+def test_distance__of_uniform_attention_is_the_mean_of_all_distances(name: str) -> None:
+    """In a line of L places the mean of |i - j| over all pairs is (L^2 - 1) / 3 L; on a grid it is summed
+    here.
+    """
+    config = FAMILIES[name]
+    model = uniform(noisy_model(config))
+    distances = observe(model, random_images(config.image_size)).distances
+    for number, (layer, _) in enumerate(attention_layers(model)):
+        rows, columns = layer.grid
+        line = (rows**2 - 1) / (3 * rows)
+        pairs = product(product(range(rows), range(columns)), repeat=2)
+        mean = (
+            sum(math.dist(a, b) for a, b in pairs) / (rows * columns) ** 2 if layer.along == "grid" else line
+        )
+        torch.testing.assert_close(
+            distances[:, number], torch.full_like(distances[:, number], layer.stride * mean)
+        )
+        assert uniform_distance(layer) == pytest.approx(layer.stride * mean, rel=1e-12)
+
+
+def test_distance__of_four_patches_by_hand() -> None:
+    layer = AttentionLayer(1, "grid", (2, 2), 1, 16)
+    assert uniform_distance(layer) == pytest.approx(16 * (2 + math.sqrt(2)) / 4)
+    assert patch_distances(layer)[0].tolist() == pytest.approx([0, 16, 16, 16 * math.sqrt(2)])
+    to_itself, to_class_token, to_next = torch.eye(5), torch.zeros(5, 5), torch.zeros(5, 5)
+    to_class_token[:, 0], to_class_token[:, 1:] = 0.6, 0.1
+    to_next[torch.arange(5), torch.tensor([0, 2, 1, 4, 3])] = 1
+    weights = torch.stack([to_itself, to_class_token, to_next])[None].double()
+    found = attention_distance(weights, layer)
+    assert found.shape == (1, 3)
+    assert found[0].tolist() == pytest.approx(
+        [0, uniform_distance(layer), 16]
+    )  # the class token does not count
+
+
+def test_distance__everything_to_the_class_token_is_no_nan() -> None:
+    weights = torch.zeros(1, 1, 5, 5)
+    weights[..., 0] = 1
+    assert attention_distance(weights, AttentionLayer(1, "grid", (2, 2), 1, 16)).tolist() == [[0.0]]
+
+
+@pytest.mark.parametrize("name", TRANSFORMERS)
+def test_rollout__equals_numpy(name: str) -> None:
+    model, images = noisy_model(TRANSFORMERS[name]), random_images(32)
+    config = model.config
+    assert isinstance(config, ViTConfig)
+    products = {True: np.eye(config.num_tokens), False: np.eye(config.num_tokens)}
+    for weights in numpy_attentions(model, images):
+        mean = weights.mean(axis=1)
+        with_residual = mean + np.eye(config.num_tokens)
+        with_residual /= with_residual.sum(axis=2, keepdims=True)
+        products = {True: with_residual @ products[True], False: mean @ products[False]}
+    seen = observe(model, images)
+    for identity, found in ((True, seen.mask), (False, seen.mask_without_identity)):
+        of_output = (
+            products[identity][:, 0, 1:] if config.classifier == "token" else products[identity].mean(axis=1)
+        )
+        np.testing.assert_allclose(found.numpy(), of_output.reshape(3, *config.grid), rtol=1e-11)
+    assert not torch.allclose(seen.mask, seen.mask_without_identity)
+
+
+@pytest.mark.parametrize("name", TRANSFORMERS)
+@pytest.mark.parametrize("identity", [True, False])
+def test_rollout__rows_sum_to_one(name: str, identity: bool) -> None:
+    model, rolled = noisy_model(TRANSFORMERS[name]), list[Tensor]()
+
+    def seen(_: int, layer: AttentionLayer, weights: Tensor) -> None:
+        rolled.append(roll(rolled[-1] if rolled else None, weights, layer, identity=identity))
+
+    with watch_attention(model, seen):
+        model(random_images(32))
+    for one in rolled:
+        torch.testing.assert_close(one.sum(-1), torch.ones_like(one[..., 0]))
+
+
+def test_rollout__of_uniform_attention_is_uniform() -> None:
+    for name in ("vit", "gap", "axial"):
+        model = uniform(noisy_model(TRANSFORMERS[name]))
+        seen = observe(model, random_images(32))
+        for mask in (seen.mask, seen.mask_without_identity):
+            torch.testing.assert_close(mask, mask.mean(dim=(1, 2), keepdim=True).expand_as(mask))
+    assert float(seen.mask.sum(dim=(1, 2))[0]) == pytest.approx(1)
+
+
+def test_overlay__is_as_bright_as_the_mask() -> None:
+    images = torch.full((2, 3, 18, 18), 200, dtype=torch.uint8)
+    masks = torch.full((2, 2, 2), 0.1)
+    masks[1] = torch.tensor([[0.2, 0.0], [0.0, 0.0]])
+    bright, partly = overlay(images, masks, 8)
+    assert bright[:, :16, :16].unique().tolist() == [200]
+    assert (
+        bright[:, 16:].unique().tolist() == bright[:, :, 16:].unique().tolist() == [0]
+    )  # no patch covers these
+    assert partly[0, 0, 0] == 200 and partly[0, 15, 15] == 0
+    assert 0 < partly[0, 8, 3] < partly[0, 7, 3] < 200
+
+
+def test_overlay__of_a_map_that_is_larger_than_the_image() -> None:
+    """A ResNet rounds odd sides up."""
+    assert overlay(torch.zeros(1, 3, 37, 37, dtype=torch.uint8), torch.ones(1, 5, 5), 8).shape == (
+        1,
+        3,
+        37,
+        37,
+    )
+    assert overlay(torch.zeros(1, 3, 9, 9, dtype=torch.uint8), torch.zeros(1, 1, 1), 8).unique().tolist() == [
+        0
+    ]

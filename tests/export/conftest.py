@@ -15,7 +15,7 @@ from vitctl.data.datasets.readers.arrays import encode_png
 from vitctl.data.writer.items import Item
 from vitctl.data.writer.write import write_split
 from vitctl.models.build import Model, build
-from vitctl.models.weights.load import save_weights
+from vitctl.models.weights.weights_file import save_weights
 
 NAMES = tuple("abcde")
 SIZES = ((40, 56), (75, 50), (64, 64), (33, 47))

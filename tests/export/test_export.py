@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,10 @@ import torch
 
 from tests.trained import Job, do
 from vitctl.errors import CheckpointError, RecipeError
-from vitctl.export import onnx_file, onnx_graph
+from vitctl.export import graph_files
+from vitctl.export.export_formats import FORMATS, formats_table
 from vitctl.jobs.inputs.weights import find_weights, loaded_model
-from vitctl.models.weights.load import read_weights, weights_digest
+from vitctl.models.weights.weights_file import read_weights, weights_digest
 
 
 @pytest.fixture(scope="module")
@@ -100,19 +102,19 @@ def test_export__of_the_averaged_weights(
     assert p["precision"] == "float32"
 
 
-Runner = Callable[[Path], Callable[[torch.Tensor], list[np.ndarray]]]
+Runner = Callable[[Any, Path], Callable[[torch.Tensor], list[np.ndarray]]]
 
 
 def wrong_numbers(run: Runner) -> Runner:
-    return lambda path: lambda images: [run(path)(images)[0] * 1.001]
+    return lambda request, path: lambda images: [run(request, path)(images)[0] * 1.001]
 
 
 def one_row_only(run: Runner) -> Runner:
-    return lambda path: lambda images: [run(path)(images)[0][:1]]
+    return lambda request, path: lambda images: [run(request, path)(images)[0][:1]]
 
 
 def not_numbers(run: Runner) -> Runner:
-    return lambda path: lambda images: [run(path)(images)[0] * np.nan]
+    return lambda request, path: lambda images: [run(request, path)(images)[0] * np.nan]
 
 
 @pytest.mark.parametrize("harm", [None, wrong_numbers, one_row_only, not_numbers])
@@ -122,7 +124,7 @@ def test_export__a_file_that_disagrees_is_refused_and_not_kept(
     """A graph that runs and computes something else: the weights of its head are changed on the way into the
     file.
     """
-    trace = onnx_graph.trace
+    trace = graph_files.trace
 
     def broken(model: Any, path: Path, notes: dict[str, str]) -> None:
         trace(model, path, notes)
@@ -131,9 +133,9 @@ def test_export__a_file_that_disagrees_is_refused_and_not_kept(
         head.raw_data = np.float32([1, 0, 0, 0, 0, 0]).tobytes()
         onnx.save(proto, path)
 
-    monkeypatch.setattr(onnx_file, "trace", broken if harm is None else trace)
+    monkeypatch.setattr(graph_files, "trace", broken if harm is None else trace)
     if harm is not None:
-        monkeypatch.setattr(onnx_file, "open_onnx", harm(onnx_graph.open_onnx))
+        monkeypatch.setattr(graph_files, "open_onnx", harm(graph_files.open_onnx))
     with pytest.raises(
         CheckpointError, match=r"model\.onnx: the exported file differs from the model by .*; it was not kept"
     ):
@@ -144,7 +146,10 @@ def test_export__a_file_that_disagrees_is_refused_and_not_kept(
 
 @pytest.mark.parametrize(("to", "said"), [(("onnx", "tflite"), "tflite"), ((), "nothing")])
 def test_export__unknown_format(job: Job, to: tuple[str, ...], said: str) -> None:
-    with pytest.raises(
-        RecipeError, match=f"export.to: {said} cannot be written; choose from onnx, safetensors"
-    ):
+    with pytest.raises(RecipeError, match=f"export.to: {said} cannot be written; choose from onnx, pt2"):
         job("export", **{"export.to": to})
+
+
+def test_formats__are_documented_and_name_functions() -> None:
+    assert formats_table() in (Path(__file__).parents[2] / "docs" / "weights.md").read_text()
+    assert all(callable(resolve_name(name)) for row in FORMATS.values() for name in (row.writer, row.prover))

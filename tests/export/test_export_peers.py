@@ -11,7 +11,7 @@ from vitctl.export.export import export
 from vitctl.launch.prepare import prepare_run
 from vitctl.models.build import build, load_state
 from vitctl.models.variants import variant
-from vitctl.models.weights.load import read_weights, save_weights
+from vitctl.models.weights.weights_file import read_weights, save_weights
 from vitctl.recipe.load import Override, load_recipe
 
 META = {

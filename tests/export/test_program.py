@@ -13,9 +13,9 @@ import torch
 
 from tests.export.conftest import NUM_IMAGES, Saved, network, pixels
 from vitctl.errors import CheckpointError
-from vitctl.export import program
+from vitctl.export import graph_files
+from vitctl.export.resizing import stored_transform
 from vitctl.jobs.inputs.weights import find_weights
-from vitctl.jobs.resizing import own_transform
 
 Exported = Callable[..., dict[str, Any]]
 ELSEWHERE = """
@@ -54,7 +54,7 @@ def test_program__with_pre_processing(saved: Saved, exported: Exported, tmp_path
     result = exported(weights, "pt2", **{"export.include_preprocess": True, "data.path": str(photos)})
     assert result["metrics"]["scores"]["pt2"]["same_answers"] == NUM_IMAGES
     run = torch.export.load(tmp_path / "run" / "model.pt2").module()
-    transform, model = own_transform(find_weights(str(weights)).weights.meta), network("vit")
+    transform, model = stored_transform(find_weights(str(weights)).weights.meta), network("vit")
     mean, std = torch.tensor([0.5, 0.4, 0.6]).view(3, 1, 1), torch.tensor([0.5, 0.3, 0.4]).view(3, 1, 1)
     for number in range(4):
         with torch.inference_mode():
@@ -66,7 +66,7 @@ def test_program__that_disagrees_is_not_kept(
     saved: Saved, exported: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        program, "run_model", lambda _: lambda images: [np.zeros((len(images), 5), np.float32)]
+        graph_files, "run_model", lambda _: lambda images: [np.zeros((len(images), 5), np.float32)]
     )
     with pytest.raises(CheckpointError, match=r"run/model\.pt2: the exported file differs from the model by"):
         exported(saved(), "pt2")

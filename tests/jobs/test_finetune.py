@@ -14,7 +14,7 @@ from vitctl.engine.preemption import Stopped
 from vitctl.engine.trainer import RunContext
 from vitctl.errors import RecipeError, VitctlError
 from vitctl.jobs import finetune as finetuning
-from vitctl.models.weights.load import read_weights, weights_digest
+from vitctl.models.weights.weights_file import read_weights, weights_digest
 from vitctl.report.compare import compare_runs
 
 

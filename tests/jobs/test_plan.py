@@ -171,7 +171,7 @@ def test_check__reads_no_tensor(
     shutil.copytree(pretrained, run)
     for path in run.glob("checkpoints/*/*.safetensors"):
         hollow(path)
-    monkeypatch.setattr("vitctl.models.weights.load.read_tensors", None)
+    monkeypatch.setattr("vitctl.models.weights.weights_file.read_tensors", None)
     data: dict[str, Any] = {} if name == "export" else {"data.path": str(tiny_data)}
     data |= {"fewshot.shots": (1,)} if name == "fewshot" else {}
     loaded = load_recipe(name, [Override(k, v) for k, v in {"weights.source": str(run), **data}.items()])

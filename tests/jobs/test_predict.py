@@ -32,7 +32,7 @@ from vitctl.data.source.views import Source
 from vitctl.errors import CheckpointError, DataError, RecipeError
 from vitctl.jobs.inputs.classifier import open_classifier
 from vitctl.jobs.predict import Prediction, predict
-from vitctl.models.weights.load import read_weights, save_weights
+from vitctl.models.weights.weights_file import read_weights, save_weights
 from vitctl.recipe.load import load_recipe
 from vitctl.recipe.schema import Evaluate
 

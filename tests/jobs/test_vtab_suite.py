@@ -116,7 +116,7 @@ def _check_sweep(folder: Path, metrics: dict[str, Any], used: dict[str, Any]) ->
 
 
 def _check_provenance(folder: Path, used: dict[str, Any], speck: Path) -> None:
-    from vitctl.models.weights.load import read_weights, weights_digest
+    from vitctl.models.weights.weights_file import read_weights, weights_digest
 
     from_sha256 = weights_digest(
         read_weights(speck / "checkpoints" / "step_00000001" / "ema.safetensors").state

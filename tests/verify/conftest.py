@@ -13,7 +13,7 @@ from vitctl.engine.checkpoint.files import read_checkpoint, save_checkpoint
 from vitctl.engine.trace.chain import linked, split
 from vitctl.launch.prepare import prepare_run
 from vitctl.launch.worker import work
-from vitctl.models.weights.load import read_weights
+from vitctl.models.weights.weights_file import read_weights
 from vitctl.recipe.load import Override, load_recipe
 from vitctl.verify.finding import FAILS
 from vitctl.verify.run_check import verify

@@ -185,7 +185,7 @@ def test_another_gradient__is_named_by_parameter(train: Train, monkeypatch: pyte
     with monkeypatch.context() as patched:
         patched.setattr(step_module, "clip_gradients", other)
         folder = train("a")
-    from vitctl.models.weights.load import read_weights
+    from vitctl.models.weights.weights_file import read_weights
 
     names = list(read_weights(str(folder / "checkpoints/step_00000012/model.safetensors")).state)
     [(_, text)] = found(folder, steps="all")

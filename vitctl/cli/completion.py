@@ -18,7 +18,6 @@ RECIPE_OF = {
     "predict": "evaluate",
     "inspect": "evaluate",
 }  # commands that take the values of another command's recipe
-FORMATS = ("onnx", "safetensors", "google", "timm", "hf", "torchvision", "pt2")
 SPLITS = ("train", "validation", "test")
 LABELS = ("original", "real", "objectnet", "objectnet_restricted")
 SUITES = ("vtab", "mini")

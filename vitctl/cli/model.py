@@ -1,7 +1,7 @@
 """`vitctl fewshot`, `vtab`, `evaluate`, `export`."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -23,17 +23,7 @@ from vitctl.cli.common import (
     schedule_flags,
     weights_flags,
 )
-
-if TYPE_CHECKING:
-    pass
-
-# File extensions of weights files, and the formats that use them.
-WEIGHTS_FILES = {
-    ".safetensors": ("safetensors", "timm", "hf", "torchvision"),
-    ".npz": ("google",),
-    ".onnx": ("onnx",),
-    ".pt2": ("pt2",),
-}
+from vitctl.export.export_formats import FORMATS, formats_in_words
 
 
 def _numbers(flag: str, text: str) -> tuple[int, ...]:
@@ -213,8 +203,8 @@ def export(
         list[str] | None,
         typer.Option(
             "--to",
-            help="onnx, pt2, safetensors, google, timm, hf or torchvision. Repeatable.",
-            autocompletion=completion.one_of(completion.FORMATS),
+            help=f"{formats_in_words()}. Repeatable.",
+            autocompletion=completion.one_of(FORMATS),
         ),
     ] = None,
     include_preprocess: Annotated[
@@ -258,16 +248,16 @@ def export(
     """
     from vitctl.errors import RecipeError
 
-    if out and out.suffix in WEIGHTS_FILES and to and not set(to) & set(WEIGHTS_FILES[out.suffix]):
-        formats = ", ".join(WEIGHTS_FILES[out.suffix])
+    fitting = [row.name for row in FORMATS.values() if out and out.suffix == row.ending]
+    if fitting and to and not set(to) & set(fitting):
         raise RecipeError(
-            f"--out {out}: a {out.suffix} file is for --to {formats}, not for --to {', '.join(to)}"
+            f"--out {out}: a {out.suffix if out else ''} file is for --to {', '.join(fitting)}, not for --to {', '.join(to)}"
         )
     if fp16 and int8:
         raise RecipeError("--fp16 and --int8: a file has one precision; leave one of them out")
     flags = {
         **weights_flags(from_, weights, model),
-        "--out": ("export.file", str(out) if out and out.suffix in WEIGHTS_FILES else None),
+        "--out": ("export.file", str(out) if fitting else None),
         "--to": ("export.to", to or None),
         "--include-preprocess": ("export.include_preprocess", include_preprocess or None),
         "--features": ("export.features", features or None),
@@ -275,4 +265,4 @@ def export(
         "--check-data": ("data.path", check_data),
         "--split": ("data.eval_split", split),
     }
-    run_job("export", recipe, flags, set_, None if flags["--out"][1] else out)
+    run_job("export", recipe, flags, set_, None if fitting else out)

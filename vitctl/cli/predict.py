@@ -25,15 +25,6 @@ from vitctl.cli.common import (
 if TYPE_CHECKING:
     from vitctl.recipe.schema import Evaluate
 
-# File extensions of weights files, and the formats that use them.
-WEIGHTS_FILES = {
-    ".safetensors": ("safetensors", "timm", "hf", "torchvision"),
-    ".npz": ("google",),
-    ".onnx": ("onnx",),
-    ".pt2": ("pt2",),
-}
-
-
 ToPredict = Annotated[
     list[str],
     typer.Argument(

@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from vitctl.engine.distributed.runtime import Runtime
-from vitctl.models.weights.files import save_tensors
+from vitctl.models.weights.containers import save_tensors
 from vitctl.system.files import atomic_write
 
 SUFFIX = ".safetensors"

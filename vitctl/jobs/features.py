@@ -19,7 +19,7 @@ from vitctl.engine.journal import Journal
 from vitctl.engine.preemption import StopFlag
 from vitctl.jobs.record.data_verified import check_whole
 from vitctl.models.build import Model
-from vitctl.models.weights.load import weights_digest
+from vitctl.models.weights.weights_file import weights_digest
 
 FORMAT = "vitctl-features/2"  # 1 could be of images that were changed on the way from a server
 

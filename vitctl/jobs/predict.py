@@ -20,9 +20,10 @@ from vitctl.engine.distributed.runtime import loader_workers
 from vitctl.errors import CheckpointError, DataError, RecipeError, explaining
 from vitctl.jobs.inputs.classifier import Answers, OpenClassifier, Ranking, check_finite, open_classifier
 from vitctl.jobs.inputs.forward import Outputs
-from vitctl.models.weights.files import save_tensors, write_whole
+from vitctl.models.weights.containers import save_tensors
 from vitctl.recipe.load import load_recipe
 from vitctl.recipe.schema import Evaluate
+from vitctl.system.files import atomic_write
 from vitctl.system.text import printable
 
 FORMAT = "vitctl-embeddings/1"
@@ -165,7 +166,8 @@ class Embeddings:
             "weights_sha256": opened.digest,
             "preprocessing": json.dumps(asdict(opened.transform)),
         }
-        write_whole(self.path, lambda aside: save_tensors(tensors, aside, about))
+        with atomic_write(self.path) as aside:
+            save_tensors(tensors, aside, about)
 
 
 class Classifier:

@@ -23,7 +23,7 @@ from vitctl.jobs.inputs.data import eval_transform
 from vitctl.jobs.inputs.weights import FoundWeights
 from vitctl.jobs.record.result import RunResult, data_used
 from vitctl.jobs.record.runs import choose_weights, logged_probes, logged_scores
-from vitctl.models.weights.load import weights_digest
+from vitctl.models.weights.weights_file import weights_digest
 from vitctl.recipe.images import TrainImages
 from vitctl.recipe.schema import TrainRecipe
 from vitctl.recipe.sections import StartWeights

@@ -18,8 +18,8 @@ from pydantic import (
     model_validator,
 )
 
-from vitctl.models.weights.assumed import HALF
-from vitctl.models.weights.meta import LARGEST, SMALLEST
+from vitctl.export.export_formats import FORMATS, check_options, formats_in_words
+from vitctl.models.weights.meta import HALF, LARGEST, SMALLEST
 
 MOST_NUMBER = 10**12
 
@@ -462,7 +462,7 @@ class Export(Section):
 
     to: Names = knob(
         ("onnx", "safetensors"),
-        "formats: onnx, pt2 (torch.export), safetensors, google, timm, hf, torchvision",
+        f"formats: {formats_in_words()}",
     )
     file: str = knob("", "also copy the one exported weights file here")
     batch_sizes: Ints = knob((1, 3, 8), "batch sizes at which the exported file must agree", unit="images")
@@ -498,17 +498,17 @@ class Export(Section):
         ge=0,
     )
 
+    @field_validator("to")
+    @classmethod
+    def _are_formats(cls, to: tuple[str, ...]) -> tuple[str, ...]:
+        unknown = sorted(set(to) - set(FORMATS))
+        if unknown or not to:
+            names = ", ".join(unknown) or "nothing"
+            raise ValueError(f"{names} cannot be written; choose from {', '.join(FORMATS)}")
+        return to
+
     @model_validator(mode="after")
-    def _graphs_alone(self) -> "Export":
-        wanted = {"include_preprocess": self.include_preprocess, "features": self.features}
-        if odd := next(
-            (key for key, value in wanted.items() if value and not {"onnx", "pt2"} & set(self.to)), ""
-        ):
-            raise ValueError(
-                f"{odd} is for graphs, not for weights alone: export to onnx or pt2, or leave it out"
-            )
-        if self.precision != "float32" and "onnx" not in self.to:
-            raise ValueError(
-                f"precision = '{self.precision}' is for onnx alone; export to onnx, or leave it out"
-            )
+    def _formats_have_options(self) -> "Export":
+        inside = [key for key in ("include_preprocess", "features") if getattr(self, key)]
+        check_options(self.to, self.file, self.precision, inside)
         return self

@@ -12,7 +12,7 @@ from vitctl.engine.run_files import AVERAGE, CHECKPOINTS, MODEL, step_of
 from vitctl.errors import VitctlError
 from vitctl.jobs.inputs.fewshot_sets import SPLITS
 from vitctl.jobs.record.result import RunResult, unverified_bytes
-from vitctl.models.weights.load import read_weights, weights_digest
+from vitctl.models.weights.weights_file import read_weights, weights_digest
 from vitctl.recipe.load import load_recipe
 from vitctl.recipe.neutral import result_neutral
 from vitctl.recipe.paper import FIGURE_4_SIZES

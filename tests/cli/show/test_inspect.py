@@ -18,8 +18,7 @@ from vitctl.data.datasets.catalog import open_split
 from vitctl.data.inspect.contact_sheet import choose
 from vitctl.models.build import build
 from vitctl.models.configs import Config
-from vitctl.models.weights.load import Weights, read_weights
-from vitctl.models.weights.write import write_weights
+from vitctl.models.weights.weights_file import Weights, read_weights, write_weights
 
 pytest.importorskip("matplotlib")
 
@@ -300,7 +299,7 @@ def test_errors__are_one_line(case: str, vitctl: Vitctl, photos: Path, tmp_path:
 def test_errors__without_matplotlib(
     vitctl: Vitctl, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vitctl.jobs.inspect.can_plot", lambda: False)
+    monkeypatch.setattr("vitctl.jobs.inspection.can_plot", lambda: False)
     stored(TINY["vit"], tmp_path / "weights")
     said = vitctl("inspect", "--from", "weights", photos)
     assert said.code == 2

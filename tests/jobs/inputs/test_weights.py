@@ -14,8 +14,7 @@ from vitctl.errors import CheckpointError, RecipeError
 from vitctl.jobs.inputs.weights import find_weights, load_model
 from vitctl.models.build import build
 from vitctl.models.configs import ResNetConfig, ViTConfig
-from vitctl.models.weights.load import Weights, read_weights
-from vitctl.models.weights.write import write_weights
+from vitctl.models.weights.weights_file import Weights, read_weights, write_weights
 from vitctl.report.compare import compare_runs
 
 IMAGENET = {"weights.mean": (0.485, 0.456, 0.406), "weights.std": (0.229, 0.224, 0.225)}

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vitctl.models.build import build
 from vitctl.models.configs import Config, ViTConfig
-from vitctl.models.weights.load import Weights
+from vitctl.models.weights.weights_file import Weights
 
 META: dict[str, Any] = {
     "image_size": 32,

@@ -16,8 +16,7 @@ from tests.models.weights import google_reference as reference
 from tests.models.weights.google_reference import Array
 from vitctl.errors import CheckpointError
 from vitctl.models.configs import Config, HybridConfig, ResNetConfig, ViTConfig
-from vitctl.models.weights.load import Weights, read_weights
-from vitctl.models.weights.write import write_weights
+from vitctl.models.weights.weights_file import Weights, read_weights, write_weights
 
 Logits = Callable[[Weights, Tensor], Tensor]
 Make = Callable[..., Weights]

@@ -13,11 +13,9 @@ from tests.models.weights.conftest import hollow
 from vitctl.errors import CheckpointError
 from vitctl.models.configs import HybridConfig, ViTConfig
 from vitctl.models.weights import containers
-from vitctl.models.weights.config import read_config
-from vitctl.models.weights.header import safetensors_header
-from vitctl.models.weights.load import Weights, read_weights, save_weights
+from vitctl.models.weights.header import read_config, safetensors_header
 from vitctl.models.weights.sources import locate
-from vitctl.models.weights.write import write_weights
+from vitctl.models.weights.weights_file import Weights, read_weights, save_weights, write_weights
 
 Make = Callable[..., Weights]
 

@@ -14,8 +14,7 @@ from torch import Tensor
 from vitctl.errors import CheckpointError
 from vitctl.models.configs import ViTConfig
 from vitctl.models.position import resize_position_embedding
-from vitctl.models.weights.load import Weights, read_weights
-from vitctl.models.weights.write import write_weights
+from vitctl.models.weights.weights_file import Weights, read_weights, write_weights
 
 transformers = pytest.importorskip("transformers")
 Logits = Callable[[Weights, Tensor], Tensor]

@@ -13,9 +13,8 @@ from vitctl.errors import CheckpointError
 from vitctl.models.build import build
 from vitctl.models.configs import ViTConfig
 from vitctl.models.variants import to_dict
-from vitctl.models.weights.load import Weights, read_weights, save_weights
 from vitctl.models.weights.meta import require_meta
-from vitctl.models.weights.write import write_weights
+from vitctl.models.weights.weights_file import Weights, read_weights, save_weights, write_weights
 
 GOOD: dict[str, Any] = {
     "mean": [0.5, 0.5, 0.5],

@@ -6,9 +6,8 @@ import pytest
 from vitctl.errors import CheckpointError
 from vitctl.models.configs import ViTConfig
 from vitctl.models.weights.download import NotOnServerError
-from vitctl.models.weights.load import Weights, read_weights
 from vitctl.models.weights.sources import locate
-from vitctl.models.weights.write import write_weights
+from vitctl.models.weights.weights_file import Weights, read_weights, write_weights
 
 HUB = "https://huggingface.co/google/vit/resolve/main/"
 

@@ -17,11 +17,10 @@ from vitctl.models.build import build
 from vitctl.models.configs import Config, HybridConfig, ViTConfig
 from vitctl.models.position import resize_position_embedding
 from vitctl.models.variants import variant
-from vitctl.models.weights.formats import Beside, known_heads
-from vitctl.models.weights.load import Weights, read_weights
+from vitctl.models.weights.layouts import Beside, known_heads
 from vitctl.models.weights.rules import rules_for, to_ours
-from vitctl.models.weights.timm import FORMAT, TABLE
-from vitctl.models.weights.write import write_weights
+from vitctl.models.weights.timm import LAYOUT, TABLE
+from vitctl.models.weights.weights_file import Weights, read_weights, write_weights
 
 timm = pytest.importorskip("timm")
 Logits = Callable[[Weights, Tensor], Tensor]
@@ -240,12 +239,12 @@ def assert_told_as_timm_builds_it(name: str) -> bool:
     known = {"architecture": name, "global_pool": model.global_pool, "pretrained_cfg": model.pretrained_cfg}
     state = model.state_dict()
     try:
-        described = FORMAT.describe(FORMAT.view(state), state, Beside(config=known))
-        ours = build(described.config, device="meta").state_dict()
+        config, _ = LAYOUT.describe(LAYOUT, LAYOUT.view(state), state, Beside(config=known))
+        ours = build(config, device="meta").state_dict()
         to_ours(state, rules_for(TABLE, ours), ours)
     except CheckpointError:
         return False
-    block, config = model.blocks[0], described.config
+    block = model.blocks[0]
     assert isinstance(config, ViTConfig)
     assert config.num_heads == block.attn.num_heads
     assert config.gelu == ("tanh" if "Tanh" in type(block.mlp.act).__name__ else "erf")

@@ -16,8 +16,7 @@ from vitctl.errors import CheckpointError
 from vitctl.models.configs import ViTConfig
 from vitctl.models.position import resize_position_embedding
 from vitctl.models.variants import variant
-from vitctl.models.weights.load import Weights, read_weights
-from vitctl.models.weights.write import write_weights
+from vitctl.models.weights.weights_file import Weights, read_weights, write_weights
 
 Logits = Callable[[Weights, Tensor], Tensor]
 Make = Callable[..., Weights]

@@ -9,7 +9,7 @@ from vitctl.cli.data.shards import bar
 from vitctl.cli.show.download import fetch_weights
 from vitctl.cli.show.render import CONSOLE, show_table
 from vitctl.errors import RecipeError, writing
-from vitctl.jobs.inspect import NUMBERS, Row, inspect
+from vitctl.jobs.inspection import NUMBERS, Row, inspect
 from vitctl.recipe.load import Override, load_recipe, parse_override
 from vitctl.recipe.schema import Evaluate
 from vitctl.system.text import typed

@@ -26,8 +26,8 @@ from vitctl.engine.run_files import (
     tensors_file,
 )
 from vitctl.errors import CheckpointError
-from vitctl.models.weights.files import save_tensors
-from vitctl.models.weights.load import save_weights
+from vitctl.models.weights.containers import save_tensors
+from vitctl.models.weights.weights_file import save_weights
 from vitctl.system.bounds import RUN_FILE
 from vitctl.system.files import flush, parse_json
 from vitctl.system.text import one_line

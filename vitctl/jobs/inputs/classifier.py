@@ -26,8 +26,8 @@ from vitctl.jobs.inputs.network import unseen_pixels
 from vitctl.jobs.inputs.onnx_file import OnnxNetwork
 from vitctl.jobs.inputs.weights import loaded_model, scored_weights
 from vitctl.jobs.record.runs import newest_run
-from vitctl.models.weights.assumed import assumed_line
 from vitctl.models.weights.download import fetch
+from vitctl.models.weights.meta import assumed_line
 from vitctl.models.weights.sources import locate
 from vitctl.recipe.schema import Evaluate
 from vitctl.recipe.sections import WeightsSource

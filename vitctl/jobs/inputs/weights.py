@@ -17,9 +17,8 @@ from vitctl.errors import CheckpointError, explaining
 from vitctl.jobs.record.runs import RUNS, ChosenWeights, choose_weights, newest_run
 from vitctl.models.build import Model, build, load_state, resized, transfer
 from vitctl.models.variants import downstream
-from vitctl.models.weights.assumed import assumed_line, assumed_values
-from vitctl.models.weights.load import Weights, read_weights
-from vitctl.models.weights.meta import require_meta
+from vitctl.models.weights.meta import assumed_line, assumed_values, require_meta
+from vitctl.models.weights.weights_file import Weights, read_weights
 from vitctl.recipe.images import StoredTransform
 from vitctl.recipe.schema import Evaluate, ExportRecipe, Fewshot, Finetune, Vtab
 from vitctl.recipe.sections import StartWeights

@@ -23,7 +23,7 @@ from vitctl.jobs.inputs.weights import FoundWeights, transferred_model
 from vitctl.jobs.record.result import recipe_digest
 from vitctl.jobs.sweep import Scored, read_or_train
 from vitctl.jobs.training import Act, digest_of, on_device, open_journal, train
-from vitctl.models.weights.load import weights_digest
+from vitctl.models.weights.weights_file import weights_digest
 from vitctl.recipe.neutral import result_neutral
 from vitctl.recipe.schema import Vtab
 

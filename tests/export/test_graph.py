@@ -5,8 +5,7 @@ import copy
 import pytest
 import torch
 
-from vitctl.export.folded import FoldedBlock, folded
-from vitctl.export.graph import Raw
+from vitctl.export.graph import FoldedBlock, Raw, folded
 from vitctl.models.build import Model, build
 from vitctl.models.variants import variant
 

@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from vitctl.analysis.attention import AttentionLayer
-from vitctl.analysis.distance import uniform_distance
-from vitctl.analysis.filters import Components
+from vitctl.analysis.attention import AttentionLayer, uniform_distance
+from vitctl.analysis.parameters import Components
 from vitctl.system.figures import BLUE, GREY, INK, PALE, SERIES, label_text, new_figure, plain_axes
 
 SIMILARITY_COLORS, MASK_COLORS = "viridis", "inferno"
@@ -82,9 +81,7 @@ def draw_filters(components: Components, heading: Heading) -> Any:
             image = components.images[number]
             shown = (0.5 + 0.5 * image / image.abs().max()).permute(1, 2, 0).numpy()
             panel.imshow(shown, interpolation="none")
-            panel.set_xlabel(
-                f"{number + 1}: {components.shares[number]:.1%}", fontsize=7, color=PALE, labelpad=2
-            )
+            _caption(panel, f"{number + 1}: {components.shares[number]:.1%}")
         else:
             panel.set_visible(False)
     return figure
@@ -122,10 +119,7 @@ def draw_position_similarity(panels: Sequence[Panel], heading: Heading) -> Any:
         else:
             shown = _tiles(panel, one.similarities, one.grid)
     if shown is not None:
-        bar = figure.colorbar(shown, ax=axes, shrink=0.8, aspect=30, pad=0.02)
-        bar.set_label("cosine similarity", fontsize=8, color=INK)
-        bar.ax.tick_params(labelsize=8, colors=INK)
-        bar.outline.set_visible(False)
+        _color_bar(figure, shown, axes, "cosine similarity", shrink=0.8, aspect=30, pad=0.02)
     return figure
 
 
@@ -160,8 +154,7 @@ def draw_attention_distance(
         uniform = [uniform_distance(layers[place]) for place in own]
         style = {"color": PALE, "linestyle": (0, (4, 3)), "linewidth": 1.0}
         axes.plot(depth, uniform, **style, label="uniform attention" if kind == kinds[-1] else None)
-    axes.set_xlabel("depth of the network, blocks", fontsize=8, color=INK)
-    axes.set_ylabel("mean attention distance, pixels", fontsize=8, color=INK)
+    _label(axes, "depth of the network, blocks", "mean attention distance, pixels")
     axes.set_ylim(0, 1.06 * max(float(distances.max()), *map(uniform_distance, layers)))
     axes.set_xticks(_whole_ticks(max(layer.depth for layer in layers)))
     plain_axes(axes)
@@ -202,17 +195,11 @@ def draw_rollout(images: Sequence[RolledImage], heading: Heading) -> Any:
             mask = one.masks[column // 2 - 1]
             relative = (mask / mask.mean()).numpy()
             shown = panel.imshow(relative, cmap=MASK_COLORS, vmin=0, vmax=most, interpolation="none")
+            _caption(panel, f"peak {float(mask.max() / mask.mean()):.1f}")
         caption = "\n".join(_short(line, 23) for line in one.caption.splitlines())
-        panels[0].set_xlabel(caption, fontsize=7, color=PALE, labelpad=2)
-        for column in (2, 4):
-            mask = one.masks[column // 2 - 1]
-            panels[column].set_xlabel(
-                f"peak {float(mask.max() / mask.mean()):.1f}", fontsize=7, color=PALE, labelpad=2
-            )
-    bar = figure.colorbar(shown, ax=axes, shrink=min(1.0, 3 / len(images)), aspect=25, pad=0.015)
-    bar.set_label("attention, 1 = uniform", fontsize=8, color=INK)
-    bar.ax.tick_params(labelsize=8, colors=INK)
-    bar.outline.set_visible(False)
+        _caption(panels[0], caption)
+    shrink = min(1.0, 3 / len(images))
+    _color_bar(figure, shown, axes, "attention, 1 = uniform", shrink=shrink, aspect=25, pad=0.015)
     return figure
 
 
@@ -275,17 +262,13 @@ def draw_pooling(
                 panel.scatter(x[own], y[own], 16, [colour], linewidths=0.4, edgecolors="white", label=text)
         else:
             panel.scatter(x, y, 16, BLUE, linewidths=0.4, edgecolors="white")
-        panel.set_title(name, fontsize=9, color=INK)
-        panel.set_xlabel("first principal component", fontsize=8, color=INK)
-        panel.set_ylabel("second principal component", fontsize=8, color=INK)
+        _label(panel, "first principal component", "second principal component", name)
         plain_axes(panel)
     last = axes[-1]
     bins = min(20, max(5, len(cosines) // 6))
     last.hist(cosines.numpy(), bins=bins, color=BLUE, edgecolor="white", linewidth=0.6)
     last.axvline(float(cosines.mean()), color=INK, linewidth=1.0, linestyle=(0, (4, 3)))
-    last.set_title("between the two", fontsize=9, color=INK)
-    last.set_xlabel(f"cosine, mean {cosines.mean():.2f}", fontsize=8, color=INK)
-    last.set_ylabel("images", fontsize=8, color=INK)
+    _label(last, f"cosine, mean {cosines.mean():.2f}", "images", "between the two")
     last.yaxis.get_major_locator().set_params(integer=True)
     plain_axes(last)
     if is_named:
@@ -334,31 +317,44 @@ def _offsets(axes: Any, similarities: Tensor) -> Any:
     shown = axes.imshow(
         similarities.numpy(), cmap=SIMILARITY_COLORS, vmin=-1, vmax=1, interpolation="none", extent=extent
     )
-    axes.set_xlabel("offset, tokens", fontsize=8, color=INK)
-    axes.set_ylabel("offset, tokens", fontsize=8, color=INK)
+    _label(axes, "offset, tokens", "offset, tokens")
     axes.locator_params(nbins=5, integer=True)
     _plain_image(axes)
     return shown
 
 
+def _label(axes: Any, x: str, y: str, title: str = "") -> None:
+    axes.set_xlabel(x, fontsize=8, color=INK)
+    axes.set_ylabel(y, fontsize=8, color=INK)
+    if title:
+        axes.set_title(title, fontsize=9, color=INK)
+
+
+def _caption(axes: Any, text: str) -> None:
+    axes.set_xlabel(text, fontsize=7, color=PALE, labelpad=2)
+
+
+def _color_bar(figure: Any, shown: Any, axes: Any, label: str, **place: float) -> None:
+    bar = figure.colorbar(shown, ax=axes, **place)
+    bar.set_label(label, fontsize=8, color=INK)
+    bar.ax.tick_params(labelsize=8, colors=INK)
+    bar.outline.set_visible(False)
+
+
 def _plain_image(axes: Any) -> None:
     axes.tick_params(labelsize=8, colors=INK, length=0)
-    for spine in axes.spines.values():
-        spine.set_visible(False)
+    axes.spines[:].set_visible(False)
 
 
 def _bare(axes: Any) -> None:
     """No ticks and no frame; a label below stays."""
-    axes.set_xticks([])
-    axes.set_yticks([])
-    for spine in axes.spines.values():
-        spine.set_visible(False)
+    axes.set(xticks=[], yticks=[])
+    axes.spines[:].set_visible(False)
 
 
 def _whole_ticks(count: int) -> list[int]:
     """Some numbers from 1 to `count`, evenly spaced."""
-    step = math.ceil(count / _MOST_TICKS)
-    return list(range(1, count + 1, step))
+    return list(range(1, count + 1, math.ceil(count / _MOST_TICKS)))
 
 
 def _colours(count: int) -> list[Any]:

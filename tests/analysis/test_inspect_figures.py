@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from vitctl.analysis.attention import AttentionLayer
-from vitctl.analysis.filters import principal_components
-from vitctl.analysis.pictures import (
+from vitctl.analysis.inspect_figures import (
     Heading,
     Panel,
     RolledImage,
@@ -20,6 +19,7 @@ from vitctl.analysis.pictures import (
     draw_rollout,
     draw_rollout_sheet,
 )
+from vitctl.analysis.parameters import principal_components
 from vitctl.system.figures import save_figure
 
 pytest.importorskip("matplotlib")

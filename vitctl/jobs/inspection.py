@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vitctl.analysis import pictures
+from vitctl.analysis.inspect_figures import Heading, Panel, draw_position_similarity
 from vitctl.analysis.observe import PARTS, missing_parts
-from vitctl.analysis.pictures import Heading, Panel
 from vitctl.engine.computation import computed
 from vitctl.engine.journal import json_text
 from vitctl.errors import LaunchError
@@ -18,12 +17,11 @@ from vitctl.jobs.inputs.chosen_images import ChosenImages, choose_images
 from vitctl.jobs.inputs.data import open_images
 from vitctl.jobs.inputs.images import find_images
 from vitctl.jobs.inputs.weights import scored_weights, weights_of
-from vitctl.jobs.inspection.parts import DRAW, first_panel
-from vitctl.jobs.inspection.subject import Done, Subject, folder_name, look, short_names
+from vitctl.jobs.inspection_parts import DRAW, Done, Subject, first_panel, folder_name, look, short_names
 from vitctl.jobs.provenance import weights_scored
 from vitctl.jobs.training import start_runtime
 from vitctl.models.variants import to_dict
-from vitctl.models.weights.assumed import assumed_line
+from vitctl.models.weights.meta import assumed_line
 from vitctl.recipe.schema import Evaluate
 from vitctl.system.figures import NOT_INSTALLED, can_plot, save_figure
 from vitctl.system.files import write_text
@@ -98,7 +96,7 @@ def inspect(
         panels.append(first_panel(subject))
     if len(names) > 1:
         heading = Heading("Position embeddings: cosine similarity", f"{len(names)} networks side by side")
-        figure = pictures.draw_position_similarity(panels, heading)
+        figure = draw_position_similarity(panels, heading)
         files = _saved(figure, folder, "position_similarity")
         rows.append(Row("all", "position_similarity", "side by side", files))
     about = {"format": "vitctl-inspect/1", **computed(runtime), "images": _about(chosen, seed)}

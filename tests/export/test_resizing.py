@@ -21,11 +21,12 @@ from vitctl.data.datasets.readers.arrays import encode_png
 from vitctl.data.images.transforms import EvalTransform
 from vitctl.data.writer.items import Item
 from vitctl.data.writer.write import write_split
+from vitctl.export.export_formats import FORMATS, readers_transform
+from vitctl.export.resizing import stored_transform
 from vitctl.jobs.inputs.weights import find_weights, loaded_model
-from vitctl.jobs.resizing import own_transform, their_transform
 from vitctl.models.build import Model, build
 from vitctl.models.variants import variant
-from vitctl.models.weights.load import save_weights
+from vitctl.models.weights.weights_file import save_weights
 from vitctl.recipe.load import Override, load_recipe
 from vitctl.recipe.write import to_toml
 
@@ -64,7 +65,7 @@ def clear() -> list[int]:
     model, seeds = network().eval(), range(3 * NUM_IMAGES)
     found = torch.ones(len(seeds), dtype=torch.bool)
     for rule in RULES:
-        transform = own_transform(rule)
+        transform = stored_transform(rule)
         images = torch.stack([transform(noise(seed)) for seed in seeds])
         best = model((images.float() / 255 - 0.5) / 0.5).topk(2).values
         found &= best[:, 0] - best[:, 1] > CLEAR
@@ -115,7 +116,7 @@ def ours(tmp_path: Path, weights: Path, photos: Path) -> list[str]:
     result = do("evaluate", tmp_path / "evaluate", **float32, **given)
     found = find_weights(str(weights))
     model, _ = loaded_model(found, 0, torch.float32)
-    transform = own_transform(found.weights.meta)
+    transform = stored_transform(found.weights.meta)
     images = torch.stack([transform(pixels(number)) for number in range(NUM_IMAGES)])
     answers = [NAMES[int(number)] for number in model.eval()((images.float() / 255 - 0.5) / 0.5).argmax(1)]
     with Path(result["files"]["confusion"]).open() as file:
@@ -254,9 +255,11 @@ def test_export__says_that_nothing_was_measured(
 
 def test_their_transform__of_what_each_format_can_say() -> None:
     own = EvalTransform(32, method="shorter_side", resize=36, resample="bilinear_antialias")
-    assert their_transform("google", own) == EvalTransform(32, resize=32)
-    assert their_transform("safetensors", own) == own
+    assert readers_transform(FORMATS["google"], own) == EvalTransform(32, resize=32)
+    assert readers_transform(FORMATS["safetensors"], own) == own
     square = EvalTransform(32, resize=32, resample="bicubic_antialias")
-    assert all(their_transform(to, square) == square for to in ("hf", "timm", "onnx", "torchvision"))
+    assert all(
+        readers_transform(FORMATS[to], square) == square for to in ("hf", "timm", "onnx", "torchvision")
+    )
     plain = EvalTransform(32, resize=32)
-    assert their_transform("google", plain) == plain
+    assert readers_transform(FORMATS["google"], plain) == plain

@@ -16,9 +16,9 @@ import torch
 
 from tests.export.conftest import NUM_IMAGES, Saved, network, pixels
 from vitctl.errors import CheckpointError, RecipeError, VitctlError
-from vitctl.export import onnx_file, onnx_graph
+from vitctl.export import graph_files
+from vitctl.export.resizing import stored_transform
 from vitctl.jobs.inputs.weights import find_weights
-from vitctl.jobs.resizing import own_transform
 from vitctl.models.build import Model
 from vitctl.models.vit import VisionTransformer
 
@@ -139,7 +139,7 @@ def test_onnx__pre_processing_inside_gives_vitctls_answers(
     )
     assert "answers_changed" not in result["metrics"]
     assert "images uint8 [batch, height, width, 3]" in notes(tmp_path / "run")
-    model, transform = network("vit"), own_transform(find_weights(str(weights)).weights.meta)
+    model, transform = network("vit"), stored_transform(find_weights(str(weights)).weights.meta)
     for number in range(8):
         image = pixels(number)
         with torch.inference_mode():
@@ -153,7 +153,7 @@ def test_onnx__large_weights_lie_beside(
     saved: Saved, exported: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The files move together, under the name that the user gives, and the program beside them runs them."""
-    monkeypatch.setattr(onnx_graph, "MOST_BYTES_INSIDE", 1000)
+    monkeypatch.setattr(graph_files, "MOST_BYTES_INSIDE", 1000)
     target = tmp_path / "own" / "flowers.onnx"
     target.parent.mkdir()
     result = exported(saved(), "onnx", **{"export.file": str(target)})
@@ -227,7 +227,7 @@ def test_onnx__ranges_are_those_of_the_model(
     model, seen = network("vit"), []
     assert isinstance(model, VisionTransformer)
     model.blocks[1].mlp.fc1.register_forward_hook(lambda _module, _given, output: seen.append(output[:, :1]))
-    transform = own_transform(find_weights(str(weights)).weights.meta)
+    transform = stored_transform(find_weights(str(weights)).weights.meta)
     for number in range(NUM_IMAGES):
         with torch.inference_mode():
             model(normalised(weights, transform(pixels(number)).numpy()[None]))
@@ -277,10 +277,12 @@ def test_onnx__float16_that_overflows_is_refused_with_its_layer(
 def test_onnx__a_loss_of_accuracy_is_refused(
     saved: Saved, exported: Exported, tmp_path: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = onnx_graph.open_onnx
+    run = graph_files.open_onnx
     always_four = np.float32([0, 0, 0, 0, 99])
     monkeypatch.setattr(
-        onnx_file, "open_onnx", lambda path: lambda images: [run(path)(images)[0] + always_four]
+        graph_files,
+        "open_onnx",
+        lambda request, path: lambda images: [run(request, path)(images)[0] + always_four],
     )
 
     def always_zero(model: Model) -> None:

@@ -1,7 +1,10 @@
+"""Weights in and out: our file, the files of others, the name of the model, digests."""
+
 import hashlib
 import json
-import os
 import struct
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +12,21 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from vitctl.errors import CheckpointError
+from vitctl.errors import CheckpointError, RecipeError
 from vitctl.models.build import build
-from vitctl.models.configs import ViTConfig
+from vitctl.models.configs import HybridConfig, ResNetConfig, ViTConfig
 from vitctl.models.variants import to_dict
 from vitctl.models.weights.containers import read_tensors
-from vitctl.models.weights.load import read_weights, save_weights, weights_digest
+from vitctl.models.weights.weights_file import (
+    Weights,
+    read_weights,
+    save_weights,
+    weights_digest,
+    write_weights,
+)
+
+Make = Callable[..., Weights]
+
 
 META: dict[str, Any] = {
     "mean": [0.5, 0.5, 0.5],
@@ -63,19 +75,29 @@ def test_save__equal_weights_give_equal_bytes(tiny: ViTConfig, saved: Path, tmp_
     assert again.read_bytes() == saved.read_bytes()
 
 
-def test_save__a_failure_leaves_the_old_file_and_nothing_else(
-    tiny: ViTConfig, saved: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("to", ["google", "timm", "torchvision"])
+def test_write__equal_weights_give_equal_files(
+    plain: ViTConfig, make_weights: Make, tmp_path: Path, to: Any
 ) -> None:
-    before = saved.read_bytes()
+    config = replace(plain, gelu="tanh") if to == "google" else plain
+    first, second = (write_weights(make_weights(config), tmp_path / name, to).files for name in ("a", "b"))
+    assert [file.read_bytes() for file in first] == [file.read_bytes() for file in second]
+
+
+@pytest.mark.parametrize("to", ["safetensors", "google", "timm"])
+def test_write__a_failure_leaves_the_old_file_and_nothing_else(
+    plain: ViTConfig, make_weights: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: Any
+) -> None:
+    config = replace(plain, gelu="tanh")
+    old = {file: file.read_bytes() for file in write_weights(make_weights(config), tmp_path, to).files}
 
     def broken(_source: Path, _target: Path) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr(os, "replace", broken)
+    monkeypatch.setattr("os.replace", broken)
     with pytest.raises(OSError, match="disk full"):
-        save_weights(saved, build(tiny, seed=1), tiny, META)
-    assert saved.read_bytes() == before
-    assert list(saved.parent.iterdir()) == [saved]
+        write_weights(make_weights(config, seed=1), tmp_path, to)
+    assert {file: file.read_bytes() for file in tmp_path.iterdir()} == old
 
 
 @pytest.mark.parametrize("wanted", [b"\x80\x04", b"\x80\x05"])
@@ -92,32 +114,6 @@ def test_load__a_header_whose_length_looks_like_a_pickle(
     assert torch.equal(read_tensors(path)["x"], state["x"])
 
 
-def with_metadata(path: Path, metadata: dict[str, str]) -> None:
-    save_file({"x": torch.ones(1)}, path, metadata)
-
-
-def header(tiny: ViTConfig, **change: object) -> dict[str, str]:
-    return {"vitctl": json.dumps({"format": "vitctl/1", "config": to_dict(tiny), "meta": {}, **change})}
-
-
-BAD_BYTES = {
-    "page": (b"\n<!DOCTYPE html><html>Sign in</html>", "a web page, not weights"),
-    "lfs": (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\n", "a Git LFS pointer, not weights"),
-    "noise": (bytes(range(200, 250)), "not a safetensors file"),
-    "empty": (b"", "not a safetensors file"),
-    "header": (struct.pack("<Q", 5000) + b'{"x":{', "truncated, its header alone takes 5008 bytes of 14"),
-    "json": (struct.pack("<Q", 8) + b'{"x":{{{' + bytes(9), "damaged or truncated safetensors file"),
-}
-
-
-@pytest.mark.parametrize("name", BAD_BYTES)
-def test_load__says_what_the_file_is_instead(tmp_path: Path, name: str) -> None:
-    content, words = BAD_BYTES[name]
-    path = tmp_path / "model.safetensors"
-    path.write_bytes(content)
-    assert_refused(path, words)
-
-
 def test_load__missing_file_and_empty_folder(tmp_path: Path) -> None:
     assert_refused(
         tmp_path / "none.safetensors", "no such weights file; give a .safetensors file or a folder with"
@@ -131,6 +127,14 @@ def test_load__missing_file_and_empty_folder(tmp_path: Path) -> None:
 def test_load__truncated_tensors(saved: Path, missing: int) -> None:
     saved.write_bytes(saved.read_bytes()[:-missing])
     assert_refused(saved, "damaged or truncated safetensors file")
+
+
+def with_metadata(path: Path, metadata: dict[str, str]) -> None:
+    save_file({"x": torch.ones(1)}, path, metadata)
+
+
+def header(tiny: ViTConfig, **change: object) -> dict[str, str]:
+    return {"vitctl": json.dumps({"format": "vitctl/1", "config": to_dict(tiny), "meta": {}, **change})}
 
 
 def test_load__wrong_metadata(tiny: ViTConfig, tmp_path: Path) -> None:
@@ -154,6 +158,75 @@ def assert_refused(path: Path, words: str) -> None:
     assert str(error.value).startswith(f"{path}: ")
     assert words in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("to", ["google", "timm", "hf", "torchvision"])
+def test_read__every_format_from_a_folder_without_a_word(
+    plain: ViTConfig, make_weights: Make, tmp_path: Path, to: Any
+) -> None:
+    config = replace(plain, gelu="tanh") if to == "google" else plain
+    weights = make_weights(config)
+    found = read_weights(write_weights(weights, tmp_path, to).files[0])
+    assert found.meta["format"] == ("google-vit" if to == "google" else to)
+    assert found.config == config
+    assert found.has_head
+    own = read_weights(save_weights(tmp_path / "own.safetensors", found.state, found.config, found.meta))
+    assert (own.config, own.meta, own.has_head) == (found.config, found.meta, True)
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "words"),
+    [
+        ("Ti/8", ViTConfig(patch_size=8, hidden_size=192, depth=12, mlp_size=768, num_heads=3, image_size=16), ""),
+        ("Ti/16", ViTConfig(patch_size=8, hidden_size=192, depth=12, mlp_size=768, num_heads=3, image_size=16),
+         "not a Ti/16, it has patch_size 8 instead of 16"),
+        ("S/8", ViTConfig(patch_size=8, hidden_size=192, depth=12, mlp_size=768, num_heads=3, image_size=16),
+         "not a S/8, it has hidden_size 192 instead of 384, mlp_size 768 instead of 1536, num_heads 3 "
+         "instead of 6"),
+        ("R50x1", ResNetConfig(stage_depths=(1, 1), version="v2", num_classes=3),
+         "not a R50x1, it has stage_depths (1, 1) instead of (3, 4, 6, 3)"),
+        ("R+Ti/16", ViTConfig(patch_size=8, hidden_size=192, depth=12, mlp_size=768, num_heads=3, image_size=16),
+         "not a R+Ti/16, it has stage_depths none instead of (), width none instead of 64"),
+        ("R+Ti/16", HybridConfig(patch_size=8, hidden_size=192, depth=12, mlp_size=768, num_heads=3, image_size=64,
+         stage_depths=()), ""),
+    ],
+)  # fmt: skip
+def test_read__the_name_must_fit(
+    name: str, config: Any, words: str, make_weights: Make, tmp_path: Path
+) -> None:
+    path = write_weights(make_weights(config), tmp_path, "google").files[0]
+    if not words:
+        assert read_weights(path, model=name).config == config
+        return
+    with pytest.raises(CheckpointError) as error:
+        read_weights(path, model=name)
+    assert str(error.value) == f"{path}: {words}"
+
+
+def test_read__the_name_tells_the_heads(make_weights: Make, tmp_path: Path) -> None:
+    """A file of timm's does not tell them, and its folder may claim others."""
+    config = ViTConfig(
+        patch_size=8,
+        hidden_size=192,
+        depth=12,
+        mlp_size=768,
+        num_heads=4,
+        image_size=16,
+        num_classes=5,
+        gelu="erf",
+    )
+    folder = write_weights(make_weights(config), tmp_path / "four", "timm").files[0]
+    assert read_weights(folder).config == config
+    assert read_weights(folder, model="Ti/8").config == replace(config, num_heads=3)
+    with pytest.raises(RecipeError, match="unknown model 'Tiny/8'"):
+        read_weights(folder, model="Tiny/8")
+
+
+def test_write__unknown_format(plain: ViTConfig, make_weights: Make, tmp_path: Path) -> None:
+    with pytest.raises(
+        CheckpointError, match="unknown format 'onnx', known are safetensors, google, timm, hf, torchvision"
+    ):
+        write_weights(make_weights(plain), tmp_path / "x", "onnx")
 
 
 def test_digest__is_sha256_of_names_dtypes_shapes_and_bytes() -> None:

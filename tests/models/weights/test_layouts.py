@@ -10,9 +10,8 @@ import torch
 
 from vitctl.errors import CheckpointError
 from vitctl.models.configs import ViTConfig
-from vitctl.models.weights.assumed import KEYS, LAYOUTS, OF_SCORING, assumed_line, assumed_values
-from vitctl.models.weights.load import Weights, read_weights, save_weights
-from vitctl.models.weights.write import Target, write_weights
+from vitctl.models.weights.meta import KEYS, OF_SCORING, assumed_line, assumed_values
+from vitctl.models.weights.weights_file import LAYOUTS, Weights, read_weights, save_weights, write_weights
 
 Make = Callable[..., Weights]
 EVERYTHING = list(KEYS)
@@ -40,7 +39,7 @@ def test_read__lists_what_no_file_records(
     published: ViTConfig,
     make_weights: Make,
     tmp_path: Path,
-    to: Target,
+    to: str,
     kept: tuple[str, ...],
     assumed: list[str],
 ) -> None:

@@ -1,6 +1,7 @@
-"""The filters that a network applies to the colours of an image, and their principal components.
+"""What the parameters of a network show without images: its filters of colours and their principal components,
+and the similarity of its position embeddings.
 
-Paper: Section 4.5, Figure 7 left
+Paper: Section 4.5, Figure 7 left and centre; Appendix D.4, Figure 10
 """
 
 from typing import NamedTuple
@@ -12,7 +13,7 @@ from vitctl.models.build import Model
 from vitctl.models.configs import HybridConfig
 from vitctl.models.hybrid import HybridTransformer
 from vitctl.models.resnet import ResNet, RootV1, RootV2, standardise
-from vitctl.models.vit import VisionTransformer
+from vitctl.models.vit import Attention, VisionTransformer
 
 PAPERS = 28  # components in Figure 7
 
@@ -68,3 +69,63 @@ def principal_components(filters: Tensor, count: int = PAPERS) -> Components:
     variances = deviations.square()
     shares = variances / variances.sum().clamp(min=torch.finfo(torch.float64).tiny)
     return Components(directions[:kept].unflatten(1, tuple(filters.shape[1:])), shares[:kept])
+
+
+@torch.no_grad()
+def patch_positions(model: VisionTransformer) -> Tensor | None:
+    """The embeddings of the patches' positions, `[tables, patches, D]`; None without any that is added to
+    tokens.
+
+    Args:
+        model: with learned (1-D) or 2-D embeddings; one table, or one for each layer.
+    """
+    tables = model.positions()
+    return None if tables is None else tables[:, model.config.prefix_tokens :]
+
+
+@torch.no_grad()
+def relative_offsets(model: VisionTransformer) -> Tensor | None:
+    """The embeddings of relative positions, `[layers, 2 N - 1, D]` from offset 1 - N to N - 1; None without
+    any.
+    """
+    found: list[Tensor] = [
+        module.relative_position
+        for module in model.modules()
+        if isinstance(module, Attention) and module.relative_position is not None
+    ]
+    return torch.stack(found) if found else None
+
+
+def similarity(embeddings: Tensor) -> Tensor:
+    """The cosine similarity of all pairs of embeddings.
+
+    Args:
+        embeddings: `[..., N, D]`; one of length 0 is similar to none, with 0.
+
+    Returns:
+        float64 `[..., N, N]` between -1 and 1, on the CPU.
+
+    Paper: Figure 7 centre
+    """
+    wide = embeddings.detach().double().cpu()
+    unit = wide / wide.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
+    return torch.clamp(unit @ unit.transpose(-2, -1), -1, 1)
+
+
+def by_offset(similarities: Tensor, grid: tuple[int, int]) -> Tensor:
+    """The mean similarity of the patches that are so many rows and columns apart.
+
+    Args:
+        similarities: `[N, N]` of the patches of `grid`, row by row.
+        grid: rows and columns.
+
+    Returns:
+        `[2 rows - 1, 2 columns - 1]`; the middle is a patch with itself, below it the patch of the next row.
+    """
+    rows, columns = grid
+    sums, counts = (torch.zeros(2 * rows - 1, 2 * columns - 1, dtype=torch.float64) for _ in range(2))
+    row, column = torch.arange(rows).repeat_interleave(columns), torch.arange(columns).repeat(rows)
+    place = (row - row[:, None] + rows - 1, column - column[:, None] + columns - 1)
+    sums.index_put_(place, similarities.double(), accumulate=True)
+    counts.index_put_(place, torch.ones((), dtype=torch.float64), accumulate=True)
+    return sums / counts
