@@ -27,8 +27,6 @@ if TYPE_CHECKING:  # needs torch
 CONFUSION, INSPECT = "confusion.csv", "inspect"
 _MAX_CONFUSION_BYTES, _MAX_PICTURE_BYTES = 64 * 2**20, 16 * 2**20
 _MAX_CLASSES_IN_NUMBERS, _MAX_CLASSES_IN_COLOURS = 12, 60  # of a confusion matrix
-_LONG_NAME = 4  # longer names of columns stand upright
-_NUM_SHADES, _CELL = 9, 8
 _NUM_CONFUSIONS, _NUM_WORST, _NUM_WRONG, _NUM_EXAMPLES = 12, 5, 4, 12
 _THUMBNAIL = 112  # pixels of the longer side
 _MAX_WIDTH, _MAX_PIXELS, _MAX_PICTURES = 1400, 40_000_000, 40
@@ -78,13 +76,13 @@ def read_counts(folder: Path, answers: "Answers | None") -> list[Count]:
 
 def confusion_blocks(counts: Sequence[Count]) -> list[Block]:
     """Return the confusion matrix, unless it has many classes, and the most frequent confusions."""
-    names = sorted({name for count in counts for name in (count.label, count.answer)}, key=_natural)
     totals = _totals(counts)
+    names = sorted({name for count in counts for name in (count.label, count.answer)}, key=_natural)
     made = []
-    if len(names) <= _MAX_CLASSES_IN_NUMBERS:
-        made.append(_matrix(names, counts, totals))
-    elif len(names) <= _MAX_CLASSES_IN_COLOURS:
-        made.append(_map(names, counts, totals))
+    if len(names) <= _MAX_CLASSES_IN_COLOURS:
+        kind = "matrix" if len(names) <= _MAX_CLASSES_IN_NUMBERS else "map"
+        cells = {(label, answer): images for label, answer, images in counts}
+        made.append({"kind": kind, "names": names, "cells": cells, "totals": totals})
     wrong = [count for count in counts if count.label != count.answer]
     wrong.sort(key=lambda count: (-count.images, count.label, count.answer))
     rows = [
@@ -100,38 +98,6 @@ def _totals(counts: Sequence[Count]) -> Counter[str]:
     for label, _, images in counts:
         totals[label] += images
     return totals
-
-
-def _matrix(names: Sequence[str], counts: Sequence[Count], totals: Counter[str]) -> Block:
-    """Return a table of counts; the shade of a cell is its share of the class."""
-    cells = {(label, answer): images for label, answer, images in counts}
-    rows = []
-    for label in names:
-        numbers = [cells.get((label, answer), 0) for answer in names]
-        rows.append((label, [(n, -(-_NUM_SHADES * n // (totals[label] or 1))) for n in numbers]))
-    is_long = max(map(len, names)) > _LONG_NAME
-    return {"kind": "matrix", "names": names, "rows": rows, "is_long": is_long}
-
-
-def _map(names: Sequence[str], counts: Sequence[Count], totals: Counter[str]) -> Block:
-    """Return a matrix of many classes in colours; the table of confusions has the numbers."""
-    place = {name: _CELL * number for number, name in enumerate(names)}
-    cells = []
-    for label, answer, images in sorted(counts):
-        text = f"{label} answered as {answer}: {images:,} of {totals[label]:,}"
-        cells.append(
-            {"x": place[answer], "y": place[label], "share": images / (totals[label] or 1), "text": text}
-        )
-    wrong = sum(count.images for count in counts if count.label != count.answer)
-    title = f"Confusion of {len(names)} classes: rows are classes, columns are answers"
-    description = (
-        f"{title}. {wrong:,} of {totals.total():,} images lie off the diagonal; the table has the most frequent "
-        "confusions."
-    )
-    return {
-        "kind": "map", "title": title, "description": description, "cell": _CELL, "side": _CELL * len(names),
-        "cells": cells,
-    }  # fmt: skip
 
 
 def worst_classes(counts: Sequence[Count], answers: "Answers | None", budget: Budget) -> list[Block]:

@@ -32,7 +32,8 @@ from vitctl.report.result_tables import (
     is_digest,
     number_of,
     paragraph,
-    provenance_blocks,
+    provenance_tables,
+    repeating_command,
     result_blocks,
     run_table,
     sweep_blocks,
@@ -201,7 +202,7 @@ def _run(link: str, run: RunRecords, page: _Page, asks: bool) -> dict[str, Any]:
     if run.job in _CLASSIFIERS and "accuracy" in run.metrics and run.status == "done":
         parts |= _answer_parts(run, page, asks)
     parts["Pictures of the network"] = [group("pictures", pictures)] if pictures else []
-    parts["What these numbers belong to"] = provenance_blocks(run) if is_full else []
+    origins = run.recipe.origins.values() if run.recipe else ()
     return {
         "link": link,
         "run": run,
@@ -212,6 +213,9 @@ def _run(link: str, run: RunRecords, page: _Page, asks: bool) -> dict[str, Any]:
         "parts": {title: blocks for title, blocks in parts.items() if blocks},
         "unseen": unseen,
         "is_full": is_full,
+        "provenance": provenance_tables(run),
+        "again": repeating_command(run),
+        "set_by": ", ".join(sorted({origin.partition(":")[0] for origin in origins})),
     }
 
 

@@ -63,29 +63,14 @@ def table(
     }  # fmt: skip
 
 
-def facts(caption: str, rows: Iterable[tuple[str, Any]]) -> Block:
-    """Return a table of names and values without a header."""
-    return {"kind": "facts", "caption": caption, "rows": list(rows)}
-
-
 def group(style: str, blocks: Sequence[Block]) -> Block:
     """Return blocks that are laid out together; `style` is a class of report.css."""
     return {"kind": "group", "style": style, "blocks": blocks}
 
 
-def folded(summary: str, *blocks: Block) -> Block:
-    """Return blocks that are shown when their summary is clicked."""
-    return {"kind": "folded", "summary": summary, "blocks": blocks}
-
-
 def paragraph(text: str, style: str = "") -> Block:
     """Return a paragraph; `style` is a class of report.css."""
     return {"kind": "paragraph", "text": text, "style": style}
-
-
-def code(text: str, label: str) -> Block:
-    """Return text that is shown as it is; `label` names it for a screen reader."""
-    return {"kind": "code", "text": text, "label": label}
 
 
 def is_digest(text: str) -> bool:
@@ -338,30 +323,29 @@ def _setting(value: Any) -> str:
 # Provenance
 
 
-def provenance_blocks(run: RunRecords) -> list[Block]:
-    """Return provenance and environment, the recipe with its origins, and the commands that repeat the run."""
-    recorded = _provenance(run.provenance)
-    if not run.provenance:
-        text = "This run has no result yet, so that no digests of data and weights are recorded."
-        recorded = [paragraph(text)]
+def provenance_tables(run: RunRecords) -> list[Block]:
+    """Return tables of the provenance of a run's numbers, and of its environment."""
+    made = _recorded(run.provenance)
     # Not the name of the machine, because pages are passed on.
     env = [(name, run.environment[key]) for key, name in _ENVIRONMENT.items() if run.environment.get(key)]
     versions = dict(run.environment.get("versions") or {}) | dict(run.provenance.get("versions") or {})
     if env or versions:
-        recorded.append(facts("Environment", [*env, *sorted(versions.items())]))
-    made = [folded("Data, weights, precision and environment", group("columns", recorded))]
-    shown = code(run.recipe_text, f"The recipe of {run.name}")
-    if run.recipe is not None:
-        origins = run.recipe.origins
-        set_by = ", ".join(sorted({source.partition(":")[0] for source in origins.values()}))
-        note = f"Every value with the place that set it. {len(origins)} values were set ({set_by}); the others are defaults."
-        made.append(folded("Recipe, with the origin of every value", paragraph(note), shown))
-    elif run.recipe_text:
-        made.append(folded("Recipe", shown))
-    return [*made, _commands(run)]
+        made.append(_facts("Environment", [*env, *sorted(versions.items())]))
+    return made
 
 
-def _provenance(provenance: Mapping[str, Any]) -> list[Block]:
+def repeating_command(run: RunRecords) -> str:
+    """Return the command that repeats a run in a new folder."""
+    job, recipe, again = run.job or "pretrain", run.folder / RECIPE, f"{run.folder}_again"
+    return f"vitctl {job} --recipe {typed(recipe)} --out {typed(again)}"
+
+
+def _facts(caption: str, rows: Iterable[tuple[str, Any]]) -> Block:
+    """Return a table of names and values without a header."""
+    return {"kind": "facts", "caption": caption, "rows": list(rows)}
+
+
+def _recorded(provenance: Mapping[str, Any]) -> list[Block]:
     left = {key: value for key, value in provenance.items() if key != "versions"}
     made = []
     for title, prefixes in _PROVENANCE.items():
@@ -376,7 +360,7 @@ def _provenance(provenance: Mapping[str, Any]) -> list[Block]:
             else:
                 tables[_words(key)] = value
         made += [
-            facts(caption, [(_words(key), value) for key, value in rows.items()])
+            _facts(caption, [(_words(key), value) for key, value in rows.items()])
             for caption, rows in tables.items()
             if rows
         ]
@@ -385,23 +369,6 @@ def _provenance(provenance: Mapping[str, Any]) -> list[Block]:
 
 def _words(key: str) -> str:
     return key.replace("_", " ")
-
-
-def _commands(run: RunRecords) -> Block:
-    job = run.job or "pretrain"
-    again = f"vitctl {job} --recipe {typed(run.folder / RECIPE)} --out {typed(f'{run.folder}_again')}"
-    hint = (
-        f"Without this folder: save the recipe above as {RECIPE}, and give that file to --recipe; its data and "
-        "weights are found by the digests above."
-    )
-    blocks = [
-        paragraph("The same run in a new folder:"),
-        code(again, "The command that repeats the run"),
-        paragraph(hint),
-    ]
-    if run.launch:
-        blocks += [paragraph("Its processes were started by:"), code(run.launch, "The launch line")]
-    return folded("Commands to repeat it", *blocks)
 
 
 def value_text(value: Any) -> str:
