@@ -11,11 +11,12 @@ from vitctl.recipe.paper import OTHERS, RESULTS, VTAB_MODELS
 from vitctl.report.our_results import OurResults, is_resnet, pretraining_recipe
 from vitctl.report.paper_table import Accuracy, Gpu, ResultRow, result_rows, task_rows
 from vitctl.report.speed_plot import SPEEDS, number_decades, read_speeds
-from vitctl.system.figures import GREY, INK, PALE, SERIES, label_text, new_figure, plain_axes, save_figure
+from vitctl.system.figures import GREY, PALE, SERIES, label_text, new_figure, plain_axes, save_figure
 
 _FAMILIES = {"ViT": ("o", SERIES[0]), "ResNet": ("s", SERIES[1]), "hybrid": ("^", SERIES[2])}
 _ANY_GPU = Gpu("H100", 0.4)  # GPU-days are not shown
 _BAR = 0.36
+_COST = "exaFLOPs of the pre-training"
 
 
 def draw_figure_2(ours: OurResults, path: Path) -> Path:
@@ -38,11 +39,9 @@ def draw_figure_2(ours: OurResults, path: Path) -> Path:
             heights += _bar(panel, place + _BAR / 2, *_ours(one), hollow)
         panel.set_ylim(max(0, min(heights) - 8), max(heights) + 5)
         panel.set_xticks(range(len(bars)), [name.replace(" ", "\n") for name in bars])
-        panel.set_title(row.name.capitalize(), fontsize=9, color=INK)
-        plain_axes(panel)
+        plain_axes(panel, title=row.name.capitalize(), y="" if panel is not panels[0] else "top-1, %")
         panel.tick_params("x", labelsize=6)
-    panels[0].set_ylabel("top-1, %", fontsize=8)
-    return _save(figure, "Fig. 2: VTAB-1k; filled: published, hollow: ours", path)
+    return save_figure(figure, path, "Fig. 2: VTAB-1k; filled: published, hollow: ours")
 
 
 def _bar(
@@ -69,7 +68,6 @@ def draw_figure_3(ours: OurResults, path: Path) -> Path:
     smallest, largest = models.pop("r50x1"), models.pop("r152x4")
     figure = new_figure(6.4, 4.2)
     panel = figure.add_subplot()
-    panel.grid(axis="y", color=GREY, linewidth=0.6)
     for colour, (name, by_place) in zip(SERIES, sorted(models.items()), strict=False):
         _line(panel, by_place, "o", colour, f"ViT-{name[0].upper()}/{name[1:]}")
     _line(panel, smallest, "v", PALE, "BiT R50x1")
@@ -80,14 +78,11 @@ def draw_figure_3(ours: OurResults, path: Path) -> Path:
         panel.fill_between(range(3), *edges, alpha=0.6, linewidth=0, label="BiT band, ours", **style)
         panel.vlines(range(3), *edges, linewidth=4, **style)
     panel.set_xticks(range(3), ["ImageNet", "ImageNet-21k", "JFT-300M"])
-    panel.set_axisbelow(True)
     panel.margins(x=0.12)
-    panel.set_xlabel("pre-training", fontsize=8)
-    panel.set_ylabel("ImageNet top-1, %", fontsize=8)
     panel.legend(fontsize=7, frameon=False, loc="lower right")
-    plain_axes(panel)
+    plain_axes(panel, x="pre-training", y="ImageNet top-1, %", grid="y")
     title = "Fig. 3: transfer to ImageNet; filled: Table 5 and BiT's Tables 1 and 2, hollow: ours"
-    return _save(figure, title, path)
+    return save_figure(figure, path, title)
 
 
 def _line(panel: Any, by_place: Mapping[int, Accuracy], marker: str, colour: str, label: str) -> None:
@@ -123,13 +118,12 @@ def draw_figure_5(ours: OurResults, path: Path) -> Path:
     for number, (column, panel) in enumerate(zip(columns, panels, strict=True)):
         for row in rows:
             _point(panel, _exaflops(row), row.accuracies[number], *_FAMILIES[family_of(row.recipe)])
-        _cost_axis(panel, "exaFLOPs of the pre-training")
-        panel.set_title(column, fontsize=9, color=INK)
+        number_decades(panel.xaxis)
+        plain_axes(panel, x=_COST, y="" if number else "top-1, %", title=column, grid="both")
     for family, (marker, colour) in _FAMILIES.items():
         panels[0].plot([], [], marker, color=colour, label=family, markersize=5)
-    panels[0].set_ylabel("top-1, %", fontsize=8)
     panels[0].legend(fontsize=8, frameon=False)
-    return _save(figure, "Fig. 5: transfer and cost; filled: the paper, hollow: ours", path)
+    return save_figure(figure, path, "Fig. 5: transfer and cost; filled: the paper, hollow: ours")
 
 
 def draw_figure_13(ours: OurResults, path: Path) -> Path:
@@ -153,9 +147,10 @@ def draw_figure_13(ours: OurResults, path: Path) -> Path:
         if name in speeds:
             _point(speed, speeds[name], row.accuracies[0], marker, colour)
         flops.plot([], [], marker, color=colour, label=name, markersize=5)
-    _cost_axis(flops, "exaFLOPs of the pre-training")
-    _cost_axis(speed, speed_label)
-    flops.set_ylabel("ImageNet 5-shot, %", fontsize=8)
+    number_decades(flops.xaxis)
+    number_decades(speed.xaxis)
+    plain_axes(flops, x=_COST, y="ImageNet 5-shot, %", grid="both")
+    plain_axes(speed, x=speed_label, grid="both")
     flops.set_xlim(*_around([_exaflops(row) for row in rows]))
     if speeds:
         speed.set_xlim(*_around([*speeds.values()]))
@@ -165,7 +160,7 @@ def draw_figure_13(ours: OurResults, path: Path) -> Path:
         speed.text(0.5, 0.5, hint, ha="center", fontsize=7, color=PALE, transform=speed.transAxes)
     figure.legend(loc="outside lower center", ncols=len(rows), fontsize=7, frameon=False)
     title = "Fig. 13: axial attention; filled: the paper (Table 8; it prints no other), hollow: ours"
-    return _save(figure, title, path)
+    return save_figure(figure, path, title)
 
 
 def _around(values: Sequence[float]) -> tuple[float, float]:
@@ -174,19 +169,6 @@ def _around(values: Sequence[float]) -> tuple[float, float]:
 
 def _exaflops(row: ResultRow) -> float:
     return row.paper_exaflops or row.cost.exaflops
-
-
-def _cost_axis(panel: Any, label: str) -> None:
-    number_decades(panel.xaxis)
-    panel.grid(color=GREY, linewidth=0.6)
-    panel.set_axisbelow(True)
-    panel.set_xlabel(label, fontsize=8)
-    plain_axes(panel)
-
-
-def _save(figure: Any, title: str, path: Path) -> Path:
-    figure.suptitle(title, x=0.01, ha="left", fontsize=9, color=INK)
-    return save_figure(figure, path)
 
 
 def family_of(name: str) -> str:

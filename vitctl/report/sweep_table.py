@@ -12,7 +12,7 @@ from typing import Any
 
 from vitctl.engine.journal import LOG, Record, read_records, write_run_json
 from vitctl.jobs.record.result import read_result
-from vitctl.system.figures import BLUE, GREY, INK, SERIES, label_text, new_figure, plain_axes, save_figure
+from vitctl.system.figures import BLUE, GREY, SERIES, label_text, new_figure, plain_axes, save_figure
 from vitctl.system.tables import write_csv
 
 TABLE, PLOT = "sweep", "sweep.png"
@@ -186,9 +186,7 @@ def draw_sweep(groups: Sequence[Group], metric: str, title: str, out: Path) -> P
         _lines(axes, groups, key, scale, label)
     else:
         _rows(axes, groups, scale, label)
-    figure.suptitle(heading, x=0.01, ha="left", fontsize=9, color=INK)
-    plain_axes(axes)
-    return save_figure(figure, out / PLOT)
+    return save_figure(figure, out / PLOT, heading)
 
 
 def numeric_axis(groups: Sequence[Group]) -> str:
@@ -214,10 +212,7 @@ def _lines(axes: Any, groups: Sequence[Group], key: str, scale: float, label: st
         axes.set_xscale("log")
     axes.set_xticks(values, [f"{value:g}" for value in values])
     axes.set_xticks([], minor=True)
-    axes.set_xlabel(key, fontsize=8)
-    axes.set_ylabel(label, fontsize=8)
-    axes.grid(axis="y", color=GREY, linewidth=0.6)
-    axes.set_axisbelow(True)
+    plain_axes(axes, x=key, y=label, grid="y")
     if len(recipes) > 1:
         axes.legend(fontsize=8, frameon=False)
 
@@ -233,4 +228,4 @@ def _rows(axes: Any, groups: Sequence[Group], scale: float, label: str) -> None:
     axes.set_yticks(y, shared_words([group.name for group in groups]))
     axes.set_ylim(len(groups) - 0.4, -0.7)
     axes.margins(x=0.08)
-    axes.set_xlabel(label, fontsize=8)
+    plain_axes(axes, x=label)

@@ -28,11 +28,26 @@ def new_figure(width: float, height: float) -> Any:
     return figure
 
 
-def plain_axes(axes: Any) -> None:
-    """Make the labels small, and remove the frame above and to the right."""
+def plain_axes(axes: Any, *, x: str = "", y: str = "", title: str = "", grid: str = "") -> None:
+    """Make the labels small, and remove the frame above and to the right.
+
+    Args:
+        axes: of matplotlib.
+        x, y, title: labels; "": left as they are.
+        grid: "x", "y" or "both" draws grid lines behind the data.
+    """
     axes.tick_params(labelsize=8, colors=INK)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
+    if grid:
+        axes.grid(axis=grid, color=GREY, linewidth=0.6)
+        axes.set_axisbelow(True)
+    if x:
+        axes.set_xlabel(x, fontsize=8)
+    if y:
+        axes.set_ylabel(y, fontsize=8)
+    if title:
+        axes.set_title(title, fontsize=9, color=INK)
 
 
 def label_text(text: str) -> str:
@@ -40,10 +55,18 @@ def label_text(text: str) -> str:
     return one_line(text).replace("$", r"\$")
 
 
-def save_figure(figure: Any, path: Path) -> Path:
-    """Write a figure as .png or .svg, atomically; the same figure gives the same bytes."""
+def save_figure(figure: Any, path: Path, title: str = "") -> Path:
+    """Write a figure as .png or .svg, atomically; the same figure gives the same bytes.
+
+    Args:
+        figure: of matplotlib.
+        path: the file; its suffix is the format.
+        title: above all panels, at the left.
+    """
     from matplotlib import rc_context
 
+    if title:
+        figure.suptitle(title, x=0.01, ha="left", fontsize=9, color=INK)
     kind = path.suffix[1:].lower()
     undated = {"Software": None} if kind == "png" else {"Date": None}
     with atomic_write(path) as aside, rc_context({"svg.hashsalt": "vitctl"}), warnings.catch_warnings():
