@@ -12,7 +12,7 @@ import pytest
 
 from tests.cli.conftest import Vitctl
 from tests.launch.conftest import lock_held
-from tests.report.page.conftest import made_up
+from tests.report.conftest import made_up
 from vitctl.cli.show import runs as shown
 from vitctl.engine.journal import append_record
 from vitctl.jobs.record.result import RunResult, write_result

@@ -19,7 +19,7 @@ from vitctl.cli.show.render import Screen
 from vitctl.cli.show.runs import show_list, show_run, tail
 from vitctl.errors import VitctlError
 from vitctl.launch.listing import list_runs
-from vitctl.report.page.page import write_report
+from vitctl.report.html_report import write_report
 
 __all__ = ["pretrained"]
 

@@ -20,7 +20,7 @@ from vitctl.jobs.vtab_suite.runs import Setting, settings
 from vitctl.launch.launcher import launch
 from vitctl.launch.prepare import prepare_run
 from vitctl.recipe.load import Override, load_recipe
-from vitctl.recipe.paper_vtab import TABLE_9
+from vitctl.recipe.paper import TABLE_9
 from vitctl.recipe.schema import Vtab
 from vitctl.report.compare import compare_runs
 

@@ -12,7 +12,7 @@ from vitctl.launch.prepare import prepare_run
 from vitctl.recipe.load import Override, every_key, load_recipe
 from vitctl.recipe.neutral import FREE_TO_CHANGE, deciding_values, result_neutral
 from vitctl.recipe.schema import JOBS
-from vitctl.report.paper_runs import FinishedRun, recipe_misfit
+from vitctl.report.our_results import FinishedRun, recipe_misfit
 
 OTHERS: dict[str, Any] = {
     "note": "another",

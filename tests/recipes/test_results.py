@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from vitctl.recipe.paper import RESULTS
-from vitctl.recipe.paper_vtab import OTHERS, TABLE_9
+from vitctl.recipe.paper import OTHERS, RESULTS, TABLE_9
 from vitctl.recipe.sweep import find_sweep
 from vitctl.report.our_results import OurResults
 from vitctl.report.paper_table import Gpu, result_rows, task_rows

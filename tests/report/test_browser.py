@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from tests.report.page.conftest import made_up, trained, vtab_result  # noqa: F401
+from tests.report.conftest import made_up, vtab_result
 from vitctl.jobs.record.result import RunResult
-from vitctl.report.page.page import write_report
+from vitctl.report.html_report import write_report
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 HAS_PACKAGES = all(importlib.util.find_spec(name) for name in ("playwright", "axe_playwright_python"))
@@ -27,7 +27,7 @@ SHOTS = os.environ.get("VITCTL_SCREENSHOTS", "")
 
 
 @pytest.fixture(scope="module")
-def pages(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:  # noqa: F811
+def pages(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A page of a run whose images are there, of a sweep, and of a VTAB suite."""
     root = tmp_path_factory.mktemp("pages")
     rows = []

@@ -12,8 +12,7 @@ from vitctl.data.datasets.catalog import known_size
 from vitctl.data.datasets.vtab import VTAB
 from vitctl.engine.journal import LOG, write_run_json
 from vitctl.recipe.paper import RESULTS
-from vitctl.report.our_results import OurResults, Pretraining, our_results
-from vitctl.report.paper_cells import experiments_for
+from vitctl.report.our_results import OurResults, Pretraining, experiments_for, our_results
 
 REAL_SCORE = {"data.dataset": "imagenet", "data.eval_split": "validation", "evaluation.labels": "real"}
 B32 = Pretraining("jft_b32")

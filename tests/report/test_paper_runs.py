@@ -89,14 +89,3 @@ def test_real_runs__fill_the_cell_of_their_experiment_and_no_other(shrunk: Path)
     assert cell.ours is not None
     assert cell.ours.mean == pytest.approx(sum(accuracies) / 2)
     assert cell.ours.std == pytest.approx(abs(accuracies[0] - accuracies[1]) / 2)
-
-
-def test_real_runs__that_start_from_another_checkpoint_than_the_best_are_left_out(shrunk: Path) -> None:
-    do("jft_b32", shrunk / "pre", **CPU)
-    log = shrunk / "pre" / LOG
-    kept = shrunk / "pre" / "checkpoints" / "step_00000012"
-    do("finetune_pets", shrunk / "pets", **CPU, **{"weights.source": str(kept)})
-    log.write_text(log.read_text() + '{"kind": "evaluate", "step": 4, "accuracy": 1.0}\n')
-    ours = our_results(shrunk)
-    assert ours.accuracies == {}
-    assert [one.reason for one in ours.left_out] == ["of pre it takes step 12, should be step 4"]

@@ -7,8 +7,16 @@ from pathlib import Path
 import pytest
 
 from vitctl.engine.journal import write_run_json
-from vitctl.report.sweep_plot import draw_sweep, numeric_axis
-from vitctl.report.sweep_table import Group, Outcome, groups, outcome, shared_words, write_sweep_table
+from vitctl.report.sweep_table import (
+    Group,
+    Outcome,
+    draw_sweep,
+    groups,
+    numeric_axis,
+    outcome,
+    shared_words,
+    write_sweep_table,
+)
 from vitctl.system.figures import can_plot
 
 

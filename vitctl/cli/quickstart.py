@@ -17,7 +17,7 @@ from vitctl.launch.launcher import launch
 from vitctl.launch.prepare import prepare_run
 from vitctl.launch.run_folder import check_not_foreign
 from vitctl.recipe.load import Override, load_recipe
-from vitctl.report.page.page import write_report
+from vitctl.report.html_report import write_report
 from vitctl.system.text import typed
 
 SETS = ("glyphs", "digits", "shapes-location", "shapes-count")

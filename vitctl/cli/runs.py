@@ -41,7 +41,7 @@ def report(
     """
     from vitctl.cli.show.render import CONSOLE, waiting
     from vitctl.errors import writing
-    from vitctl.report.page.page import write_report
+    from vitctl.report.html_report import write_report
 
     with waiting("reading the runs"), writing(out):
         size = write_report(

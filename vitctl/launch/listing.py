@@ -18,7 +18,7 @@ from vitctl.launch.errors import LOGS
 from vitctl.launch.run_folder import is_running
 from vitctl.launch.worker import NOW
 from vitctl.recipe.write import written_name
-from vitctl.report.page.results import number_of
+from vitctl.report.result_tables import number_of
 from vitctl.system.files import open_regular, read_toml
 
 _TAIL_BYTES = 2**16  # of steps.jsonl, read for its last line

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from vitctl.report.page.scale import Unit, axis, tick_text
+from vitctl.report.charts import Unit, axis, tick_text
 
 _EMPTY = 0x2800
 # Bits of the eight dots of a braille letter: two columns, four rows from the top.

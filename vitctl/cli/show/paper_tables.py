@@ -4,13 +4,11 @@ from pathlib import Path
 
 from vitctl.cli.show.render import CONSOLE, show_table
 from vitctl.errors import RecipeError
-from vitctl.recipe.paper import RESULTS
-from vitctl.recipe.paper_vtab import OTHERS_SOURCES
+from vitctl.recipe.paper import OTHERS_SOURCES, RESULTS, VTAB_MODELS
 from vitctl.report.our_results import OurResults, our_results
 from vitctl.report.paper_plot import PLOTS
 from vitctl.report.paper_table import (
     SETTINGS,
-    TABLE_9_RECIPES,
     Accuracy,
     Gpu,
     ResultRow,
@@ -141,7 +139,7 @@ def _show_tasks(number: str, ours: OurResults) -> None:
     rows = task_rows(number, ours)
     header = (
         "task" if number == "9" else "group",
-        *(name for column in TABLE_9_RECIPES for name in (column, "ours")),
+        *(name for column in VTAB_MODELS for name in (column, "ours")),
     )
     cells = [(row.name, *(text for one in row.accuracies for text in _pair(one, 1))) for row in rows]
     show_table(header, cells, title=f"{OF_TASKS[number]}; top-1 in percent")

@@ -21,8 +21,7 @@ from vitctl.launch.follower import Follower
 from vitctl.launch.listing import RunLine, read_line
 from vitctl.launch.run_folder import is_running
 from vitctl.launch.worker import NOW
-from vitctl.report.page.curves import points
-from vitctl.report.page.scale import Unit
+from vitctl.report.charts import Unit, points
 from vitctl.system.parsing import parsing
 from vitctl.system.text import bytes_text
 

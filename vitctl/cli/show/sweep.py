@@ -15,8 +15,7 @@ from vitctl.launch.sweep import is_done, run_cells
 from vitctl.recipe.load import load_recipe
 from vitctl.recipe.schema import Finetune, Pretrain
 from vitctl.recipe.sweep import Sweep, SweepCell
-from vitctl.report.sweep_plot import draw_sweep
-from vitctl.report.sweep_table import Outcome, groups, shared_words
+from vitctl.report.sweep_table import Outcome, draw_sweep, groups, shared_words
 from vitctl.system.figures import NOT_INSTALLED, can_plot
 
 
@@ -42,7 +41,7 @@ def run_and_show(found: Sweep, cells: Sequence[SweepCell], folder: Path, metric:
     CONSOLE.print(f"table: {folder / 'sweep.csv'}", markup=False, soft_wrap=True)
     failed = [one for one in outcomes if one.error]
     if failed:
-        raise VitctlError(f"{len(failed)} of {len(cells)} runs failed; {failed[0].name}: {failed[0].error}")
+        raise VitctlError(f"{len(failed)} of {len(cells)} runs failed; {failed[0].run}: {failed[0].error}")
     if any(one.status != "done" for one in outcomes):
         print(f"stopped and saved; resume with the same command and --out {folder}", file=sys.stderr)
         raise typer.Exit(3)
@@ -50,7 +49,7 @@ def run_and_show(found: Sweep, cells: Sequence[SweepCell], folder: Path, metric:
 
 def show_outcomes(outcomes: Sequence[Outcome], metric: str) -> None:
     """A line for each run: its varied values, the metric, the last loss, the time."""
-    names = shared_words([one.name for one in outcomes])
+    names = shared_words([one.run for one in outcomes])
     rows = [
         (
             name,

@@ -10,7 +10,7 @@ from vitctl.data.datasets.vtab import GROUPS, VtabTask
 from vitctl.data.datasets.vtab_images import TaskData
 from vitctl.engine.evaluation import Score
 from vitctl.engine.metrics import baselines
-from vitctl.recipe.paper_vtab import COLUMNS, TABLE_9
+from vitctl.recipe.paper import TABLE_9, VTAB_MODELS
 from vitctl.system.tables import write_csv
 
 PROTOCOL = "fine-tuning, 1,000 images per task, one setting for all tasks"
@@ -122,7 +122,7 @@ def _paper(tasks: Sequence[VtabTask]) -> dict[str, Any]:
     if not all(task.name in TABLE_9 for task in tasks):
         return {}
     columns = {}
-    for number, column in enumerate(COLUMNS):
+    for number, column in enumerate(VTAB_MODELS):
         means = {task.name: round(TABLE_9[task.name][number] / 100, 4) for task in tasks}
         columns[column] = {
             "tasks": means,

@@ -1,7 +1,9 @@
 """The page: what it must show, what it must not do, and what names of others become in it."""
 
 import base64
+import csv
 import hashlib
+import html
 import json
 import re
 import shutil
@@ -15,18 +17,22 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from tests.conftest import TINY
-from tests.report.page.conftest import made_up, vtab_result
+from tests.report.conftest import made_up, vtab_result
 from tests.trained import do
 from vitctl.data.datasets.catalog import open_split
 from vitctl.errors import CheckpointError
 from vitctl.jobs.record.result import RunResult, read_result
-from vitctl.recipe.paper_vtab import TABLE_9
-from vitctl.report.page import page
-from vitctl.report.page.found import find_all, read_run
-from vitctl.report.page.page import MOST_BYTES, write_report
-from vitctl.report.page.predictions import predict_split
+from vitctl.recipe.load import load_recipe
+from vitctl.recipe.paper import TABLE_9
+from vitctl.recipe.schema import Pretrain
+from vitctl.report import html_report
+from vitctl.report.answers import answer_split
+from vitctl.report.html_report import MAX_BYTES, write_report
+from vitctl.report.result_tables import table
+from vitctl.report.run_records import read_folders, read_run
 
-SCRIPT = "</td><script>alert(1)</script>"
+HOSTILE = "</td></script><script>alert(1)</script>\"'&\x1b[31m\u202e{{ 7*7 }}{% raw %}"
+AS_TEXT = "</td></script><script>alert(1)</script>\"'&\\x1b[31m\\u202e{{ 7*7 }}{% raw %}"
 
 
 class Reader(HTMLParser):
@@ -35,6 +41,7 @@ class Reader(HTMLParser):
     def __init__(self, text: str) -> None:
         super().__init__()
         self.elements: list[str] = []
+        self.attributes: set[str] = set()
         self.addresses: list[str] = []
         self.ids: list[str] = []
         self.headings: list[int] = []
@@ -46,6 +53,7 @@ class Reader(HTMLParser):
     def handle_starttag(self, name: str, attributes: list[tuple[str, str | None]]) -> None:
         values = dict(attributes)
         self.elements.append(name)
+        self.attributes |= values.keys()
         self.addresses += [
             str(values[key]) for key in ("src", "href", "action", "data", "poster") if key in values
         ]
@@ -69,8 +77,8 @@ def page_of(tmp_path: Path, *folders: Path, images: int | None = 0) -> Reader:
 
 def test_page__of_a_run_shows_what_its_numbers_belong_to(trained: Path, tmp_path: Path) -> None:
     shown = page_of(tmp_path, trained, images=None)
-    result = read_result(trained)
-    assert result is not None
+    result, recipe = read_result(trained), load_recipe(str(trained / "recipe.toml")).recipe
+    assert result is not None and isinstance(recipe, Pretrain)
     for key in ("data_sha256", "train_sha256", "weights_sha256", "recipe_sha256", "precision"):
         assert str(result.provenance[key]) in shown.text, key
     env = json.loads((trained / "env.json").read_text())
@@ -89,20 +97,15 @@ def test_page__of_a_run_shows_what_its_numbers_belong_to(trained: Path, tmp_path
         assert title in shown.text
     assert shown.elements.count("progress") >= 12
     assert "as in the result" in shown.text
-
-
-def test_overview__names_the_images_of_each_result(trained: Path, tiny_data: Path, tmp_path: Path) -> None:
-    """Accuracies of several data sets stood below each other without a word."""
-    other = Path(shutil.copytree(trained, tmp_path / "other"))
-    shown = page_of(tmp_path, trained, other)
-    assert shown.text.count(f"test of {tiny_data.name}") >= 2
+    overview = page_of(tmp_path, trained, made_up(tmp_path / "other", "smoke", None))
+    assert f"test of {Path(recipe.data.path).name}" in overview.text
 
 
 def test_page__its_predictions_are_those_of_evaluate(trained: Path, tiny_data: Path, tmp_path: Path) -> None:
     result = do(
         "evaluate", tmp_path / "scored", **{"weights.source": str(trained), "data.path": str(tiny_data)}
     )
-    found = predict_split(read_run(trained, "a"), None)
+    found = answer_split(read_run(trained, "a"), None)
     assert int((found.best[:, 0] == found.labels).sum()) == result["metrics"]["correct"]
     assert found.num_images == result["metrics"]["total"] == len(found.best)
     assert np.all(np.diff(found.shares, axis=1) <= 0)
@@ -113,33 +116,25 @@ def test_page__its_predictions_are_those_of_evaluate(trained: Path, tiny_data: P
     )
     expected = sorted({(names[a], names[b], pairs.count((a, b))) for a, b in pairs})
     assert sorted((own, answer, int(n)) for own, answer, n in (line.split(",") for line in lines)) == expected
-    few = predict_split(read_run(trained, "a"), 5)
+    few = answer_split(read_run(trained, "a"), 5)
     assert few.labels.tolist() == found.labels[[n * 23 // 5 for n in range(5)]].tolist()
     assert "5 of the 23 images" in few.remark
 
 
-def test_page__without_the_data_it_says_so(trained: Path, tiny_data: Path, tmp_path: Path) -> None:
-    copy = tmp_path / "copy"
-    shutil.copytree(trained, copy)
-    text = (copy / "recipe.toml").read_text()
-    (copy / "recipe.toml").write_text(text.replace(str(tiny_data), f"{tmp_path}/gone"))
-    shown = page_of(tmp_path, copy, images=None)
-    assert "No sample images: the weights or the data of the run cannot be opened any more" in shown.text
-    assert "progress" not in shown.elements
-
-
-def test_page__other_images_than_those_of_the_result_are_not_shown(trained: Path, tmp_path: Path) -> None:
-    copy = tmp_path / "copy"
-    shutil.copytree(trained, copy)
-    result = (copy / "result.json").read_text()
-    digest = open_split(
-        "test", path=re.findall(r'(?m)^path = "(.*?)"', (copy / "recipe.toml").read_text())[0]
-    ).digest
+def test_page__without_the_images_of_the_result_shows_no_examples(trained: Path, tmp_path: Path) -> None:
+    recipe, result = ((trained / name).read_text() for name in ("recipe.toml", "result.json"))
+    place = re.findall(r'(?m)^path = "(.*?)"', recipe)[0]
+    digest = open_split("test", path=place).digest
     assert digest in result
-    (copy / "result.json").write_text(result.replace(digest, "0" * 64))
-    shown = page_of(tmp_path, copy, images=None)
-    assert "are not those of the result" in shown.text
-    assert "progress" not in shown.elements
+    for name, changed, reason in (
+        ("recipe.toml", recipe.replace(place, f"{tmp_path}/gone"), "cannot be opened any more"),
+        ("result.json", result.replace(digest, "0" * 64), "are not those of the result"),
+    ):
+        copy = Path(shutil.copytree(trained, tmp_path / name))
+        (copy / name).write_text(changed)
+        shown = page_of(tmp_path, copy, images=None)
+        assert reason in shown.text
+        assert "progress" not in shown.elements
 
 
 def test_page__answers_of_other_weights_than_those_of_the_result_are_not_shown(
@@ -159,23 +154,32 @@ def test_page__answers_of_other_weights_than_those_of_the_result_are_not_shown(
 
 
 def test_page__names_of_others_stay_text(tmp_path: Path) -> None:
-    result = RunResult(
-        "pretrain", "done", {"accuracy": 0.5, "correct": 1, "total": 2}, {"data_source": SCRIPT}
-    )
-    run = made_up(tmp_path / "a<b>&'", "smoke", result, 12, note=SCRIPT)
-    (run / "confusion.csv").write_text(f'class,answer,images\n"{SCRIPT}",other,3\nother,other,9\n')
-    (run / "launch.txt").write_text(SCRIPT)
-    (run / "env.json").write_text(json.dumps({"platform": SCRIPT, "versions": {SCRIPT: SCRIPT}}))
+    """Markup, quotes, control characters, direction marks and template code, wherever they may stand."""
+    numbers = {"accuracy": 0.5, "correct": 1, "total": 2, "by_seed": {HOSTILE: {"accuracy": 0.5}}}
+    provenance = {"data_source": HOSTILE, HOSTILE: {HOSTILE: HOSTILE}, "versions": {HOSTILE: HOSTILE}}
+    result = RunResult("pretrain", "done", numbers, provenance)
+    run = made_up(tmp_path / "a<b>&'", "smoke", result, 12, note=HOSTILE)
+    with (run / "confusion.csv").open("w", newline="") as file:
+        csv.writer(file).writerows(
+            [("class", "answer", "images"), (HOSTILE, "other", 3), ("other", "other", 9)]
+        )
+    (run / "launch.txt").write_text(HOSTILE)
+    (run / "env.json").write_text(json.dumps({"platform": HOSTILE}))
+    (run / HOSTILE.replace("/", "")).mkdir()
+    log = (run / "log.jsonl").read_text()
+    (run / HOSTILE.replace("/", "") / "log.jsonl").write_text(log)
     (run / "inspect").mkdir()
     (run / "inspect" / "<img onerror=x>.svg").write_text(
         "<svg xmlns='http://www.w3.org/2000/svg'><script>alert(2)</script></svg>"
     )
-    shown = page_of(tmp_path, run)
-    assert shown.elements.count("script") == 1
-    assert shown.inline == []
-    assert SCRIPT in shown.text
-    assert "alert(2)" not in (tmp_path / "report.html").read_text()
-    assert "Img onerror=x" not in shown.elements
+    failed = made_up(tmp_path / "failed", "smoke", RunResult("pretrain", "failed", error=HOSTILE))
+    shown = page_of(tmp_path, run, failed)
+    assert (shown.elements.count("script"), shown.elements.count("b"), shown.inline) == (1, 0, [])
+    assert shown.text.count(AS_TEXT) >= 12
+    text = (tmp_path / "report.html").read_text()
+    assert not {"\x1b", "\u202e"} & set(text)
+    assert "alert(2)" not in text
+    assert all(re.fullmatch("[a-z0-9-]+", name) for name in shown.attributes)
 
 
 def test_page__loads_nothing_and_runs_nothing_but_its_own(trained: Path, tmp_path: Path) -> None:
@@ -185,7 +189,7 @@ def test_page__loads_nothing_and_runs_nothing_but_its_own(trained: Path, tmp_pat
     assert all(address.startswith(("data:image/", "#")) for address in shown.addresses)
     policy = re.search(r'Content-Security-Policy" content="([^"]*)"', text)
     assert policy is not None
-    rules = dict(part.strip().split(" ", 1) for part in policy[1].replace("&#x27;", "'").split(";"))
+    rules = dict(part.strip().split(" ", 1) for part in html.unescape(policy[1]).split(";"))
     assert rules["default-src"] == "'none'" and rules["img-src"] == "data:"
     for name, element in (("style-src", "style"), ("script-src", "script")):
         [content] = re.findall(rf"<{element}>(.*?)</{element}>", text, re.S)
@@ -240,11 +244,11 @@ def test_page__stays_below_3_mb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         Image.fromarray(noise).save(run / "inspect" / "rollout.png")
     shown = page_of(tmp_path, tmp_path / "runs")
     size = (tmp_path / "report.html").stat().st_size
-    assert 500_000 < size < MOST_BYTES
+    assert 500_000 < size < MAX_BYTES
     assert "the page has no room for it" in shown.text
     assert "Its curves and its recipe are left out" in shown.text
     assert shown.text.count("pretrain · recipe smoke") == 60
-    monkeypatch.setattr(page, "MOST_BYTES", size - 1)
+    monkeypatch.setattr(html_report, "MAX_BYTES", size - 1)
     page_of(tmp_path, tmp_path / "runs")
     assert (tmp_path / "report.html").stat().st_size < size - 1
 
@@ -266,12 +270,12 @@ def test_page__pictures_of_inspect_one_of_two_formats(tmp_path: Path) -> None:
     assert "Not shown: inspect/broken.png" in shown.text
 
 
-def test_find_all__what_is_no_run_is_one_line(tmp_path: Path) -> None:
+def test_read_folders__what_is_no_run_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(CheckpointError, match="holds no run"):
-        find_all([tmp_path / "empty"])
+        read_folders([tmp_path / "empty"])
     with pytest.raises(CheckpointError, match="no such folder"):
-        find_all([tmp_path / "gone"])
+        read_folders([tmp_path / "gone"])
 
 
 def test_page__of_a_damaged_run_shows_the_rest(tmp_path: Path) -> None:
@@ -298,7 +302,7 @@ def test_page__of_a_sweep(tiny_data: Path, tmp_path: Path) -> None:
     assert shown.text.count("optimizer.lr") >= 1
     (tmp_path / "sw" / "sweep.json").write_text('{"runs": 3}')
     with pytest.raises(CheckpointError, match="not the table of a sweep"):
-        find_all([tmp_path / "sw"])
+        read_folders([tmp_path / "sw"])
 
 
 def test_page__warns_of_unverified_images_and_of_an_accuracy_of_a_constant_prediction(tmp_path: Path) -> None:
@@ -313,3 +317,8 @@ def test_page__warns_of_unverified_images_and_of_an_accuracy_of_a_constant_predi
         run = made_up(tmp_path / f"{state}{accuracy}", "smoke", result)
         write_report([run], tmp_path / "a.html", most_images=0)
         assert (tmp_path / "a.html").read_text().count("Warning: ") == warnings
+
+
+def test_table__columns_of_numbers_are_at_the_right() -> None:
+    made = table("t", ("class", "answer", "share"), [("2", "3", "8.16%"), ("4", "1", "–")], names=2)
+    assert made["numeric"] == [False, False, True]
