@@ -3,16 +3,21 @@
 import hashlib
 import math
 import re
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torchvision.datasets
 
+from tests.data.datasets.conftest import labels, plant
 from vitctl.data.datasets.catalog import find_data_set, originals_of
-from vitctl.data.datasets.known_sets import DATA_SETS
+from vitctl.data.datasets.known_sets import DATA_SETS, DataSet
 from vitctl.data.datasets.readers.files import ASSETS, class_list
+from vitctl.data.datasets.readers.list_file import read_lists
 from vitctl.data.datasets.vtab import VTAB
 from vitctl.data.source.splits import md5_order
+from vitctl.errors import DataError
 
 KNOWN = [row for row in DATA_SETS.values() if row.read is not None]
 TEST_ONLY = {"imagenet_v2", "objectnet"}
@@ -160,3 +165,23 @@ def test_eurosat__first_of_the_benchmark_as_published() -> None:
         "Forest_1554.jpg",
         "River_2237.jpg",
     ]
+
+
+def test_a_new_set_of_text_lists_is_one_row(tmp_path: Path) -> None:
+    """Food-101, as its authors pack it."""
+    lists = {"train": "food-101/meta/train.txt", "test": "food-101/meta/test.txt"}
+    read = partial(read_lists, images="food-101/images", lists=lists, source="Food-101", suffix=".jpg")
+    row = DataSet(
+        "food101", 2, {"train": 2, "test": 1}, "at most 512", read, "food-101.tar.gz from its authors"
+    )
+    (tmp_path / "food-101/meta").mkdir(parents=True)
+    (tmp_path / lists["train"]).write_text("waffles/7\napple_pie/3\n")
+    (tmp_path / lists["test"]).write_text("apple_pie/4\n")
+    for name in ("waffles/7", "apple_pie/3", "apple_pie/4"):
+        plant(tmp_path / f"food-101/images/{name}.jpg")
+    splits = row.open(tmp_path)
+    assert labels(splits["train"]) == {"waffles/7.jpg": 1, "apple_pie/3.jpg": 0}
+    assert labels(splits["test"]) == {"apple_pie/4.jpg": 0}
+    assert splits["test"].class_names == ("apple_pie", "waffles")
+    with pytest.raises(DataError, match="2 classes, food101 has 101"):
+        replace(row, num_classes=101).open(tmp_path)

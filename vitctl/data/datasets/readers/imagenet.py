@@ -34,9 +34,6 @@ _LABEL_ARCHIVE = (
     "LOC_val_solution.csv of Kaggle, or a text file with the wnid of each validation image in the order of "
     "their names"
 )
-_WNID_ARCHIVE = "LOC_synset_mapping.txt of Kaggle, or a text file whose lines begin with the 1,000 wnids"
-_NUM_CLASSES = 1000
-_FIRST, _LAST = "n01440764", "n15075141"
 _WNID = re.compile(r"n\d{8}")
 _KAGGLE = "ILSVRC/Data/CLS-LOC"
 _PLACES = {
@@ -49,7 +46,6 @@ _LABEL_LISTS = (
     "imagenet_2012_validation_synset_labels.txt",
     "validation_synset_labels.txt",
 )
-_CLASS_LISTS = ("LOC_synset_mapping.txt", "synsets.txt")
 
 
 def is_imagenet(folder: Path) -> bool:
@@ -67,12 +63,10 @@ def read_imagenet(root: Path) -> dict[str, Originals]:
             or of `val/<wnid>/`, `val/` flat, `ILSVRC/Data/CLS-LOC/val/`, `ILSVRC2012_img_val.tar`, or of
             both. Labels of flat images come from `LOC_val_solution.csv` or
             `[imagenet_2012_]validation_synset_labels.txt`, and if neither is there but all 50,000 images
-            are, from the list that comes with vitctl. The wnids are taken from the folders of either split,
-            the training tar, `LOC_synset_mapping.txt` or `synsets.txt`, or from all labels of the validation
-            images.
+            are, from the list that comes with vitctl.
 
     Raises:
-        DataError: no images are there, or there are not 1,000 classes.
+        DataError: no images are there, or some class folders are missing.
     """
     images = {}
     for split, names in _PLACES.items():
@@ -81,7 +75,11 @@ def read_imagenet(root: Path) -> dict[str, Originals]:
             images[split] = _images(place)
     if not images:
         raise MissingOriginalsError(f"{root}: {', '.join(_ALL_PLACES)}: none is here")
-    wnids = _wnids(root, images)
+    wnids = class_list("imagenet")
+    folders = [{item.key.partition("/")[0] for item in found if "/" in item.key} for found in images.values()]
+    most = max(folders, key=len)
+    if most and len(most) < len(wnids):
+        raise DataError(f"{root}: {len(most):,} class folders, should be {len(wnids):,}; unpack it again")
     return {split: _split(root, found, wnids) for split, found in images.items()}
 
 
@@ -102,30 +100,6 @@ def _short_key(key: str) -> str:
     return f"{folder}/{file}" if _WNID.fullmatch(folder) else file
 
 
-def _wnids(root: Path, images: dict[str, list[Item]]) -> tuple[str, ...]:
-    """Return the 1,000 wnids in order, from the first source that has them."""
-    for found in images.values():
-        folders = {item.key.partition("/")[0] for item in found if "/" in item.key}
-        if folders:
-            return _checked(folders, root)
-    if not any((root / name).is_file() for name in _CLASS_LISTS):
-        listed = set(_label_list(root, next(iter(images.values()))).values())
-        if len(listed) == _NUM_CLASSES:
-            return _checked(listed, root)
-    path = need(root, *_CLASS_LISTS, archive=_WNID_ARCHIVE)
-    return _checked({line.split()[0] for line in read_lines(path)}, path)
-
-
-def _checked(found: set[str], where: Path) -> tuple[str, ...]:
-    wnids = sorted(found)
-    if len(wnids) != _NUM_CLASSES or (wnids[0], wnids[-1]) != (_FIRST, _LAST):
-        ends = f", {wnids[0]} to {wnids[-1]}" if wnids else ""
-        raise DataError(
-            f"{where}: {len(wnids):,} classes{ends}, should be {_NUM_CLASSES:,} wnids, {_FIRST} to {_LAST}"
-        )
-    return tuple(wnids)
-
-
 def _split(root: Path, images: list[Item], wnids: tuple[str, ...]) -> Originals:
     folders = [item.key.rpartition("/")[0] for item in images]
     given = folders if all(folders) else _listed_wnids(root, images)
@@ -133,7 +107,7 @@ def _split(root: Path, images: list[Item], wnids: tuple[str, ...]) -> Originals:
     unknown = next((wnid for wnid in given if wnid not in numbers), None)
     if unknown is not None:
         raise DataError(
-            f"{root}: {unknown} is none of the {_NUM_CLASSES} classes, should be a wnid such as {_FIRST}"
+            f"{root}: {unknown} is none of the {len(wnids):,} classes, should be a wnid such as {wnids[0]}"
         )
     items = [
         replace(item, key=item.key.rpartition("/")[2], label=numbers[wnid])

@@ -35,8 +35,8 @@ def read_lists(
     *,
     images: str,
     lists: Mapping[str, str],
-    classes: str,
     source: str,
+    classes: str = "",
     suffix: str = "",
     column: int = 0,
 ) -> dict[str, Originals]:
@@ -46,25 +46,28 @@ def read_lists(
         root: folder of the original files.
         images: path of the folder that the listed paths are relative to.
         lists: split name to the path of its list. Lines that begin with `#` are left out.
-        classes: name of a list of class names in `assets/`.
         source: name of the set, for the index.
+        classes: name of a list of class names in `assets/`; if not given, the listed folders sorted by code point.
         suffix: of the images, where the lists leave it out.
         column: number of the word that is the class number, counted from 1; 0: the class is the image's folder.
 
     Raises:
         DataError: files are missing, or a list is malformed.
     """
-    folder, class_names = need(root, images), class_list(classes)
+    folder = need(root, images)
+    paths = {split: need(root, place) for split, place in lists.items()}
+    rows = {split: read_fields(path, max(column, 1)) for split, path in paths.items()}
+    rows = {split: [row for row in found if not row[0].startswith("#")] for split, found in rows.items()}
+    names = {split: [row[0] + suffix for row in found] for split, found in rows.items()}
+    listed = {name.rpartition("/")[0] for found in names.values() for name in found}
+    class_names = class_list(classes) if classes else tuple(sorted(listed))
     splits = {}
-    for split, place in lists.items():
-        path = need(root, place)
-        rows = [row for row in read_fields(path, max(column, 1)) if not row[0].startswith("#")]
-        names = [row[0] + suffix for row in rows]
+    for split, path in paths.items():
         if column:
-            labels = numbered_labels((row[column - 1] for row in rows), len(class_names), path)
+            labels = numbered_labels((row[column - 1] for row in rows[split]), len(class_names), path)
         else:
-            labels = folder_labels(names, class_names, path)
-        splits[split] = Originals(file_items(folder, names, labels), class_names, source)
+            labels = folder_labels(names[split], class_names, path)
+        splits[split] = Originals(file_items(folder, names[split], labels), class_names, source)
     return splits
 
 

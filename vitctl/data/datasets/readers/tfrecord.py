@@ -86,23 +86,17 @@ def parse_example(data: bytes) -> dict[str, list[Any]]:
     """
     try:
         features: dict[str, list[Any]] = {}
-        for entry in _repeated(memoryview(data), 1, 1):
-            name, feature = dict(_fields(entry))[1], dict(_fields(entry)).get(2, memoryview(b""))
-            kinds = dict(_fields(feature))
-            if 1 in kinds:
-                features[bytes(name).decode()] = [bytes(value) for _, value in _fields(kinds[1])]
-            elif 3 in kinds:
-                features[bytes(name).decode()] = list(_integers(kinds[3]))
+        for _, group in _fields(memoryview(data)):
+            for _, entry in _fields(group):
+                pair = dict(_fields(entry))
+                name, kinds = bytes(pair[1]).decode(), dict(_fields(pair.get(2, memoryview(b""))))
+                if 1 in kinds:
+                    features[name] = [bytes(value) for _, value in _fields(kinds[1])]
+                elif 3 in kinds:
+                    features[name] = list(_integers(kinds[3]))
         return features
     except (IndexError, KeyError, TypeError, ValueError) as error:
         raise DataError(f"not an Example message ({type(error).__name__}: {error})") from None
-
-
-def _repeated(message: memoryview, *path: int) -> Iterator[memoryview]:
-    """Yield the messages at the end of a path of field numbers."""
-    for number, value in _fields(message):
-        if number == path[0]:
-            yield from _repeated(value, *path[1:]) if path[1:] else (value,)
 
 
 def _integers(message: memoryview) -> Iterator[int]:
@@ -147,19 +141,12 @@ def _varint(message: memoryview, place: int) -> tuple[int, int]:
     raise ValueError("an integer of more than 64 bits")
 
 
-def _crc32c_of_byte(value: int) -> int:
-    for _ in range(8):
-        value = value >> 1 ^ (0x82F63B78 if value & 1 else 0)
-    return value
-
-
-_CRC32C = tuple(_crc32c_of_byte(value) for value in range(256))
-
-
 def _masked_crc32c(data: bytes) -> int:
     """Return TFRecord's checksum: CRC-32C, rotated by 15 bits, plus a constant."""
     crc = 0xFFFFFFFF
     for byte in data:
-        crc = crc >> 8 ^ _CRC32C[(crc ^ byte) & 0xFF]
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
     crc ^= 0xFFFFFFFF
     return (crc >> 15 | crc << 17 & 0xFFFFFFFF) + 0xA282EAD8 & 0xFFFFFFFF
