@@ -20,6 +20,7 @@ from vitctl.data.images.jpeg import (
     find_fault,
     lacks_scans,
     num_scans,
+    orientation_of,
     read_header,
     with_end_marker,
 )
@@ -36,7 +37,6 @@ _BYTES_PER_PIXEL = {"WEBP": 24, "CMYK JPEG": 20, "RGB": 12, "L": 12, "P": 12, "1
 _BYTES_PER_PIXEL |= {"one scan": 3, "several scans": 9}
 _OTHER_BYTES_PER_PIXEL = 16
 _ORIENTATION = 0x0112
-_EXIF, _XMP = b"Exif\0\0", b"http://ns.adobe.com/xap/1.0/\0"
 
 
 class BadSample(DataError):  # noqa: N818 - it names the sample, not the failure
@@ -161,7 +161,7 @@ def open_picture(data: bytes, *, exif_orientation: bool = True, truncated: Trunc
     _check_scans(data, jpeg.width * jpeg.height)
     if truncated == "refuse" and not jpeg.can_stop_early and lacks_scans(data, jpeg.num_components):
         raise BadSample(*LACKS_SCANS)  # the decoder reports no error where the data end between two scans
-    return Picture(jpeg, _jpeg_orientation(jpeg) if exif_orientation else 1, truncated)
+    return Picture(jpeg, orientation_of(jpeg) if exif_orientation else 1, truncated)
 
 
 def from_pillow(image: Image.Image, *, exif_orientation: bool = True) -> Picture:
@@ -283,17 +283,6 @@ def _check_scans(data: bytes, num_pixels: int) -> None:
         raise BadSample(
             "too large", f"a JPEG with {scans} scans of {num_pixels} pixels, more than is allowed ({bounds})"
         )
-
-
-def _jpeg_orientation(jpeg: Jpeg) -> int:
-    """Return the orientation in the metadata of a JPEG, by Pillow's rule: Exif takes precedence over XMP."""
-    if not jpeg.metadata:
-        return 1
-    image = Image.new("1", (1, 1))
-    image.info["exif"] = b"".join(one.removeprefix(_EXIF) for one in jpeg.metadata if one.startswith(_EXIF))
-    image.info["xmp"] = next((one for one in jpeg.metadata if one.startswith(_XMP)), b"")
-    with _pillow_problems(b""):
-        return _orientation(image)
 
 
 def _orientation(image: Image.Image) -> int:

@@ -8,6 +8,7 @@ All other JPEGs are decoded with Pillow, in `decode.py`; the pixels are equal.
 import re
 import threading
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -18,6 +19,10 @@ _COEFFICIENTS = 64
 _COLOURS = {"Gray": 1, "CMYK": 4, "YCCK": 4}  # others have 3
 _APPLICATION_1 = 0xE1  # Exif and XMP
 _SKIPPED = (0xC4, 0xDB, 0xDD, *range(0xE0, 0xF0), 0xFE)  # tables, restart interval, applications, comments
+_EXIF, _XMP = b"Exif\0\0", b"http://ns.adobe.com/xap/1.0/\0"
+_ORIENTATION, _SHORT, _LONG = 0x0112, 3, 4  # a field of Exif, and the types that it may have
+_XMP_ORIENTATION = re.compile(rb'tiff:Orientation(?:="|>)([0-9])')
+_MAX_FIELDS = 4096
 _HEIGHT_IN_FRAME = 5  # bytes from the frame's marker to its height
 _MAX_SEGMENTS = 500
 _EXTRANEOUS = "extraneous bytes before marker"
@@ -96,6 +101,27 @@ def read_header(data: bytes) -> Jpeg | None:
     is_one_scan = kind in _BASELINE and data[position + 4] == num_components
     can_stop_early = is_one_scan and data.find(_HOLE, position) < 0
     return Jpeg(data, height, width, frame, can_stop_early, num_components, tuple(metadata))
+
+
+def orientation_of(jpeg: Jpeg) -> int:
+    """Return the Exif orientation in the metadata of a JPEG, 1 where it is missing; Exif takes precedence over
+    XMP, as in Pillow.
+    """
+    exif = b"".join(one.removeprefix(_EXIF) for one in jpeg.metadata if one.startswith(_EXIF))
+    order: Literal["little", "big"] = "little" if exif[:2] == b"II" else "big"
+
+    def number(at: int, size: int) -> int:
+        return int.from_bytes(exif[at : at + size], order)
+
+    start = number(4, 4)
+    num_fields = min(number(start, 2), _MAX_FIELDS) if exif[:2] in (b"II", b"MM") else 0
+    for at in range(start + 2, min(start + 2 + 12 * num_fields, len(exif) - 11), 12):
+        kind = number(at + 2, 2)
+        if number(at, 2) == _ORIENTATION and kind in (_SHORT, _LONG):
+            return number(at + 8, 2 if kind == _SHORT else 4)
+    xmp = next((one for one in jpeg.metadata if one.startswith(_XMP)), b"")
+    match = _XMP_ORIENTATION.search(xmp)
+    return int(match[1]) if match else 1
 
 
 def decode_rows(
