@@ -344,7 +344,7 @@ def check_not_missing(recipe: Recipe) -> None:
         CheckpointError: there are no weights; the message ends with the lines to type next.
     """
     from vitctl.jobs.record.runs import newest_run, start_weights
-    from vitctl.jobs.vtab_suite.tasks import chosen_tasks
+    from vitctl.jobs.vtab_suite import chosen_tasks
 
     try:
         newest_run(recipe.job)
@@ -389,7 +389,7 @@ def check_recipe(recipe: Recipe, run_dir: Path) -> None:
     """
     from vitctl.jobs.inputs.data import at_size, open_scored
     from vitctl.jobs.inputs.fewshot_sets import open_sets
-    from vitctl.jobs.vtab_suite.tasks import chosen_tasks, open_tasks
+    from vitctl.jobs.vtab_suite import chosen_tasks, open_tasks
     from vitctl.models.weights.download import fetch
 
     if isinstance(recipe, Finetune | Fewshot | Vtab | Evaluate | ExportRecipe):

@@ -18,7 +18,7 @@ from vitctl.engine.trace.steps import Steps
 from vitctl.jobs.record.result import RunResult
 from vitctl.jobs.record.runs import TRAINING
 from vitctl.jobs.sweep import SEEDS, SWEEP
-from vitctl.jobs.vtab_suite.runs import JOB
+from vitctl.jobs.vtab_runs import JOB
 from vitctl.recipe.schema import Recipe
 from vitctl.verify.finding import Finding, differs, ok, unchecked, unproven
 from vitctl.verify.log import Log

@@ -13,7 +13,7 @@ from vitctl.engine.trace.steps import StartLine, Steps
 from vitctl.errors import VitctlError
 from vitctl.jobs.inputs.data import open_images, open_training_images
 from vitctl.jobs.record.result import RunResult, with_recipe
-from vitctl.jobs.vtab_suite.tasks import chosen_tasks, open_tasks
+from vitctl.jobs.vtab_suite import chosen_tasks, open_tasks
 from vitctl.recipe.load import Loaded, load_recipe
 from vitctl.recipe.neutral import deciding_values
 from vitctl.recipe.schema import Evaluate, Finetune, Pretrain, Recipe, Vtab
