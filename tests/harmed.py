@@ -128,7 +128,7 @@ def other_numbers_read(run_dir: Path) -> dict[str, Any]:
 
 def other_start_weights(run_dir: Path) -> dict[str, Any]:
     """The second process starts from weights in which one bit differs."""
-    from vitctl.jobs import evaluate, fewshot, finetune, pretrain, vtab
+    from vitctl.jobs import evaluate, fewshot, finetune, pretrain, vtab_suite
 
     def flipped(found: Any) -> Any:
         state = found.state_dict() if hasattr(found, "state_dict") else found.weights.state
@@ -141,7 +141,7 @@ def other_start_weights(run_dir: Path) -> dict[str, Any]:
             (finetune, "weights_of"),
             (fewshot, "weights_of"),
             (evaluate, "scored_weights"),
-            (vtab, "weights_of"),
+            (vtab_suite, "weights_of"),
         ):
             given = getattr(job, name)
             setattr(job, name, lambda *a, given=given, **named: flipped(given(*a, **named)))

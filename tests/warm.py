@@ -37,7 +37,7 @@ IMPORTED = (
     "vitctl.jobs.fewshot",
     "vitctl.jobs.finetune",
     "vitctl.jobs.pretrain",
-    "vitctl.jobs.vtab",
+    "vitctl.jobs.vtab_suite",
     "vitctl.launch.launcher",
     "vitctl.launch.prepare",
 )

@@ -11,7 +11,7 @@ from tests.trained import do
 from vitctl.data.datasets.vtab import SUITES
 from vitctl.engine.journal import append_record
 from vitctl.jobs.record.result import RunResult, write_result
-from vitctl.jobs.vtab_suite.table import group_means
+from vitctl.jobs.vtab_suite import group_means
 from vitctl.recipe.load import Override, load_recipe
 from vitctl.recipe.paper import TABLE_9, VTAB_MODELS
 from vitctl.recipe.write import to_toml

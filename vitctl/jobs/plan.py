@@ -347,8 +347,8 @@ def check_not_missing(recipe: Recipe) -> None:
     Raises:
         CheckpointError: there are no weights; the message ends with the lines to type next.
     """
+    from vitctl.jobs.inputs.opened import chosen_tasks
     from vitctl.jobs.record.runs import newest_run, start_weights
-    from vitctl.jobs.vtab_suite.tasks import chosen_tasks
 
     try:
         newest_run(recipe.job)

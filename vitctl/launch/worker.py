@@ -162,7 +162,7 @@ def _job(name: str) -> Callable[..., Any]:
     from vitctl.jobs.fewshot import fewshot
     from vitctl.jobs.finetune import finetune
     from vitctl.jobs.pretrain import pretrain
-    from vitctl.jobs.vtab import vtab
+    from vitctl.jobs.vtab_suite import vtab
 
     jobs: dict[str, Callable[..., Any]] = {
         "pretrain": pretrain,

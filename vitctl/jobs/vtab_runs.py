@@ -1,10 +1,14 @@
-"""One run of one task of VTAB in a folder of its own: started, resumed, or read back when it is finished."""
+"""One run of one task of VTAB in its folder: fine-tuned, or scored by a linear classifier on frozen features;
+started, resumed, or read back when it is finished.
+"""
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+import torch
+from torch import Tensor
 
 from vitctl.data.datasets.vtab_images import TaskData
 from vitctl.data.images.transforms import EvalTransform, TrainTransform
@@ -12,22 +16,27 @@ from vitctl.data.source.verification import Verification
 from vitctl.data.source.views import Source
 from vitctl.engine.checkpoint.files import newest_checkpoint
 from vitctl.engine.computation import dropout_draws
-from vitctl.engine.distributed.runtime import Runtime
+from vitctl.engine.distributed.runtime import Runtime, num_workers
 from vitctl.engine.evaluation import Score
 from vitctl.engine.journal import Record, Report
+from vitctl.engine.metrics import count_by_class, mean_per_class
 from vitctl.engine.preemption import StopFlag
+from vitctl.engine.ridge import fit_and_score
 from vitctl.engine.run_files import AVERAGE, CHECKPOINTS
 from vitctl.engine.trainer import Images, RunContext
+from vitctl.jobs.features import ImagePass
 from vitctl.jobs.inputs.network import rates_of
-from vitctl.jobs.inputs.weights import FoundWeights, transferred_model
+from vitctl.jobs.inputs.weights import FoundWeights, loaded_model, transferred_model
 from vitctl.jobs.record.result import recipe_digest
 from vitctl.jobs.sweep import Scored, read_or_train
 from vitctl.jobs.training import Act, digest_of, on_device, open_journal, train
+from vitctl.models.build import Model, build
 from vitctl.models.weights.weights_file import weights_digest
 from vitctl.recipe.neutral import result_neutral
 from vitctl.recipe.schema import Vtab
 
 JOB = "vtab-task"
+L2S = tuple(2.0**power for power in range(-2, 17, 3))  # of the linear classifier
 # Keys left out of a run's recipe digest: digests identify images and weights, and `precision` is recorded as
 # resolved.
 _FREE = (*result_neutral(), "vtab.", "machine.precision", "data.path", "data.allow_partial", "weights.source")
@@ -101,28 +110,25 @@ def tune(context: SuiteContext, data: TaskData, setting: Setting) -> Score:
     """Train on the 800 images, score on the 200: the only images that a setting may be chosen by."""
     folder = context.run_dir / "sweep" / data.task.name / setting.name
     seed = context.recipe.vtab.seeds[0]
-    return _fine_tuned(
-        context, data, setting, seed, folder, ("train800", data.train800), ("val200", data.val200)
-    )
+    return _fine_tuned(context, data, setting, seed, folder, ("train800", "val200"))
 
 
 def fine_tune(context: SuiteContext, data: TaskData, setting: Setting, seed: int) -> Score:
     """Train on all 1,000 images, score on the whole test split."""
     folder = context.run_dir / "tasks" / data.task.name / setting.name / f"seed_{seed}"
-    return _fine_tuned(context, data, setting, seed, folder, ("train", data.train), ("test", data.test))
+    return _fine_tuned(context, data, setting, seed, folder, ("train", "test"))
 
 
 def score_identity(
     context: SuiteContext, recipe: Vtab, data: TaskData, train_on: str, score_on: str
 ) -> dict[str, Any]:
     """What a score of a task depends on; two scores can be compared where these agree."""
-    sources: dict[str, Source] = {"train800": data.train800, "val200": data.val200, "train": data.train}
     return {
         "task": data.task.name,
         "train_split": data.names[train_on],
-        "train_sha256": sources[train_on].digest,
+        "train_sha256": getattr(data, train_on).digest,
         "split": data.names[score_on],
-        "data_sha256": {**sources, "test": data.test}[score_on].digest,
+        "data_sha256": getattr(data, score_on).digest,
         "data_source": data.source,
         "train800_proven": data.proven,
         "copy": data.copy,
@@ -138,41 +144,38 @@ def score_identity(
 
 
 def _fine_tuned(
-    context: SuiteContext,
-    data: TaskData,
-    setting: Setting,
-    seed: int,
-    folder: Path,
-    train_on: tuple[str, Source],
-    score_on: tuple[str, Source],
+    context: SuiteContext, data: TaskData, setting: Setting, seed: int, folder: Path, splits: tuple[str, str]
 ) -> Score:
-    recipe = _with_setting(context.recipe, setting, seed)
+    """Train on the first of two splits, score on the second."""
+    schedule = {"total_steps": setting.total_steps, "warmup_steps": setting.warmup_steps}
+    recipe = context.recipe.model_copy(
+        update={
+            "seed": seed,
+            "optimizer": context.recipe.optimizer.model_copy(update={"lr": setting.lr}),
+            "schedule": context.recipe.schedule.model_copy(update=schedule),
+        }
+    )
     transform = _augmentation(context, data)
-    must_match = score_identity(context, recipe, data, train_on[0], score_on[0]) | {
+    must_match = score_identity(context, recipe, data, *splits) | {
         "seed": seed,
         "lr": setting.lr,
-        "total_steps": setting.total_steps,
-        "warmup_steps": setting.warmup_steps,
+        **schedule,
         **context.rates,
         "crop": f"random out of {transform.resize}" if transform.crop == "random" else "none",
         "flip": transform.flip,
     }
 
     def make() -> Scored:
-        return _train(context, recipe, data, folder, (train_on[1], transform), score_on[1])
+        train_on, score_on = (getattr(data, split) for split in splits)
+        return _train(
+            context, recipe, data, folder, Images(train_on, transform, score_on, scored_as(context))
+        )
 
     kept = context.recipe.vtab.keep_checkpoints
     return read_or_train(folder, context.runtime, must_match, make, job=JOB, keep_checkpoints=kept)
 
 
-def _train(
-    context: SuiteContext,
-    recipe: Vtab,
-    data: TaskData,
-    folder: Path,
-    train_on: tuple[Source, TrainTransform],
-    score_on: Source,
-) -> Scored:
+def _train(context: SuiteContext, recipe: Vtab, data: TaskData, folder: Path, images: Images) -> Scored:
     """The score after the last step, and more fields for the provenance: on the main process the digest of
     the scored weights.
     """
@@ -187,8 +190,6 @@ def _train(
         dtype=runtime.dtype,
     )
     placed = on_device(model, runtime)
-    images = Images(*train_on, score_on, scored_as(context))
-    meta = images.meta(weights.meta["mean"], weights.meta["std"], recipe.loss.name)
 
     def report(record: Record) -> None:
         context.report({**record, "task": str(folder.relative_to(context.run_dir))})
@@ -206,32 +207,16 @@ def _train(
         ),
         placed,
         images,
-        meta,
-        start_weights_sha256=context.found.weights.digest,
+        images.meta(weights.meta["mean"], weights.meta["std"], recipe.loss.name),
+        start_weights_sha256=weights.digest,
     )
     findings = dropout_draws(recipe, model.config, folder)
     if runtime.is_main:
-        findings |= {"weights_sha256": weights_digest(_scored(recipe, folder, placed))}
+        # What was scored: the last weights, or their average where there is one.
+        saved, _ = newest_checkpoint(folder / CHECKPOINTS) if recipe.averaging.decay else (None, [])
+        state = saved.tensors(AVERAGE) if saved else placed.state_dict()
+        findings |= {"weights_sha256": weights_digest(state)}
     return score, findings
-
-
-def _scored(recipe: Vtab, folder: Path, model: nn.Module) -> dict[str, Tensor]:
-    """The weights that were scored: the last, or their average where there is one."""
-    saved, _ = newest_checkpoint(folder / CHECKPOINTS) if recipe.averaging.decay else (None, [])
-    return saved.tensors(AVERAGE) if saved else model.state_dict()
-
-
-def _with_setting(recipe: Vtab, setting: Setting, seed: int) -> Vtab:
-    """The recipe of one run."""
-    return recipe.model_copy(
-        update={
-            "seed": seed,
-            "optimizer": recipe.optimizer.model_copy(update={"lr": setting.lr}),
-            "schedule": recipe.schedule.model_copy(
-                update={"total_steps": setting.total_steps, "warmup_steps": setting.warmup_steps}
-            ),
-        }
-    )
 
 
 def _augmentation(context: SuiteContext, data: TaskData) -> TrainTransform:
@@ -245,3 +230,68 @@ def _augmentation(context: SuiteContext, data: TaskData) -> TrainTransform:
         resize=round(context.image_size * 7 / 6),
         truncated="pad",
     )
+
+
+def score_features(context: SuiteContext, data: TaskData) -> Score:
+    """Fit on the 800 images with each regulariser, choose by the 200, fit on all 1,000, score on the whole
+    test split.
+
+    Every task has its own regulariser, the smallest of the best. Images are squashed to the square that the
+    model sees.
+
+    Args:
+        context: of the table.
+        data: of the task.
+
+    Returns:
+        the score, kept in RUN/light/NAME/result.json.
+    """
+    folder = context.run_dir / "light" / data.task.name
+
+    def make() -> Scored:
+        model = _frozen(context)
+        x800, x200, x_test = (_features(context, model, s) for s in (data.train800, data.val200, data.test))
+        y800, y200 = (torch.from_numpy(source.labels()) for source in (data.train800, data.val200))
+        fit = partial(fit_and_score, num_classes=data.task.num_classes)
+        tried = [_correct(fit(x800, y800, x200, l2=l2), data.val200) for l2 in L2S]
+        l2 = L2S[tried.index(max(tried))]
+        scores = fit(torch.cat([x800, x200]), torch.cat([y800, y200]), x_test, l2=l2)
+        return _score(scores, data.test), {"l2": l2}
+
+    must_match = score_identity(context, context.recipe, data, "train", "test")
+    return read_or_train(folder, context.runtime, must_match, make, job=JOB)
+
+
+def _correct(scores: Tensor, source: Source) -> int:
+    return int((scores.argmax(dim=1).numpy() == source.labels()).sum())
+
+
+def _score(scores: Tensor, source: Source) -> Score:
+    labels = source.labels()
+    right = (scores.argmax(dim=1).numpy() == labels)[:, None]
+    by_class = count_by_class(right, labels, len(source.class_names))
+    return Score(int(right.sum()), len(labels), mean_per_class(by_class))
+
+
+def _frozen(context: SuiteContext) -> Model:
+    model, _ = loaded_model(context.found, context.image_size, context.runtime.dtype)
+    if context.recipe.weights.initialise == "random":
+        model = build(model.config, seed=context.recipe.seed, dtype=context.runtime.dtype)
+    return on_device(model, context.runtime)
+
+
+def _features(context: SuiteContext, model: Model, source: Source) -> Tensor:
+    """Representations [N, R] of a split."""
+    recipe, runtime, meta = context.recipe, context.runtime, context.found.weights.meta
+    extract = ImagePass(
+        runtime,
+        open_journal(runtime, context.run_dir, context.report),
+        scored_as(context),
+        tuple(meta["mean"]),
+        tuple(meta["std"]),
+        recipe.evaluation.batch_size,
+        num_workers(recipe.machine, runtime),
+        context.stop,
+        context.shards,
+    )
+    return extract(model, source)
