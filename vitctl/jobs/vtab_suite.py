@@ -34,8 +34,7 @@ from vitctl.jobs.vtab_runs import (
     tune,
 )
 from vitctl.models.variants import downstream
-from vitctl.recipe.paper import TABLE_9
-from vitctl.recipe.paper_vtab import COLUMNS
+from vitctl.recipe.paper import TABLE_9, VTAB_MODELS
 from vitctl.recipe.schema import Vtab
 from vitctl.system.tables import write_csv
 
@@ -286,7 +285,7 @@ def _paper(tasks: Sequence[VtabTask]) -> dict[str, Any]:
     if not all(task.name in TABLE_9 for task in tasks):
         return {}
     columns = {}
-    for number, column in enumerate(COLUMNS):
+    for number, column in enumerate(VTAB_MODELS):
         means = {task.name: round(TABLE_9[task.name][number] / 100, 4) for task in tasks}
         columns[column] = {
             "tasks": means,
