@@ -14,7 +14,7 @@ import typer
 from pydantic import BaseModel
 
 from vitctl.cli.app import app
-from vitctl.cli.common import MACHINE, WEIGHTS
+from vitctl.cli.flags import MACHINE, WEIGHTS
 from vitctl.recipe.load import every_key
 from vitctl.recipe.schema import JOBS
 from vitctl.recipe.sections import Model
@@ -345,7 +345,7 @@ def test_recipe__every_key_is_read_by_a_job() -> None:
         node.attr
         for name, tree in TREES.items()
         if part(name) in ("jobs", "engine", "verify", "export", "bench", "launch")
-        or name == "cli/show/plan.py"
+        or name == "cli/show/dry_run.py"
         for node in ast.walk(tree)
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
     }

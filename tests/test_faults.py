@@ -181,9 +181,9 @@ def test_signal__while_everything_is_still_being_imported(
     tiny_data: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
     code = (
-        "import os, sys, threading, time\nfrom vitctl.cli import common\nstart = common.start_command\n"
+        "import os, sys, threading, time\nfrom vitctl.cli import run_job\nstart = run_job.start_command\n"
         "def reported():\n    member = start()\n    print('begun', flush=True)\n    return member\n"
-        "common.start_command = reported\nfrom vitctl.cli.app import main\nmain()\n"
+        "run_job.start_command = reported\nfrom vitctl.cli.app import main\nmain()\n"
     )
     line = [sys.executable, "-c", code, *command(tmp_path / "a", tiny_data)[3:]]
     with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:

@@ -32,6 +32,7 @@ IMPORTED = (
     "accelerate.commands.launch",
     "vitctl.cli.app",
     "vitctl.cli.show.render",
+    "vitctl.cli.show.console",
     "vitctl.jobs.evaluate",
     "vitctl.export.export",
     "vitctl.jobs.fewshot",

@@ -9,7 +9,7 @@ import pytest
 
 from tests.trained import pretrained  # noqa: F401
 from vitctl.cli.app import main
-from vitctl.cli.show.render import CONSOLE
+from vitctl.cli.show.console import CONSOLE
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 
 from tests.conftest import TINY
 from vitctl.cli.app import main
-from vitctl.cli.show.render import CONSOLE
+from vitctl.cli.show.console import CONSOLE
 from vitctl.engine.journal import read_run_json
 from vitctl.launch.prepare import prepare_run
 from vitctl.launch.worker import work
@@ -41,9 +41,9 @@ SLIPS = [
     Slip("pretrain smoke", "Missing option '--recipe'", "pretrain -r smoke --dry-run"),
     Slip("pretrain -r smoke --recipee tiny", "No such option: --recipee", "pretrain -r smoke --dry-run"),
     Slip("-r smoke pretrain", "No such option: -r"),
-    Slip("data shards photos", "Missing argument 'out'", "data shards photos new"),
+    Slip("data shards photos", "Missing argument 'OUT'", "data shards photos new"),
     Slip("data shards my photos new", "Got unexpected extra argument", "data shards 'my photos' new"),
-    Slip("resume", "Missing argument 'run'"),
+    Slip("resume", "Missing argument 'RUN'"),
     Slip("compare run", "give at least two runs to compare"),
     # Recipes
     Slip("pretrain -r smok --out new", "did you mean smoke?", "pretrain -r smoke --dry-run --out new"),
@@ -95,7 +95,7 @@ SLIPS = [
     Slip("pretrain -r tiny.toml --dataset cifar", "did you mean cifar10 or cifar100?"),
     Slip("pretrain -r tiny.toml --dataset Digit", "did you mean digits"),
     Slip("pretrain -r tiny.toml --data photos --nodes 2@gpu01:29400 "
-         "--out new", "make them first with `vitctl data shards", PRETRAIN),
+         "--out new", "convert them first with `vitctl data shards", PRETRAIN),
     Slip("pretrain -r tiny.toml --data empty", "empty: is empty; should be a folder of shards"),
     Slip("pretrain -r tiny.toml --data notes.txt", "notes.txt"),
     Slip("pretrain -r tiny.toml --data shard", "shard: "),

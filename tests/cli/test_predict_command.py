@@ -236,7 +236,7 @@ def test_predict__weights_from_an_address(
         return Path("out/model.onnx").resolve()
 
     monkeypatch.setattr("vitctl.jobs.inputs.classifier.fetch", fetched)
-    monkeypatch.setattr("vitctl.cli.show.download.fetch", fetched)
+    monkeypatch.setattr("vitctl.models.weights.download.fetch", fetched)
     assert vitctl("export", "--from", pretrained, "--to", "onnx", "-o", "out").code == 0
     line = ("predict", photos.name, "--top", 1, "--format", "jsonl", *FAST)
     own = records(vitctl(*line, "--from", pretrained).out)

@@ -12,8 +12,8 @@ from PIL import Image
 
 from tests.cli.conftest import Vitctl
 from tests.conftest import TINY
-from vitctl.cli.common import launch_config
-from vitctl.cli.show.render import CONSOLE
+from vitctl.cli.run_job import launch_config
+from vitctl.cli.show.console import CONSOLE
 from vitctl.data.datasets.known_sets import DATA_SETS
 from vitctl.errors import LaunchError
 from vitctl.jobs import plan
@@ -22,6 +22,7 @@ from vitctl.launch.worker import work
 from vitctl.recipe import load
 
 SHORT = ("--set", "schedule.total_steps=6")
+FOLDER = "runs/[b16] " + "x" * 200  # is neither markup nor broken into lines
 
 
 def test_pretrain__plain_lines_a_result_and_again(vitctl: Vitctl, tiny_data: Path, tmp_path: Path) -> None:
@@ -32,7 +33,7 @@ def test_pretrain__plain_lines_a_result_and_again(vitctl: Vitctl, tiny_data: Pat
         "--data",
         tiny_data,
         "--out",
-        "runs/[b16] x",
+        FOLDER,
         *SHORT,
         "--set",
         "log.every_steps=3",
@@ -40,12 +41,12 @@ def test_pretrain__plain_lines_a_result_and_again(vitctl: Vitctl, tiny_data: Pat
     said = vitctl(*line)
     assert (said.code, said.err) == (0, "")
     lines = said.out.splitlines()
-    assert lines[0] == "run folder: runs/[b16] x"
+    assert lines[0] == f"run folder: {FOLDER}"
     assert [text.split()[1] for text in lines if text.startswith("step") and "loss" in text] == ["3/6", "6/6"]
     for word in ("lr ", "loss ", "images/s", "data-wait ", "left "):
         assert word in lines[1]
     assert any(text.startswith("accuracy ") and "of 23)" in text for text in lines)
-    assert lines[-1] == "result: runs/[b16] x/result.json"
+    assert lines[-1] == f"result: {FOLDER}/result.json"
     assert "\x1b" not in said.out
     again = vitctl(*line)
     assert again.code == 0
@@ -53,7 +54,7 @@ def test_pretrain__plain_lines_a_result_and_again(vitctl: Vitctl, tiny_data: Pat
     assert [text for text in again.out.splitlines() if text.startswith("accuracy")] == [
         text for text in lines if text.startswith("accuracy")
     ]
-    assert json.loads((tmp_path / "runs/[b16] x/result.json").read_text())["metrics"]["total"] == 23
+    assert json.loads((tmp_path / FOLDER / "result.json").read_text())["metrics"]["total"] == 23
 
 
 def test_recipe__is_read_and_checked_once(
@@ -87,15 +88,6 @@ def test_recipe__is_read_and_checked_once(
         read.clear()
     assert vitctl("resume", "runs/own").code == 0
     assert read == ["recipe.toml"] * 2
-
-
-def test_pretrain__long_paths_are_not_broken_into_lines(vitctl: Vitctl, tiny_data: Path) -> None:
-    folder = "runs/" + "x" * 200
-    said = vitctl(
-        "pretrain", "--recipe", TINY, "--data", tiny_data, "--out", folder, "--set", "schedule.total_steps=6"
-    )
-    assert f"run folder: {folder}\n" in said.out
-    assert f"result: {folder}/result.json\n" in said.out
 
 
 def test_pretrain__a_changed_recipe_does_not_go_on(vitctl: Vitctl, tiny_data: Path) -> None:
@@ -431,17 +423,15 @@ def test_as_typed__finetune_pets_from_original_files(
     assert "96x96 patches of 4 pixels" in plan.out
 
 
-def test_finetune__a_dataset_without_a_recipe_of_its_own(vitctl: Vitctl, pretrained: Path) -> None:
-    said = vitctl("finetune", "--dataset", "digits", "--from", pretrained, "--dry-run")
+@pytest.mark.parametrize(
+    ("dataset", "recipe"), [("digits", "finetune"), ("oxford_iiit_pet", "finetune_pets")]
+)
+def test_finetune__takes_the_recipe_of_the_data_set(
+    vitctl: Vitctl, pretrained: Path, dataset: str, recipe: str
+) -> None:
+    said = vitctl("finetune", "--dataset", dataset, "--from", pretrained, "--dry-run")
     assert said.code == 0
-    assert "# finetune, resolved" in said.out
-    assert "1,437 images, 10 classes" in said.out
-
-
-def test_finetune__an_alias_takes_the_recipe_of_its_data_set(vitctl: Vitctl, pretrained: Path) -> None:
-    said = vitctl("finetune", "--dataset", "oxford_iiit_pet", "--from", pretrained, "--dry-run")
-    assert said.code == 0
-    assert "# finetune_pets, resolved" in said.out
+    assert f"# {recipe}, resolved" in said.out
 
 
 def test_finetune__an_unknown_dataset(vitctl: Vitctl, pretrained: Path) -> None:

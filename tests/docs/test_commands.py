@@ -13,7 +13,7 @@ from tests.docs.conftest import PAGES, commands, find_command, write_photos
 
 # Cannot run in a test: what the words begin with or hold -> why. They are parsed.
 PARSED = {
-    r"quickstart": "tests/test_quickstart.py runs it",
+    r"quickstart": "tests/cli/test_quickstart.py runs it",
     r"bench ": "tests/cli/test_bench.py runs it, with smaller networks",
     r"doctor": "it judges the machine that the tests run on",
     r"data (prepare|check (vtab|data/pets))|.*--download": "a download",

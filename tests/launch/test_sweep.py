@@ -59,7 +59,7 @@ def test_sweep__finished_runs_are_kept_and_unfinished_ones_run(tmp_path: Path, t
     again = sweep(out, *axes)
     said = " ".join(again.output.split())  # the screen wraps where the folder's name ends
     assert "2 runs in" in said
-    assert "1 of them finished before" in said
+    assert "1 of them already finished" in said
     assert (out / "seed_0" / "result.json").stat().st_mtime_ns == before[0]
     assert (out / "seed_1" / "result.json").stat().st_mtime_ns > before[1]
     assert (out / "sweep.json").read_bytes() == table
@@ -107,7 +107,7 @@ def test_sweep__slurm_writes_a_job_for_each_run_and_submits_it(
     done = sweep(out, *axes, "--slurm", "tasks=1,time=10,submit")
     assert done.stdout.splitlines() == [f"Submitted {jobs[1]}"], done.output
     assert (
-        f"when they are done: the same command with --out {out}, without --slurm, makes the table"
+        f"to make the table when they are done: the same command with --out {out}, without --slurm"
         in done.stderr
     )
     (out / "seed_0" / "result.json").unlink()

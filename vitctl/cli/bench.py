@@ -6,8 +6,7 @@ from typing import Annotated
 import typer
 
 from vitctl.cli import completion
-from vitctl.cli.common import Data, Dataset, From, Precision, Processes, Res, Set
-from vitctl.cli.train import Synthetic
+from vitctl.cli.flags import Data, Dataset, From, Precision, Processes, Res, Set, Synthetic
 
 app = typer.Typer(
     no_args_is_help=True,

@@ -35,8 +35,8 @@ def verify(
     The run is only read. Exit codes: 0 everything that was compared is as recorded; 2 something differs or is
     not proven (the last line says which), or an error that you can fix; 1 a bug of vitctl.
     """
+    from vitctl.cli.show.console import CONSOLE
     from vitctl.cli.show.findings import FindingsScreen
-    from vitctl.cli.show.render import CONSOLE
     from vitctl.engine.identity import run_of
     from vitctl.errors import LaunchError
     from vitctl.launch.run_folder import is_running

@@ -78,10 +78,10 @@ def typed(path: object) -> str:
 
 
 def typed_command(otherwise: str) -> str:
-    """The vitctl command of this process, for a user to paste and extend; `otherwise` where another program
-    runs vitctl.
-    """
-    return shlex.join(["vitctl", *sys.argv[1:]]) if Path(sys.argv[0]).name == "vitctl" else otherwise
+    """Return the vitctl command of this process, to paste and extend; `otherwise` in another program."""
+    program = Path(sys.argv[0])
+    is_vitctl = program.name == "vitctl" or program.parts[-2:] == ("vitctl", "__main__.py")
+    return shlex.join(["vitctl", *sys.argv[1:]]) if is_vitctl else otherwise
 
 
 def csv_cell(value: object) -> object:

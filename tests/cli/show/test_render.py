@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from vitctl.cli.show.render import Screen, _line, waiting
+from vitctl.cli.show.console import waiting
+from vitctl.cli.show.render import Screen, _line
 
 TRAIN = {
     "kind": "train",

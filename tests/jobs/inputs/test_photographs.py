@@ -39,7 +39,7 @@ def test_finetune__makes_the_shards_once_and_scores_the_part_that_was_held_out(
     said = vitctl(*line)
     assert (said.code, said.err) == (0, "")
     folder = made(tmp_path)
-    assert f"PHOTOS: photographs, making their shards in {folder.relative_to(tmp_path)}" in said.out
+    assert f"PHOTOS: photos, writing their shards to {folder.relative_to(tmp_path)}" in said.out
     by_hand = vitctl("data", "shards", "PHOTOS", "by-hand")
     assert by_hand.code == 0
     shard = "train/shard-000000.tar"
@@ -47,7 +47,7 @@ def test_finetune__makes_the_shards_once_and_scores_the_part_that_was_held_out(
 
     times = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
     said = vitctl("evaluate", "--from", "runs/a", "--data", "PHOTOS", "--out", "runs/e")
-    assert said.code == 0 and "unchanged, using its shards" in said.out
+    assert said.code == 0 and "unchanged; using their shards" in said.out
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == times
     trained, scored = provenance(tmp_path / "runs/a"), provenance(tmp_path / "runs/e")
     assert trained["data_sha256"] == scored["data_sha256"]
@@ -115,7 +115,7 @@ def test_finetune__dry_run_writes_nothing(vitctl: Vitctl, pretrained: Path, tmp_
     before = sorted(tmp_path.rglob("*"))
     said = vitctl("finetune", "--from", pretrained, "--data", "PHOTOS", "--dry-run")
     assert said.code == 0
-    assert "their shards would be made in runs/shards/PHOTOS-" in said.out
+    assert "their shards would be written to runs/shards/PHOTOS-" in said.out
     assert "8 images, 2 classes" in said.out
     assert sorted(tmp_path.rglob("*")) == before
 
@@ -134,7 +134,7 @@ def test_finetune__shards_that_were_not_finished_are_made_again(
         assert vitctl(*line).code != 0
     assert not (made(tmp_path) / RECORD).exists() and not (made(tmp_path) / "train").exists()
     said = vitctl(*line)
-    assert said.code == 0 and "making their shards" in said.out
+    assert said.code == 0 and "writing their shards" in said.out
     (made(tmp_path) / RECORD).unlink()  # killed after the last split
     assert vitctl(*line).code == 0
     assert (made(tmp_path) / RECORD).exists()

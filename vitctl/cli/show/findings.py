@@ -8,7 +8,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from vitctl.cli.show.render import CONSOLE, clock
+from vitctl.cli.show.console import CONSOLE
+from vitctl.cli.show.render import clock
 from vitctl.verify.finding import FAILS, Finding
 
 _LABEL = 12

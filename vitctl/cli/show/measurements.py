@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from vitctl.cli.common import check_flags, processes_from_launcher, start_command
-from vitctl.cli.show.render import CONSOLE, show_table
+from vitctl.cli.flags import check_flags
+from vitctl.cli.run_job import processes_from_launcher, start_command
+from vitctl.cli.show.console import CONSOLE, show_table
 from vitctl.engine.preemption import die_with_parent, stop_on_signals
 from vitctl.errors import RecipeError, writing
 from vitctl.launch.environment import Member

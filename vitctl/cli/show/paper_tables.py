@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from vitctl.cli.show.render import CONSOLE, show_table
+from vitctl.cli.show.console import CONSOLE, say, show_table
 from vitctl.errors import RecipeError
 from vitctl.recipe.paper import OTHERS_SOURCES, RESULTS, VTAB_MODELS
 from vitctl.report.our_results import OurResults, our_results
@@ -19,24 +19,7 @@ from vitctl.report.paper_table import (
 )
 from vitctl.system.figures import NOT_INSTALLED, can_plot
 
-TABLES = (
-    "1",
-    "2",
-    "3",
-    "4",
-    "5",
-    "6",
-    "7",
-    "8",
-    "9",
-    "fig2",
-    "fig3",
-    "fig4",
-    "fig5",
-    "fig13",
-    "4.6",
-    "figures",
-)
+TABLES = (*"123456789", "fig2", "fig3", "fig4", "fig5", "fig13", "4.6", "figures")
 OF_TASKS = {
     "9": "Table 9: VTAB-1k by task",
     "fig2": "Figure 2: VTAB-1k by group, means of Table 9's tasks",
@@ -56,9 +39,9 @@ def show_paper_tables(
     """Print one table or all.
 
     Args:
-        number: of a table, None for all.
-        targets: columns; none: the first of each table.
-        runs: folder of our runs.
+        number: of a table; None for all.
+        targets: columns; none: the default columns of each table.
+        runs: folder of the user's runs.
         device, mfu: GPU of the GPU-days, and the share of its peak that training reaches.
         plot: the .png for a figure; None: no plot.
 
@@ -68,34 +51,31 @@ def show_paper_tables(
     gpu = find_gpu(device, mfu)
     if number is not None and number not in TABLES:
         raise RecipeError(f"there is no table '{number}' here; there are {', '.join(TABLES)}")
-    known = [
-        column for n in ([number] if number else RESULTS) if n in RESULTS for column in RESULTS[n].columns
-    ]
+    numbers = [number] if number else list(TABLES)
+    known = dict.fromkeys(column for n in numbers if n in RESULTS for column in RESULTS[n].columns)
     if wrong := [target for target in targets if target not in known]:
-        raise RecipeError(
-            f"--target {wrong[0]}: no such column; there are {', '.join(dict.fromkeys(known)) or 'none'}"
-        )
+        raise RecipeError(f"--target {wrong[0]}: no such column; there are {', '.join(known) or 'none'}")
     if plot is not None:
         _check_plot(number, plot)
     ours = our_results(runs)
-    for name in [number] if number else TABLES:
+    for name in numbers:
         if name in SETTINGS:
             _show_settings(name, gpu)
         elif name in OF_TASKS:
             _show_tasks(name, ours)
         else:
             _show_results(name, targets, ours, gpu)
+        CONSOLE.print()
     if number not in ("1", "4", *OF_TASKS):
         CONSOLE.print(
             f"GPU-days: days of one {gpu.device} at {mfu:.0%} of its bf16 peak. TPU-days: the paper's "
-            f"TPUv3-core-days. EFLOPs: 10^18 "
-            "operations of the pre-training.",
+            f"TPUv3-core-days. EFLOPs: 10^18 operations of the pre-training.",
             markup=False,
         )
     if number not in SETTINGS:
-        _say_runs(ours, runs)
+        _show_runs(ours, runs)
     if plot is not None and number is not None:
-        CONSOLE.print(f"plot: {PLOTS[number](ours, plot)}", markup=False, soft_wrap=True)
+        say(f"plot: {PLOTS[number](ours, plot)}")
 
 
 def _check_plot(number: str | None, plot: Path) -> None:
@@ -112,17 +92,17 @@ def _check_plot(number: str | None, plot: Path) -> None:
         raise RecipeError(f"--plot: {NOT_INSTALLED}")
 
 
-def _say_runs(ours: OurResults, runs: Path) -> None:
+def _show_runs(ours: OurResults, runs: Path) -> None:
     """Print what the columns "ours" show, and which runs are in none of them."""
-    say = f"ours: finished runs of these recipes, unchanged and on all of their images, under {runs}/"
     CONSOLE.print(
-        f"{say}; ± is the deviation over seeds, ours of the population; the paper does not say which.",
+        f"ours: finished runs of these recipes, unchanged and on all of their images, under {runs}/; ± is "
+        f"the deviation over seeds, ours of the population; the paper does not say which.",
         markup=False,
     )
     for run in ours.left_out[:_SHOWN_RUNS]:
-        CONSOLE.print(f"left out: {run.run} ({run.recipe}): {run.reason}", markup=False, soft_wrap=True)
+        say(f"left out: {run.run} ({run.recipe}): {run.reason}")
     if (more := len(ours.left_out) - _SHOWN_RUNS) > 0:
-        CONSOLE.print(f"left out: {more} more", markup=False)
+        say(f"left out: {more} more")
 
 
 def _show_settings(number: str, gpu: Gpu) -> None:
@@ -132,7 +112,6 @@ def _show_settings(number: str, gpu: Gpu) -> None:
     name = "model" if number == "1" else "recipe"
     header = (name, *SETTINGS[number], *cost)
     show_table(header, cells, title=_SETTINGS_TITLES[number], left=("data", "decay", "rates"))
-    CONSOLE.print()
 
 
 def _show_tasks(number: str, ours: OurResults) -> None:
@@ -147,7 +126,6 @@ def _show_tasks(number: str, ours: OurResults) -> None:
         values = [(name, *(_value(row.others[name], 1) for row in rows)) for name in others]
         show_table(("network", *(row.name for row in rows)), values)
         CONSOLE.print(OTHERS_SOURCES, markup=False)
-    CONSOLE.print()
 
 
 def _show_results(number: str, targets: tuple[str, ...], ours: OurResults, gpu: Gpu) -> None:
@@ -158,13 +136,8 @@ def _show_results(number: str, targets: tuple[str, ...], ours: OurResults, gpu: 
     has_exaflops = any(row.paper_exaflops for row in rows)
     has_days = any(row.paper_core_days for row in rows)
     is_brief = has_numbers and len(shown) > 1 and CONSOLE.width < WIDE
-    costs = [
-        "steps",
-        "EFLOPs",
-        *(("paper",) if has_exaflops else ()),
-        *(("TPU-days",) if has_days else ()),
-        "GPU-days",
-    ]
+    optional = (*(["paper"] if has_exaflops else []), *(["TPU-days"] if has_days else []))
+    costs = ["steps", "EFLOPs", *optional, "GPU-days"]
     columns = (name for target in shown for name in ((target, "ours") if has_numbers else (target,)))
     header = ("recipe", *columns, *(costs[1:2] if is_brief else costs))
     title = f"{_kind(number)} {table.caption}; top-1 in percent"
@@ -187,7 +160,8 @@ def _show_results(number: str, targets: tuple[str, ...], ours: OurResults, gpu: 
         for target, one in zip(shown, row.accuracies, strict=True):
             if one.ours is not None and one.ours.remark:
                 CONSOLE.print(f"{row.recipe}, {target}: {one.ours.remark}", markup=False)
-    CONSOLE.print()
+    if hidden := [column for column in table.columns if column not in shown]:
+        CONSOLE.print(f"more columns, with --target NAME: {', '.join(hidden)}", markup=False)
 
 
 def _kind(number: str) -> str:

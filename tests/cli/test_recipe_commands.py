@@ -7,7 +7,7 @@ import pytest
 
 from tests.cli.conftest import Vitctl
 from tests.report.conftest import finished
-from vitctl.cli.show.render import CONSOLE
+from vitctl.cli.show.console import CONSOLE
 from vitctl.recipe.load import recipe_names
 from vitctl.recipe.sweep import sweep_names
 

@@ -1,4 +1,4 @@
-"""Options that several commands share, and what is said to those that a command lacks."""
+"""The table of everyday flags, and what an unknown option suggests."""
 
 import tomllib
 from pathlib import Path
@@ -7,8 +7,22 @@ import pytest
 
 from tests.cli.conftest import Vitctl
 from tests.conftest import TINY
+from vitctl.cli.completion import RECIPE_OF
+from vitctl.cli.flags import FLAGS, Flag
+from vitctl.recipe.load import every_key
+from vitctl.recipe.schema import JOBS
 
 STEPS, WARMUP = 20, 5  # of TINY
+
+
+@pytest.mark.parametrize("row", FLAGS, ids=lambda row: f"{row.option}: {row.commands}")
+def test_flags__a_row_sets_a_key_of_every_command_that_takes_it(row: Flag) -> None:
+    keys = {row.key} | ({row.also[0]} if row.also else set())
+    for command in row.commands.split():
+        job = RECIPE_OF.get(command, command)
+        schemas = [JOBS[job]] if job in JOBS else list(JOBS.values())  # `resume`, `sweep`
+        assert any(keys <= set(every_key(schema)) for schema in schemas), command
+        assert sum(r.option == row.option and command in r.commands.split() for r in FLAGS) == 1
 
 
 @pytest.mark.parametrize(

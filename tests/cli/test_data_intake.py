@@ -161,7 +161,7 @@ def test_shards__twins_are_refused_unless_kept(vitctl: Vitctl, tmp_path: Path, n
     said = vitctl("data", "shards", "photos", "out")
     assert said.code == 2 and doubt in said.out
     assert said.err.startswith(
-        "vitctl: photos: 1 doubt(s) about classes, listed above; nothing was written; "
+        "vitctl: photos: 1 problem(s) with the classes, listed above; nothing was written"
     )
     assert vitctl("data", "shards", "photos", "out", "--keep-class", name, "--keep-class", "cat").code == 0
     assert len(open_shards(tmp_path / "out/train").class_names) == 3

@@ -60,7 +60,7 @@ def test_check__no_folder_and_no_set(vitctl: Vitctl) -> None:
     assert said.err.startswith("vitctl: dtt: no such folder; no data set is called 'dtt'; did you mean dtd")
     said = vitctl("data", "check", "some/where")
     assert said.err.startswith(
-        "vitctl: some/where: no such folder; should be a folder of shards, or a known data set"
+        "vitctl: some/where: no such folder; give a folder of shards or a known data set"
     )
 
 
@@ -88,7 +88,7 @@ def test_prepare__vtab_takes_what_is_there(vitctl: Vitctl, root: Path) -> None:
     said = vitctl("data", "prepare", "vtab")
     assert (said.code, said.err) == (
         2,
-        "vitctl: nothing of VTAB is in data/originals; see `vitctl data list`\n",
+        "vitctl: data/originals: holds no data set of VTAB; see `vitctl data list`\n",
     )
 
 

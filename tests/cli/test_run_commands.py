@@ -13,7 +13,7 @@ import pytest
 from tests.cli.conftest import Vitctl
 from tests.launch.conftest import lock_held
 from tests.report.conftest import made_up
-from vitctl.cli.show import runs as shown
+from vitctl.cli.show import run_views as shown
 from vitctl.engine.journal import append_record
 from vitctl.jobs.record.result import RunResult, write_result
 
@@ -44,7 +44,7 @@ def test_report__errors_are_one_line(vitctl: Vitctl, finished: Path, tmp_path: P
     assert said.err.startswith("vitctl: ") and said.err.count("\n") == 1
 
 
-def test_runs__lists_them(vitctl: Vitctl, finished: Path) -> None:
+def test_runs__lists_them(vitctl: Vitctl, finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = vitctl("runs").out
     assert "run  recipe  state  step  result" in out
     assert "a    smoke   done     40  50.00%" in out
@@ -52,6 +52,9 @@ def test_runs__lists_them(vitctl: Vitctl, finished: Path) -> None:
     with lock_held(finished):
         assert "running" in vitctl("runs").out
     assert vitctl("runs", "--in", finished).out == f"no runs in {finished}\n"
+    monkeypatch.chdir(finished)
+    said = vitctl("runs", "list")
+    assert (said.code, said.out) == (0, "no runs in runs yet; to make one: vitctl pretrain --recipe smoke\n")
     assert (
         vitctl("runs", "--in", "gone").err
         == "vitctl: gone: no such folder; give the folder of the runs with --in\n"
@@ -103,7 +106,7 @@ def test_clean__asks_first(vitctl: Vitctl, pretrained: Path, tmp_path: Path) -> 
     assert len(before) > 1
     refused = vitctl("runs", "clean")
     assert refused.code == 2
-    assert "nobody can be asked here; add --yes" in refused.err
+    assert "there is no terminal to answer on; add --yes" in refused.err
     assert sorted((run / "checkpoints").iterdir()) == before
     with lock_held(run):
         assert f"not touched: {Path('runs/a')} is running" in vitctl("runs", "clean", "--yes").out

@@ -2,7 +2,7 @@
 
 import pytest
 
-from vitctl.cli.show.curve import draw_curve
+from vitctl.cli.show.run_views import draw_curve
 
 
 def dots(lines: list[str], width: int) -> set[tuple[int, int]]:

@@ -1,4 +1,4 @@
-"""The quickstart itself, once: pre-training must visibly help, and everything it promises must lie there."""
+"""The quickstart once, where pre-training must visibly help and every promised file must exist; the doctor."""
 
 import json
 from pathlib import Path
@@ -6,8 +6,11 @@ from pathlib import Path
 import onnx
 import pytest
 
+from tests.cli.conftest import Vitctl
 from vitctl.cli import quickstart
 from vitctl.errors import DataError
+from vitctl.launch import doctor
+from vitctl.launch.doctor import Finding
 from vitctl.models.weights.weights_file import read_weights
 from vitctl.recipe.load import Loaded
 
@@ -23,18 +26,13 @@ def test_quickstart__fine_tuned_beats_scratch_beats_majority(
         for row in quickstart.run_quickstart(out, seed)
     }
     assert list(rows)[:4] == ["shards", "pretrain", "fewshot", "finetune"]
-    fine = rows["finetune"]
-    assert fine.accuracy is not None
-    assert fine.scratch is not None
-    assert fine.majority is not None
-    assert fine.accuracy > fine.scratch + 0.05
-    assert fine.scratch > fine.majority + 0.05
-    pretrained, few = rows["pretrain"], rows["fewshot"]
-    assert pretrained.accuracy is not None
-    assert pretrained.accuracy > 0.2
-    assert few.accuracy is not None
-    assert few.scratch is not None
-    assert few.accuracy > few.scratch
+    (trained, scratch), majority = rows["finetune"].accuracies, rows["finetune"].majority
+    assert majority is not None
+    assert trained > scratch + 0.05
+    assert scratch > majority + 0.05
+    assert rows["pretrain"].accuracies[0] > 0.2
+    trained, scratch = rows["fewshot"].accuracies
+    assert trained > scratch
     assert sum(row.step == "vtab" for row in quickstart.run_quickstart(out, seed)) == len(quickstart.TASKS)
     result = json.loads((out / "export" / "result.json").read_text())
     model = onnx.load(result["files"]["onnx"])
@@ -74,7 +72,7 @@ def test_quickstart__every_recipe_of_it_computes_in_float32(
         seen.append(f"{loaded.recipe.job} {loaded.recipe.machine.precision}")
         raise DataError("no further")
 
-    monkeypatch.setattr(quickstart, "prepare_run", prepare)
+    monkeypatch.setattr("vitctl.launch.prepare.prepare_run", prepare)
     step = quickstart._Steps(tmp_path, 0)
     for folder, recipe in (
         ("a", "quickstart"),
@@ -84,7 +82,7 @@ def test_quickstart__every_recipe_of_it_computes_in_float32(
         ("e", "export"),
     ):
         with pytest.raises(DataError):
-            step(folder, recipe)
+            step.run(folder, recipe)
     assert seen == [f"{job} float32" for job in ("pretrain", "fewshot", "finetune", "vtab", "export")]
 
 
@@ -95,8 +93,37 @@ def test_quickstart__its_table_fits_80_columns(capsys: pytest.CaptureFixture[str
         "shapes-location, 1,000 images",
         "ONNX, safetensors, within 1e-06",
     )
-    rows = [quickstart.Row("pretrain", text, 1.0, 1.0, 1.0, 1000) for text in what]
-    quickstart._close(rows, tmp_path)
+    rows = [quickstart.Row("pretrain", text, 1000, (1.0, 1.0), 1.0) for text in what]
+    quickstart._print_end(rows, tmp_path)
     table = capsys.readouterr().out.split("seconds in all")[0].strip().splitlines()[:5]
     assert max(map(len, table)) <= 80
     assert [line.split()[-1] for line in table] == ["seconds", *["1000"] * 4]
+
+
+def test_doctor__exits_2_when_something_needs_attention(
+    vitctl: Vitctl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        doctor, "run_checks", lambda: [Finding(True, "torch", "2"), Finding(False, "disk", "[full]")]
+    )
+    said = vitctl("doctor")
+    assert said.code == 2
+    assert "[full]" in said.out
+    assert "1 of 2 need attention" in said.out
+    monkeypatch.setattr(doctor, "run_checks", lambda: [Finding(True, "torch", "2")])
+    said = vitctl("doctor")
+    assert (said.code, said.out.splitlines()[-1]) == (0, "all is well")
+
+
+def test_quickstart__stopped_says_how_to_continue(vitctl: Vitctl, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(_out: Path, _seed: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("vitctl.cli.quickstart.run_quickstart", stopped)
+    monkeypatch.setattr("os.getloadavg", lambda: (1000.0, 0.0, 0.0))
+    said = vitctl("quickstart", "--out", "q", "--seed", 1)
+    assert (said.code, said.err) == (
+        3,
+        "vitctl: stopped; continue with: vitctl quickstart --out q --seed 1\n",
+    )
+    assert "this machine is busy (load 1000.0 on " in said.out

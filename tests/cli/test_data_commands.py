@@ -294,12 +294,12 @@ def test_dedup__shows_then_leaves_out(vitctl: Vitctl, tmp_path: Path) -> None:
     said = vitctl(*line)
     assert (said.code, said.err) == (0, "")
     assert "5 of 6 images of out/train are in a test set; report: report" in said.out
-    assert "nothing was left out; check the pairs" in said.out
+    assert "nothing was excluded; check the pairs" in said.out
     assert (tmp_path / "report/matches.csv").exists() and (tmp_path / "report/pairs_000.png").exists()
     assert len(open_shards(tmp_path / "out/train")) == 6
     said = vitctl(*line, "--apply")
     assert (
-        "5 images are left out from now on; remove out/train/excluded.json to include them again" in said.out
+        "5 images are excluded from now on; remove out/train/excluded.json to include them again" in said.out
     )
     assert "report: report-2" in said.out and (tmp_path / "report-2/matches.csv").exists()
     source = open_shards(tmp_path / "out/train")

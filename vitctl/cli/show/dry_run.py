@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, cast
 
 from rich.markup import escape
 
-from vitctl.cli.show.render import CONSOLE, show_table
+from vitctl.cli.show.console import CONSOLE, show_table
 from vitctl.launch.command import LaunchConfig, launch_line
 from vitctl.models.configs import Config, HybridConfig, ResNetConfig, ViTConfig
 from vitctl.models.hardware import PEAK_TFLOPS
