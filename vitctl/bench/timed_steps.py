@@ -178,7 +178,7 @@ def timed(trainer: Trainer, clock: Clock) -> Trainer:
     )
     copied.probe_every = 0
     copied.objective, copied.gradients = timed_objective, _TimedGradients(trainer.gradients, clock)
-    copied.update = timed_update  # type: ignore[method-assign]
+    vars(copied)["update"] = timed_update
     copied.start_state()
     return copied
 

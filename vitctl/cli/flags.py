@@ -321,7 +321,7 @@ def takes_flags(function: Callable[..., None]) -> Callable[..., None]:
             flags |= row.values(values.pop(name))
         function(flags=flags, **values)
 
-    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    vars(command)["__signature__"] = inspect.Signature(parameters)
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return command
 
