@@ -81,7 +81,7 @@ def test_user_errors__exit_2_in_one_line_without_a_traceback(
 
 
 def test_a_bug__is_not_hidden(vitctl: Vitctl, tiny_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: object) -> None:
+    def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("a bug")
 
     monkeypatch.setattr(jobs, "pretrain", broken)
@@ -95,7 +95,7 @@ def test_a_bug__is_not_hidden(vitctl: Vitctl, tiny_data: Path, monkeypatch: pyte
 
 
 def test_an_interrupt__is_a_stop(vitctl: Vitctl, tiny_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: object) -> None:
+    def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(jobs, "pretrain", interrupted)

@@ -100,8 +100,8 @@ def test_export__unknown_format(vitctl: Vitctl, pretrained: Path) -> None:
     assert said.code == 2
     assert (
         said.err
-        == "vitctl: export.to: tflite cannot be written; choose from onnx, safetensors, google, timm, hf, "
-        "torchvision, pt2\n"
+        == "vitctl: --to: export.to: tflite cannot be written; choose from onnx, pt2, safetensors, timm, hf, "
+        "torchvision, google\n"
     )
 
 
