@@ -15,7 +15,7 @@ MOVES = {
     "engine/checkpoint/files.py:set_aside_after": "a folder gets another name",
     "engine/checkpoint/files.py:remove_folders": "a folder gets another name, and goes",
     "export/export.py:_write_verified": "verified files take their place",
-    "models/weights/download.py:fetch": "it goes on where an earlier download stopped, so that the "
+    "models/weights/download.py:_download": "it resumes where an earlier download stopped, so that the "
     "unfinished file has one name",
 }
 # What opens a file for writing other than the file that `atomic_write` gave, called `aside`, or with

@@ -95,15 +95,15 @@ def index_addresses(
     scans, shards = [], []
     for url, name in zip(urls, names, strict=True):
         with tempfile.TemporaryDirectory(prefix=".shard.", suffix=".partial", dir=out) as folder:
-            copy = Path(folder) / "shard.tar"
+            aside = Path(folder) / "shard.tar"
             try:
-                with copy.open("xb") as file:
+                with aside.open("xb") as file:
                     file.writelines(bounded(url, SHARD.limit))
-                scan = read_shard(copy, members)
+                scan = read_shard(aside, members)
             except DataError as error:
-                raise DataError(str(error).replace(str(copy), url)) from None
+                raise DataError(str(error).replace(str(aside), url)) from None
             scans.append(scan)
-            shards.append(Shard(name, len(scan.rows), copy.stat().st_size, scan.sha256, url))
+            shards.append(Shard(name, len(scan.rows), aside.stat().st_size, scan.sha256, url))
         if progress:
             progress(len(scans), len(urls))
     return _write(out, shards, scans, class_names, source, members)
