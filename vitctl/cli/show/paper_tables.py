@@ -116,14 +116,12 @@ def _show_settings(number: str, gpu: Gpu) -> None:
 
 def _show_tasks(number: str, ours: OurResults) -> None:
     rows = task_rows(number, ours)
-    header = (
-        "task" if number == "9" else "group",
-        *(name for column in VTAB_MODELS for name in (column, "ours")),
-    )
+    columns = (name for column in VTAB_MODELS for name in (column, "ours"))
     cells = [(row.name, *(text for one in row.accuracies for text in _pair(one, 1))) for row in rows]
-    show_table(header, cells, title=f"{OF_TASKS[number]}; top-1 in percent")
+    title = f"{OF_TASKS[number]}; top-1 in percent"
+    show_table(("task" if number == "9" else "group", *columns), cells, title=title)
     if others := rows[0].others:
-        values = [(name, *(_value(row.others[name], 1) for row in rows)) for name in others]
+        values = [(name, *(_percent(row.others[name], None, 1) for row in rows)) for name in others]
         show_table(("network", *(row.name for row in rows)), values)
         CONSOLE.print(OTHERS_SOURCES, markup=False)
 
@@ -133,29 +131,23 @@ def _show_results(number: str, targets: tuple[str, ...], ours: OurResults, gpu: 
     shown = tuple(t for t in targets if t in table.columns) or table.shown or table.columns[:1]
     rows = result_rows(number, shown, ours, gpu)
     has_numbers = any(one.paper is not None for row in rows for one in row.accuracies)
-    has_exaflops = any(row.paper_exaflops for row in rows)
-    has_days = any(row.paper_core_days for row in rows)
-    is_brief = has_numbers and len(shown) > 1 and CONSOLE.width < WIDE
-    optional = (*(["paper"] if has_exaflops else []), *(["TPU-days"] if has_days else []))
-    costs = ["steps", "EFLOPs", *optional, "GPU-days"]
+    all_costs = [_costs(row) for row in rows]
+    costs = [name for name in all_costs[0] if name not in _OPTIONAL or any(c[name] != "-" for c in all_costs)]
+    if has_numbers and len(shown) > 1 and CONSOLE.width < WIDE:
+        costs = ["EFLOPs"]
     columns = (name for target in shown for name in ((target, "ours") if has_numbers else (target,)))
-    header = ("recipe", *columns, *(costs[1:2] if is_brief else costs))
-    title = f"{_kind(number)} {table.caption}; top-1 in percent"
-    cells = []
-    for row in rows:
-        accuracies = [text for one in row.accuracies for text in _pair(one, 2)[0 if has_numbers else 1 :]]
-        cost = _costs(row, has_exaflops, has_days)
-        cells.append((row.recipe, *accuracies, *(cost[1:2] if is_brief else cost)))
+    cells: list[tuple[str, ...]] = []
+    for row, cost in zip(rows, all_costs, strict=True):
+        accuracies = (text for one in row.accuracies for text in _pair(one, 2)[0 if has_numbers else 1 :])
+        cells.append((row.recipe, *accuracies, *(cost[name] for name in costs)))
     for name, values in table.others.items():
         known = dict(zip(table.columns, values, strict=True))
+        texts = ("-" if known[target] is None else f"{known[target]:g}" for target in shown)
+        accuracies = (text for paper in texts for text in (paper, "-"))
         known_costs = {"TPU-days": _short(table.core_days.get(name))}
-        accuracies = [
-            text for target in shown for text in ("-" if known[target] is None else f"{known[target]:g}", "-")
-        ]
-        cells.append(
-            (name, *accuracies, *(known_costs.get(column, "-") for column in header[len(accuracies) + 1 :]))
-        )
-    show_table(header, cells, title=title)
+        cells.append((name, *accuracies, *(known_costs.get(cost, "-") for cost in costs)))
+    title = f"{_kind(number)} {table.caption}; top-1 in percent"
+    show_table(("recipe", *columns, *costs), cells, title=title)
     for row in rows:
         for target, one in zip(shown, row.accuracies, strict=True):
             if one.ours is not None and one.ours.remark:
@@ -172,30 +164,34 @@ def _kind(number: str) -> str:
     return f"{'Section' if '.' in number else 'Table'} {number}:"
 
 
-def _costs(row: ResultRow, has_exaflops: bool, has_days: bool) -> list[str]:
+_OPTIONAL = ("paper", "TPU-days")  # costs that the paper gives for some tables
+
+
+def _costs(row: ResultRow) -> dict[str, str]:
     steps = row.cost.steps
-    costs = [f"{steps:,}" if CONSOLE.width >= WIDE else f"{steps / 1000:,.0f}k", _short(row.cost.exaflops)]
-    costs += [_short(row.paper_exaflops)] if has_exaflops else []
-    costs += [_short(row.paper_core_days)] if has_days else []
-    return [*costs, _short(row.cost.gpu_days)]
+    return {
+        "steps": f"{steps:,}" if CONSOLE.width >= WIDE else f"{steps / 1000:,.0f}k",
+        "EFLOPs": _short(row.cost.exaflops),
+        "paper": _short(row.paper_exaflops),
+        "TPU-days": _short(row.paper_core_days),
+        "GPU-days": _short(row.cost.gpu_days),
+    }
 
 
 def _pair(one: Accuracy, digits: int) -> tuple[str, str]:
-    """The paper's accuracy and ours as text."""
-    paper = _value(one.paper, digits, one.deviation)
-    return paper, _with_deviation(one.ours.mean, one.ours.std, digits) if one.ours is not None else "not run"
+    """Return the paper's accuracy and ours as text."""
+    paper = _percent(one.paper, one.deviation, digits)
+    return paper, _percent(one.ours.mean, one.ours.std, digits) if one.ours else "not run"
 
 
-def _value(value: float | None, digits: int, deviation: float | None = None) -> str:
-    return "-" if value is None else _with_deviation(value, deviation, digits)
-
-
-def _with_deviation(value: float, deviation: float | None, digits: int) -> str:
+def _percent(value: float | None, deviation: float | None, digits: int) -> str:
+    if value is None:
+        return "-"
     return f"{value:.{digits}f}" + (f"±{deviation:.{digits}f}" if deviation is not None else "")
 
 
 def _short(value: float | None) -> str:
-    """Three digits, and no exponent."""
+    """Format a cost with three digits and no exponent."""
     if value is None:
         return "-"
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -191,50 +191,43 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minute:02d}:{second:02d}" if hours else f"{minute}:{second:02d}"
 
 
+# Kind of a record -> its line; other kinds are not shown.
+_LINES = {
+    "progress": "{what}: {done:,} of {total:,} images",
+    "evaluate": "step {step}  accuracy {accuracy:.2%} ({correct:,} of {total:,})",
+    "weights": "weights: {path} ({text})",
+    "resume": "resuming from step {step} of {total_steps}",
+    "node": "{text}",
+    "compile": "compiled in {seconds:.1f} s",
+    "data": "data: {text}",
+    "warning": "warning: {text}",
+    "fewshot": "{shots}-shot accuracy {accuracy:.2%}",
+    "setting": "lr {lr:g}, {total_steps:,} steps: mean on the validation images {accuracy:.2%}",
+    "task": "{task}  accuracy {accuracy:.2%}",
+    "export": "{path}: verified, largest difference {difference:.1e} of the logits' deviation",
+}
+_LABELS = "{labels} labels: accuracy {accuracy:.2%} ({correct:,} of {total:,}), top-5 {top5_accuracy:.2%}"
+_STEP = "loss {loss:.4f}  {images_per_second:,.0f} images/s  data-wait {data_wait:.0%}"
+
+
 def _line(record: Mapping[str, Any]) -> str:
     """Return a record as one plain line; "" for records that are not shown."""
-    match record.get("kind", ""):
-        case "train" | "now" if "loss" in record:
-            left = _seconds_left(record) or 0.0
-            epoch = f"epoch {record['epoch']:.2f}  " if "epoch" in record else ""
-            mfu = f"  MFU {record['mfu']:.0%}" if record.get("mfu") else ""
-            bad = f"  bad {record['num_bad']}" if record["num_bad"] else ""
-            speed = f"{record['images_per_second']:,.0f} images/s  data-wait {record['data_wait']:.0%}"
-            return (
-                f"step {record['step']}/{record['total_steps']}  {epoch}lr {record['lr']:.3g}  "
-                f"loss {record['loss']:.4f}  {speed}{mfu}{bad}  left {left:,.0f} s"
-            )
-        case "evaluate" if "labels" in record:
-            return f"{record['labels']} labels: accuracy {_hits(record)}, top-5 {record['top5_accuracy']:.2%}"
-        case "evaluate":
-            return f"step {record['step']}  accuracy {_hits(record)}"
-        case "progress":
-            return f"{record['what']}: {record['done']:,} of {record['total']:,} images"
-        case "weights":
-            return f"weights: {record['path']} ({record['text']})"
-        case "resume":
-            return f"resuming from step {record['step']} of {record['total_steps']}"
-        case "node":
-            return str(record["text"])
-        case "compile":
-            return f"compiled in {record['seconds']:.1f} s"
-        case "data":
-            return f"data: {record['text']}"
-        case "warning":
-            return f"warning: {record['text']}"
-        case "fewshot":
-            step = f"step {record['step']}  " if record["step"] else ""
-            return f"{step}{record['shots']}-shot accuracy {record['accuracy']:.2%}"
-        case "setting":
-            setting = f"lr {record['lr']:g}, {record['total_steps']:,} steps"
-            return f"{setting}: mean on the validation images {record['accuracy']:.2%}"
-        case "task":
-            return f"{record['task']}  accuracy {record['accuracy']:.2%}"
-        case "export":
-            notes = "".join(f"\n  note: {note}" for note in record["notes"])
-            difference = f"largest difference {record['difference']:.1e} of the logits' deviation"
-            return f"{record['path']}: verified, {difference}{notes}"
-    return ""
+    kind = record.get("kind", "")
+    if kind in ("train", "now") and "loss" in record:
+        parts = (
+            f"step {record['step']}/{record['total_steps']}",
+            f"epoch {record['epoch']:.2f}" if "epoch" in record else "",
+            f"lr {record['lr']:.3g}",
+            _STEP.format(**record),
+            f"MFU {record['mfu']:.0%}" if record.get("mfu") else "",
+            f"bad {record['num_bad']}" if record["num_bad"] else "",
+            f"left {_seconds_left(record) or 0.0:,.0f} s",
+        )
+        return "  ".join(filter(None, parts))
+    step = f"step {record['step']}  " if kind == "fewshot" and record["step"] else ""
+    notes = "".join(f"\n  note: {note}" for note in record["notes"]) if kind == "export" else ""
+    line = _LABELS if kind == "evaluate" and "labels" in record else _LINES.get(kind, "")
+    return step + line.format(**record) + notes
 
 
 def _hits(numbers: Mapping[str, Any]) -> str:
