@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from vitctl.cli.app import app
 from vitctl.data.datasets.known_sets import DATA_SETS
-from vitctl.export.export_formats import FORMATS
+from vitctl.recipe.export_formats import FORMATS
 from vitctl.recipe.load import every_key, load_recipe, recipe_names
 from vitctl.recipe.schema import Pretrain
 

@@ -15,9 +15,9 @@ import torch
 from tests.trained import Job, do
 from vitctl.errors import CheckpointError, RecipeError
 from vitctl.export import graph_files
-from vitctl.export.export_formats import FORMATS, formats_table
 from vitctl.jobs.inputs.weights import find_weights, loaded_model
 from vitctl.models.weights.weights_file import read_weights, weights_digest
+from vitctl.recipe.export_formats import FORMATS, formats_table
 
 
 @pytest.fixture(scope="module")

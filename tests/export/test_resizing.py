@@ -21,12 +21,12 @@ from vitctl.data.datasets.readers.arrays import encode_png
 from vitctl.data.images.transforms import EvalTransform
 from vitctl.data.writer.items import Item
 from vitctl.data.writer.write import write_split
-from vitctl.export.export_formats import FORMATS, readers_transform
 from vitctl.export.resizing import stored_transform
 from vitctl.jobs.inputs.weights import find_weights, loaded_model
 from vitctl.models.build import Model, build
 from vitctl.models.variants import variant
 from vitctl.models.weights.weights_file import save_weights
+from vitctl.recipe.export_formats import FORMATS, readers_transform
 from vitctl.recipe.load import Override, load_recipe
 from vitctl.recipe.write import to_toml
 

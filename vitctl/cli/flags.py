@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vitctl.cli import completion
-from vitctl.export.export_formats import FORMATS, formats_in_words
+from vitctl.recipe.export_formats import FORMATS, formats_in_words
 
 if TYPE_CHECKING:
     from vitctl.recipe.load import Override

@@ -33,7 +33,7 @@ from vitctl.cli.run_job import (
     write_slurm_job,
 )
 from vitctl.engine.run_files import RECIPE
-from vitctl.export.export_formats import FORMATS
+from vitctl.recipe.export_formats import FORMATS
 from vitctl.system.screen import ignore_output_errors
 from vitctl.system.text import typed
 

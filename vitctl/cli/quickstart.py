@@ -9,15 +9,6 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from vitctl.cli.show.console import show_table
-from vitctl.cli.show.render import Screen
-from vitctl.data.datasets.catalog import find_data_set, open_split, write_data_set
-from vitctl.engine.run_files import FEATURES
-from vitctl.errors import writing
-from vitctl.launch.launcher import launch
-from vitctl.launch.prepare import prepare_run
-from vitctl.launch.run_folder import check_not_foreign
-from vitctl.recipe.load import Override, load_recipe
 from vitctl.system.screen import ignore_output_errors
 from vitctl.system.text import typed
 
@@ -56,7 +47,7 @@ class Row(NamedTuple):
 
 def doctor() -> None:
     """Check this installation and this machine, and show what training would use."""
-    from vitctl.cli.show.console import say
+    from vitctl.cli.show.console import say, show_table
     from vitctl.launch.doctor import run_checks
 
     findings = run_checks()
@@ -102,6 +93,8 @@ def run_quickstart(out: Path, seed: int) -> list[Row]:
     Raises:
         KeyboardInterrupt: stopped by a signal; all finished steps are kept.
     """
+    from vitctl.engine.run_files import FEATURES
+    from vitctl.launch.run_folder import check_not_foreign
 
     check_not_foreign(out, (*FOLDERS, FEATURES, PAGE), what="a quickstart")
     steps = _Steps(out, seed)
@@ -153,6 +146,7 @@ class _Steps:
 
     def shards(self) -> Row:
         """Write the shards of all data sets."""
+        from vitctl.data.datasets.catalog import find_data_set, write_data_set
         from vitctl.errors import writing
 
         began, images = self._begin(f"shards of {', '.join(SETS)}"), 0
@@ -165,6 +159,10 @@ class _Steps:
 
     def run(self, folder: str, recipe: str, **values: Any) -> tuple[Mapping[str, Any], float]:
         """Run a recipe with some values in a folder. Return its result and its seconds."""
+        from vitctl.cli.show.render import Screen
+        from vitctl.launch.launcher import launch
+        from vitctl.launch.prepare import prepare_run
+        from vitctl.recipe.load import Override, load_recipe
 
         began = self._begin(folder)
         run_dir = self.out / folder
@@ -189,6 +187,7 @@ class _Steps:
 
     def report(self) -> Row:
         """Write the report of all runs."""
+        from vitctl.errors import writing
         from vitctl.report.html_report import write_report
 
         began, page = self._begin("report"), self.out / PAGE
@@ -200,12 +199,14 @@ class _Steps:
         """Return the accuracy of always predicting the most frequent class of the test split."""
         import numpy as np
 
+        from vitctl.data.datasets.catalog import open_split
+
         labels = open_split("test", dataset=dataset, root=str(self.out / "data")).labels()
         return float(np.bincount(labels).max() / len(labels))
 
 
 def _print_end(rows: list[Row], out: Path) -> None:
-    from vitctl.cli.show.console import say
+    from vitctl.cli.show.console import say, show_table
 
     cells = []
     for row in rows:

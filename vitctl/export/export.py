@@ -17,13 +17,13 @@ from vitctl.engine.computation import Kernels, use_kernels, versions
 from vitctl.engine.journal import LOG, Journal, Report, silent
 from vitctl.engine.preemption import StopFlag, Stopped
 from vitctl.errors import CheckpointError, RecipeError
-from vitctl.export.export_formats import FORMATS, ExportFormat
 from vitctl.export.graph import Raw
 from vitctl.export.proof import TOLERANCE, GivenImages, Score, agree, compare, run_model, score
 from vitctl.export.resizing import Resizing, ResizingCheck, stored_transform
 from vitctl.jobs.inputs.weights import FoundWeights, loaded_model, weights_of
 from vitctl.jobs.provenance import weights_scored
 from vitctl.jobs.record.result import RunResult, data_used
+from vitctl.recipe.export_formats import FORMATS, ExportFormat
 from vitctl.recipe.schema import ExportRecipe
 from vitctl.recipe.sections import Export
 from vitctl.system.files import atomic_write, flush

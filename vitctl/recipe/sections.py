@@ -18,8 +18,8 @@ from pydantic import (
     model_validator,
 )
 
-from vitctl.export.export_formats import FORMATS, check_options, formats_in_words
 from vitctl.models.weights.meta import HALF, LARGEST, SMALLEST
+from vitctl.recipe.export_formats import FORMATS, check_options, formats_in_words
 
 MOST_NUMBER = 10**12
 

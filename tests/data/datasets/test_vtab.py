@@ -67,7 +67,7 @@ def test_vtab__a_thousand_images_apart_from_the_test(task: VtabTask) -> None:
     (train,), (validation,), (test,) = (
         resolve(split, sizes) for split in (task.train800, task.val200, task.test)
     )
-    assert train == ("train", 0, 800)
+    assert (train.split, train.start, train.stop) == ("train", 0, 800)
     assert validation.stop - validation.start == 200
     assert resolve(task.train, sizes) == [train, validation]
     for part in (train, validation):
