@@ -34,7 +34,6 @@ FLOORS = {
     "report": 13,
     "verify": 12,
     "export": 12,
-    "export/export_formats": 9,  # a table that recipes and commands read; it names writers, and imports none
     "bench": 12,
     "jobs": 11,
     "recipe": 8,

@@ -139,7 +139,7 @@ def straight(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 MOMENTS: dict[str, tuple[Moment, signal.Signals]] = {
-    "start-up, data": ((pretrain, "open_training_images", 1), TERM),
+    "start-up, data": ((pretrain, "sampling_notes", 1), TERM),
     "start-up, model": ((pretrain, "build", 1), INT),
     "start-up, folder": ((agreement, "newest_checkpoint", 1), USR1),
     "compile": ((step.TrainStep, "warm_up", 1), USR1),
