@@ -93,8 +93,8 @@ def narrow(
 
 
 def layer_of(node: onnx.NodeProto) -> str:
-    """The module of the network that a node belongs to, as in its state dictionary; "" before and after the
-    network.
+    """Return the module of the network that a node belongs to, as in its state dictionary; "" before and
+    after the network.
     """
     scopes = next((entry.value for entry in node.metadata_props if entry.key == _MODULES), "")
     modules = re.findall(r"'([^']*)'", scopes)[:-1]
@@ -102,7 +102,7 @@ def layer_of(node: onnx.NodeProto) -> str:
 
 
 def _in_network(name: str) -> str:
-    """A name in the graph as the network itself calls it."""
+    """Return a name in the graph as the network itself calls it."""
     for scope in SCOPES:
         name = name.removeprefix(scope)
     return name.removeprefix(".")

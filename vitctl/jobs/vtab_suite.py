@@ -121,8 +121,8 @@ def vtab(
 def _best_setting(
     context: SuiteContext, data: Sequence[TaskData], journal: Journal
 ) -> tuple[Setting, list[dict[str, Any]]]:
-    """The setting of the best mean accuracy over the validation images of all tasks, the first of equals; and
-    all of them.
+    """Return the setting of the best mean accuracy over the validation images of all tasks, the first of
+    equals; and all of them.
     """
     tried = settings(context.recipe)
     if len(tried) == 1:
@@ -180,7 +180,7 @@ def _images(context: SuiteContext, data: TaskData) -> dict[str, Any]:
 
 
 def chosen_tasks(recipe: Vtab) -> list[VtabTask]:
-    """The rows of vtab.suite that vtab.tasks names, or all.
+    """Return the rows of vtab.suite that vtab.tasks names, or all.
 
     Raises RecipeError on a name that the suite lacks.
     """
@@ -262,7 +262,7 @@ def group_means(tasks: Sequence[VtabTask], means: Mapping[str, float]) -> dict[s
 
 
 def write_vtab_table(path: Path, metrics: Mapping[str, Any]) -> None:
-    """The table as CSV, a row per task, per group and for the means; whole or not at all.
+    """Return the table as CSV, a row per task, per group and for the means; whole or not at all.
 
     Accuracies are shares 0..1.
     """
@@ -291,11 +291,11 @@ def write_vtab_table(path: Path, metrics: Mapping[str, Any]) -> None:
 
 
 def _label(metrics: Mapping[str, Any]) -> str:
-    """What the last row is the mean of; a table of some of the tasks, or of other images, says so."""
-    said = ["partial"] if metrics["partial"] else []
+    """Return what the last row is the mean of; a table of some of the tasks, or of other images, says so."""
+    words = ["partial"] if metrics["partial"] else []
     if metrics["copies"]:
-        said.append(f"{len(metrics['copies'])} not as published")
-    return f"mean of {len(metrics['tasks'])} tasks" + (f" ({', '.join(said)})" if said else "")
+        words.append(f"{len(metrics['copies'])} not as published")
+    return f"mean of {len(metrics['tasks'])} tasks" + (f" ({', '.join(words)})" if words else "")
 
 
 def _row(data: TaskData, scores: Sequence[Score]) -> dict[str, Any]:
