@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnxruntime.quantization import CalibrationDataReader, QuantFormat, create_calibrator, quantize_static
+from onnxruntime.quantization import QuantFormat, create_calibrator, quantize_static
 from onnxruntime.transformers.float16 import convert_float_to_float16
 from torch import Tensor
 
@@ -22,7 +22,7 @@ _MODULES = "pkg.torch.onnx.name_scopes"  # of a node: the modules that it lies i
 _QUANTISED = ["Conv", "Gemm", "MatMul"]
 
 
-class _Reader(CalibrationDataReader):  # type: ignore[misc]
+class _Reader:
     """The user's images one batch after the other, as onnxruntime asks for them."""
 
     def __init__(self, inputs: Iterable[Tensor]) -> None:
