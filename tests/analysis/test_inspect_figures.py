@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from vitctl.analysis.attention import AttentionLayer
+from vitctl.analysis.attention_maps import AttentionLayer
 from vitctl.analysis.inspect_figures import (
     Heading,
     Panel,

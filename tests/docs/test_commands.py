@@ -25,7 +25,7 @@ PARSED = {
     r"resume .*--allow": "trains for hours",
     r"evaluate --from weights.bin": "needs weights of B/16",
     r".*,submit$": "needs Slurm",
-    r"export .*--to (timm|google)": "needs a model that fits these formats: tests/jobs/test_export_peers.py",
+    r"export .*--to (timm|google)": "needs a model that fits these formats: tests/export/test_weights_folder.py",
     r"export .*--(to pt2|int8)": "tests of exports run them",
     r"inspect .*quickstart": "needs a finished quickstart",
     r"runs (tail|clean)": "tests of runs run them, with a run that goes on and with somebody to ask",

@@ -58,6 +58,12 @@ def pixels(number: int) -> np.ndarray:
     return np.clip(coarse[:height, :width] + rng.normal(0, 20, (height, width, 3)), 0, 255).astype(np.uint8)
 
 
+def normalised(images: np.ndarray | torch.Tensor) -> torch.Tensor:
+    """uint8 images [..., 3, S, S] as a network takes them, by hand."""
+    mean, std = (torch.tensor(PREPROCESSING[name]).view(3, 1, 1) for name in ("mean", "std"))
+    return (torch.as_tensor(images).float() / 255 - mean) / std
+
+
 def network(family: str, change: Change = unchanged) -> Model:
     """A tiny network of a family, in evaluation mode, whose answers differ between images."""
     model = build(replace(TINY[family], image_size=32), seed=0)

@@ -8,14 +8,12 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 import torch
 
 from tests.trained import Job, do
 from vitctl.errors import CheckpointError, RecipeError
 from vitctl.export import graph_files
-from vitctl.jobs.inputs.weights import find_weights, loaded_model
 from vitctl.models.weights.weights_file import read_weights, weights_digest
 from vitctl.recipe.export_formats import FORMATS, formats_table
 
@@ -39,28 +37,6 @@ def test_export__both_files_agree_and_are_named(exported: tuple[dict[str, Any], 
         "model.py",
         "model.safetensors",
     ]
-
-
-def test_export__onnx_takes_raw_pixels_in_any_number(
-    exported: tuple[dict[str, Any], Path], pretrained: Path
-) -> None:
-    session = onnxruntime.InferenceSession(exported[1] / "model.onnx", providers=["CPUExecutionProvider"])
-    [given], [wanted] = session.get_inputs(), session.get_outputs()
-    assert (given.name, given.type, given.shape[1:], wanted.name) == (
-        "images",
-        "tensor(uint8)",
-        [3, 16, 16],
-        "logits",
-    )
-    assert isinstance(given.shape[0], str)
-    model, _ = loaded_model(find_weights(str(pretrained), which="ema"), 0, torch.float32)
-    model.eval()
-    for size in (1, 3, 17):
-        images = np.random.default_rng(size).integers(0, 256, (size, 3, 16, 16), dtype=np.uint8)
-        [got] = session.run(["logits"], {"images": images})
-        with torch.inference_mode():
-            expected = model((torch.from_numpy(images).float() / 255 - 0.5) / 0.5).numpy()
-        np.testing.assert_allclose(got, expected, atol=1e-4 * expected.std())
 
 
 def test_export__onnx_carries_names_and_preprocessing(

@@ -1,9 +1,11 @@
-"""ONNX files compute what the model does, in float32 to rounding, in less as accurately, or they are not
-there.
+"""ONNX files and `torch.export` programs compute what the model does, in float32 to rounding, in less as
+accurately, or they are not there. The program beside an ONNX file runs as it is.
 """
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,8 +15,10 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from PIL import Image
 
-from tests.export.conftest import NUM_IMAGES, Saved, network, pixels
+from tests.export.conftest import NUM_IMAGES, Saved, network, normalised, pixels
+from vitctl.data.images.transforms import EvalTransform
 from vitctl.errors import CheckpointError, RecipeError, VitctlError
 from vitctl.export import graph_files
 from vitctl.export.resizing import stored_transform
@@ -29,14 +33,6 @@ def answers(file: Path, images: np.ndarray) -> list[np.ndarray]:
     return onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"]).run(
         None, {"images": images}
     )
-
-
-@torch.inference_mode()
-def normalised(weights: Path, images: np.ndarray) -> torch.Tensor:
-    """Normalised images [B, 3, S, S], by hand."""
-    meta = find_weights(str(weights)).weights.meta
-    mean, std = (torch.tensor(meta[name]).view(3, 1, 1) for name in ("mean", "std"))
-    return (torch.from_numpy(images).float() / 255 - mean) / std
 
 
 def notes(folder: Path) -> str:
@@ -66,7 +62,7 @@ def test_onnx__agrees_with_every_family_at_any_batch(
         images = np.random.default_rng(batch).integers(0, 256, (batch, 3, 32, 32), dtype=np.uint8)
         found = answers(tmp_path / "run" / "model.onnx", images)
         with torch.inference_mode():
-            inputs = normalised(weights, images)
+            inputs = normalised(images)
             wanted = (model(inputs).numpy(), model.features(inputs).numpy())
         assert len(found) == 2
         for got, should_be in zip(found, wanted, strict=True):
@@ -143,7 +139,7 @@ def test_onnx__pre_processing_inside_gives_vitctls_answers(
     for number in range(8):
         image = pixels(number)
         with torch.inference_mode():
-            wanted = model(normalised(weights, transform(image).numpy()[None])).numpy()
+            wanted = model(normalised(transform(image).numpy()[None])).numpy()
         [got] = answers(tmp_path / "run" / "model.onnx", np.stack([image] * 3))
         np.testing.assert_allclose(got, np.repeat(wanted, 3, axis=0), atol=0.02 * wanted.std())
         assert got.argmax(axis=1).tolist() == [int(wanted.argmax())] * 3
@@ -230,7 +226,7 @@ def test_onnx__ranges_are_those_of_the_model(
     transform = stored_transform(find_weights(str(weights)).weights.meta)
     for number in range(NUM_IMAGES):
         with torch.inference_mode():
-            model(normalised(weights, transform(pixels(number)).numpy()[None]))
+            model(normalised(transform(pixels(number)).numpy()[None]))
     wanted = [float(torch.cat(seen).min()), float(torch.cat(seen).max())]
     found = [one["range"] for one in ranges.values() if one["layer"] == "blocks.1.mlp.fc1"]
     np.testing.assert_allclose(found[-1], wanted, rtol=1e-4)
@@ -304,3 +300,98 @@ def test_onnx__less_than_float32_needs_images(saved: Saved, exported: Exported, 
         exported(saved(), "pt2", **{"export.precision": "int8", "data.path": str(photos)})
     with pytest.raises(RecipeError, match="include_preprocess is for graphs"):
         exported(saved(), "safetensors", **{"export.include_preprocess": True})
+
+
+ELSEWHERE = """
+import json, sys, numpy, torch
+extra = {"vitctl.json": ""}
+run = torch.export.load(sys.argv[1], extra_files=extra).module()
+names = json.loads(extra["vitctl.json"])["class_names"]
+logits, features = run(torch.from_numpy(numpy.load(sys.argv[2])))
+assert "vitctl" not in sys.modules
+print(json.dumps([names, logits.tolist(), list(features.shape)]))
+"""
+
+
+@pytest.mark.parametrize("family", ["vit", pytest.param("resnet v1", marks=pytest.mark.slow)])
+def test_program__runs_elsewhere(saved: Saved, exported: Exported, tmp_path: Path, family: str) -> None:
+    result = exported(saved(family), "pt2", **{"export.features": True})
+    assert result["metrics"]["max_difference"]["pt2"] <= 1e-4
+    images = np.random.default_rng(0).integers(0, 256, (5, 3, 32, 32), dtype=np.uint8)
+    np.save(tmp_path / "images.npy", images)
+    file = tmp_path / "run" / "model.pt2"
+    command = [sys.executable, "-W", "ignore", "-c", ELSEWHERE, str(file), str(tmp_path / "images.npy")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    names, logits, shape = json.loads(done.stdout)
+    model = network(family)
+    with torch.inference_mode():
+        wanted = model(normalised(images)).numpy()
+        assert shape == list(model.features(normalised(images)).shape)
+    np.testing.assert_allclose(logits, wanted, atol=1e-4 * wanted.std())
+    assert names == list("abcde")
+
+
+def test_program__with_pre_processing(saved: Saved, exported: Exported, tmp_path: Path, photos: Path) -> None:
+    weights = saved()
+    result = exported(weights, "pt2", **{"export.include_preprocess": True, "data.path": str(photos)})
+    assert result["metrics"]["scores"]["pt2"]["same_answers"] == NUM_IMAGES
+    run = torch.export.load(tmp_path / "run" / "model.pt2").module()
+    transform, model = stored_transform(find_weights(str(weights)).weights.meta), network("vit")
+    for number in range(4):
+        with torch.inference_mode():
+            wanted = model(normalised(transform(pixels(number))[None]))
+            torch.testing.assert_close(run(torch.from_numpy(pixels(number))[None]), wanted, rtol=0, atol=1e-4)
+
+
+def test_program__that_disagrees_is_not_kept(
+    saved: Saved, exported: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        graph_files, "run_model", lambda _: lambda images: [np.zeros((len(images), 5), np.float32)]
+    )
+    with pytest.raises(CheckpointError, match=r"run/model\.pt2: the exported file differs from the model by"):
+        exported(saved(), "pt2")
+    assert [file.name for file in (tmp_path / "run").iterdir() if "pt2" in file.name] == []
+
+
+CASES: list[tuple[dict[str, Any], bool]] = [
+    ({"eval_method": "square", "eval_resize": 0, "resample": "bilinear_antialias"}, False),
+    ({"eval_method": "shorter_side", "eval_resize": 36, "resample": "bicubic_antialias"}, False),
+    ({"eval_method": "shorter_side", "eval_resize": 36, "resample": "bilinear"}, True),
+]
+
+
+@pytest.mark.parametrize(("rule", "inside"), CASES)
+@pytest.mark.parametrize(
+    "turned", [False, True, None]
+)  # None: weights that do not say are taken as `predict` takes them
+def test_sample__prints_our_five_best(
+    saved: Saved,
+    exported: Callable[..., Any],
+    tmp_path: Path,
+    rule: dict[str, Any],
+    inside: bool,
+    turned: bool | None,
+) -> None:
+    exported(saved(**rule, exif_orientation=turned), "onnx", **{"export.include_preprocess": inside})
+    program = tmp_path / "run" / "model.py"
+    assert len(program.read_text().splitlines()) <= 13
+    pixels = np.kron(np.random.default_rng(1).integers(0, 256, (9, 12, 3)), np.ones((9, 9, 1))).astype(
+        np.uint8
+    )
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.fromarray(pixels).save(tmp_path / "photo.png", exif=exif)
+    command = [sys.executable, str(program), str(tmp_path / "photo.png")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
+    shown = np.ascontiguousarray(np.rot90(pixels, -1)) if turned is not False else pixels
+    transform = EvalTransform(
+        32, method=rule["eval_method"], resize=rule["eval_resize"], resample=rule["resample"]
+    )
+    with torch.inference_mode():
+        logits = network("vit")(normalised(transform(shown)[None]))[0]
+    rows = [line.split() for line in done.stdout.splitlines()]
+    assert [name for _, name in rows] == ["abcde"[number] for number in logits.argsort(descending=True)]
+    np.testing.assert_allclose(
+        [float(value) for value, _ in rows], logits.sort(descending=True).values, atol=0.01
+    )

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from tests.conftest import TINY
-from tests.export.conftest import Saved, network, pixels
+from tests.export.conftest import Saved, network, normalised, pixels
 from tests.trained import CPU, do
 from vitctl.data.images.transforms import EvalTransform
 from vitctl.jobs.inputs.weights import find_weights
@@ -23,9 +23,8 @@ SQUARE = {"eval_method": "square", "eval_resize": 0, "resample": "bilinear_antia
 @torch.inference_mode()
 def ours(number: int) -> list[tuple[str, float]]:
     """The classes by probability."""
-    mean, std = torch.tensor([0.5, 0.4, 0.6]).view(3, 1, 1), torch.tensor([0.5, 0.3, 0.4]).view(3, 1, 1)
     image = EvalTransform(32, resample="bilinear_antialias")(pixels(number))[None]
-    chances = network("vit")((image.float() / 255 - mean) / std).softmax(dim=1)[0]
+    chances = network("vit")(normalised(image)).softmax(dim=1)[0]
     return [("abcde"[index], float(chances[index])) for index in chances.argsort(descending=True)]
 
 

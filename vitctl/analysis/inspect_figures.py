@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from vitctl.analysis.attention import AttentionLayer, uniform_distance
+from vitctl.analysis.attention_maps import AttentionLayer, uniform_distance
 from vitctl.analysis.parameters import Components
 from vitctl.system.figures import BLUE, GREY, INK, PALE, SERIES, label_text, new_figure, plain_axes
 
@@ -126,7 +126,7 @@ def draw_position_similarity(panels: Sequence[Panel], heading: Heading) -> Any:
 def draw_attention_distance(
     layers: Sequence[AttentionLayer], distances: Tensor, image_size: int, heading: Heading
 ) -> Any:
-    """A dot for each head, over the depth of the network.
+    """Draw a dot for each head, over the depth of the network.
 
     Args:
         layers: all attentions.
@@ -171,7 +171,7 @@ def draw_attention_distance(
 
 
 def draw_rollout(images: Sequence[RolledImage], heading: Heading) -> Any:
-    """A row for each image: the image, then overlay and mask with the identity term, and without it.
+    """Draw a row for each image: the image, then overlay and mask with the identity term, and without it.
 
     Paper: Figure 6
     """
@@ -204,7 +204,7 @@ def draw_rollout(images: Sequence[RolledImage], heading: Heading) -> Any:
 
 
 def draw_rollout_sheet(images: Sequence[RolledImage], heading: Heading) -> Any:
-    """Many images in pairs: the image and its overlay with the identity term.
+    """Draw many images in pairs: the image and its overlay with the identity term.
 
     Paper: Figure 14
     """
@@ -237,7 +237,7 @@ def draw_pooling(
     cosines: Tensor,
     heading: Heading,
 ) -> Any:
-    """The images in the plane of most variance of each representation, and the cosines between the two.
+    """Draw the images in the plane of most variance of each representation, and the cosines between the two.
 
     Args:
         planes: name and `[N, 2]` of each.
@@ -280,7 +280,7 @@ def draw_pooling(
 
 
 def _figure(width: float, height: float, heading: Heading) -> Any:
-    """A figure with a body of this size, in inches, and a heading over it."""
+    """Return a figure with a body of this size, in inches, and a heading over it."""
     lines = textwrap.wrap(heading.facts, int(_LETTERS * width), break_long_words=False) or [""]
     whole = height + _HEADING + _LINE * len(lines)
     figure = new_figure(width, whole)
@@ -293,7 +293,7 @@ def _figure(width: float, height: float, heading: Heading) -> Any:
 
 
 def _tiles(axes: Any, similarities: Tensor, grid: tuple[int, int]) -> Any:
-    """Every patch's map in its place, with a gap of one cell between them."""
+    """Return every patch's map in its place, with a gap of one cell between them."""
     rows, columns = grid
     maps = np.full((rows, rows + 1, columns, columns + 1), np.nan)
     maps[:, :rows, :, :columns] = (
@@ -353,7 +353,7 @@ def _bare(axes: Any) -> None:
 
 
 def _whole_ticks(count: int) -> list[int]:
-    """Some numbers from 1 to `count`, evenly spaced."""
+    """Return some numbers from 1 to `count`, evenly spaced."""
     return list(range(1, count + 1, math.ceil(count / _MOST_TICKS)))
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vitctl.analysis.attention import (
+from vitctl.analysis.attention_maps import (
     AttentionLayer,
     attention_distance,
     attention_layers,
@@ -25,7 +25,7 @@ PARTS = ("filters", "position_similarity", "attention_distance", "rollout", "poo
 
 
 def missing_parts(config: Config) -> dict[str, str]:
-    """Which of PARTS a network does not have, each with the reason in one line."""
+    """Return which of PARTS a network does not have, each with the reason in one line."""
     if isinstance(config, AxialResNetConfig):
         return {
             "position_similarity": "its positions are offsets within rows and columns, inside each "
@@ -69,7 +69,7 @@ class Observed:
 
     @staticmethod
     def joined(parts: "list[Observed]") -> "Observed":
-        """Several batches as one."""
+        """Return several batches as one."""
         return Observed(
             *(torch.cat([getattr(part, field.name) for part in parts]) for field in fields(Observed))
         )
@@ -140,7 +140,7 @@ class Separation(NamedTuple):
 
 
 def cosines(one: Tensor, other: Tensor) -> Tensor:
-    """The cosine between two representations of each image.
+    """Return the cosine between two representations of each image.
 
     Args:
         one, other: `[N, D]`.
@@ -154,7 +154,8 @@ def cosines(one: Tensor, other: Tensor) -> Tensor:
 
 
 def separation(features: Tensor, labels: Tensor) -> Separation:
-    """How well a linear classifier without any setting tells the classes apart: the nearest class mean.
+    """Return how well a linear classifier without any setting tells the classes apart: the nearest class
+    mean.
 
     Each image is left out of the mean of its own class. An image is right if that mean is nearer (Euclidean)
     than the mean of any other class; of equal distances the lower class wins.
@@ -178,7 +179,7 @@ def separation(features: Tensor, labels: Tensor) -> Separation:
 
 
 def plane(features: Tensor) -> Tensor:
-    """The two coordinates in which representations differ most: their first principal components.
+    """Return the two coordinates in which representations differ most: their first principal components.
 
     Args:
         features: `[N, D]`.

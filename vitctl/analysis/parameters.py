@@ -32,7 +32,7 @@ class Components(NamedTuple):
 
 
 def color_filters(model: Model) -> tuple[Tensor, str]:
-    """The filters of a network that see red, green and blue, as they are applied.
+    """Return the filters of a network that see red, green and blue, as they are applied.
 
     Those of the patch embedding; of a hybrid, whose patch embedding sees a feature map, and of a ResNet those
     of the convolution in the root, standardised.
@@ -52,11 +52,12 @@ def color_filters(model: Model) -> tuple[Tensor, str]:
 
 
 def principal_components(filters: Tensor, count: int = PAPERS) -> Components:
-    """The first principal components of filters: the directions in which they differ most from their mean.
+    """Return the first principal components of filters: the directions in which they differ most from their
+    mean.
 
     Args:
         filters: `[filters, 3, h, w]`; each is one observation of 3 * h * w numbers.
-        count: at most so many; there are no more than the numbers of a filter, or than filters less one.
+        count: the maximum number; there are no more than the numbers of a filter, or than filters less one.
 
     Paper: Figure 7 left
     """
@@ -73,8 +74,8 @@ def principal_components(filters: Tensor, count: int = PAPERS) -> Components:
 
 @torch.no_grad()
 def patch_positions(model: VisionTransformer) -> Tensor | None:
-    """The embeddings of the patches' positions, `[tables, patches, D]`; None without any that is added to
-    tokens.
+    """Return the embeddings of the patches' positions, `[tables, patches, D]`; None without any that is added
+    to tokens.
 
     Args:
         model: with learned (1-D) or 2-D embeddings; one table, or one for each layer.
@@ -85,8 +86,8 @@ def patch_positions(model: VisionTransformer) -> Tensor | None:
 
 @torch.no_grad()
 def relative_offsets(model: VisionTransformer) -> Tensor | None:
-    """The embeddings of relative positions, `[layers, 2 N - 1, D]` from offset 1 - N to N - 1; None without
-    any.
+    """Return the embeddings of relative positions, `[layers, 2 N - 1, D]` from offset 1 - N to N - 1; None
+    without any.
     """
     found: list[Tensor] = [
         module.relative_position
@@ -97,7 +98,7 @@ def relative_offsets(model: VisionTransformer) -> Tensor | None:
 
 
 def similarity(embeddings: Tensor) -> Tensor:
-    """The cosine similarity of all pairs of embeddings.
+    """Return the cosine similarity of all pairs of embeddings.
 
     Args:
         embeddings: `[..., N, D]`; one of length 0 is similar to none, with 0.
@@ -113,7 +114,7 @@ def similarity(embeddings: Tensor) -> Tensor:
 
 
 def by_offset(similarities: Tensor, grid: tuple[int, int]) -> Tensor:
-    """The mean similarity of the patches that are so many rows and columns apart.
+    """Return the mean similarity of patches by their distance in rows and columns.
 
     Args:
         similarities: `[N, N]` of the patches of `grid`, row by row.

@@ -183,7 +183,7 @@ def export(
 
 
 def _graph(found: FoundWeights, plain: Raw, options: Export) -> Raw:
-    """The model as an ONNX file or a program computes it.
+    """Return the model as an ONNX file or a program computes it.
 
     Raises RecipeError if the pre-processing is to be included and is not known.
     """

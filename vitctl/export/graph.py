@@ -86,7 +86,7 @@ class Raw(nn.Module):
         return ("batch",) if self.preprocess is None else ("batch", "height", "width")
 
     def free_sizes(self) -> dict[int, torch.export.Dim]:
-        """The free axes as `torch.export` takes them."""
+        """Return the free axes as `torch.export` takes them."""
         return {axis: torch.export.Dim(name) for axis, name in enumerate(self.free_axes)}
 
     def example(self, batch: int, number: int = 0) -> Tensor:
@@ -105,7 +105,9 @@ class Raw(nn.Module):
         return torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
 
     def traced(self) -> "Raw":
-        """The same model for an exporter: kernels that every pass would standardise are standardised once."""
+        """Return the same model for an exporter: kernels that every pass would standardise are standardised
+        once.
+        """
         if not any(isinstance(module, StdConv) for module in self.modules()):
             return self
         result = copy.deepcopy(self)
@@ -116,7 +118,7 @@ class Raw(nn.Module):
 
 
 def folded(raw: Raw) -> Raw:
-    """The same graph with `FoldedBlock`s: constants are folded into weights.
+    """Return the same graph with `FoldedBlock`s: constants are folded into weights.
 
     Args:
         raw: in evaluation mode; it stays as it is, and shares the weights that are not folded.
@@ -192,7 +194,7 @@ def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
 
 
 def _with(module: M, name: str, child: nn.Module) -> M:
-    """The same module with another child; all else is shared."""
+    """Return the same module with another child; all else is shared."""
     result = copy.copy(module)
     result.__dict__["_modules"] = {**module._modules, name: child}
     return result

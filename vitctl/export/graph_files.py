@@ -51,7 +51,7 @@ def write_onnx(request: ExportRequest, folder: Path) -> Written:
 
 
 def open_onnx(_request: ExportRequest, path: Path) -> Run:
-    """An ONNX file as onnxruntime runs it on the CPU. Raises CheckpointError if it cannot be opened."""
+    """Return an ONNX file as onnxruntime runs it on the CPU. Raises CheckpointError if it cannot be opened."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     try:
@@ -92,7 +92,7 @@ def trace(model: Raw, path: Path, metadata: dict[str, str]) -> None:
 
 
 def described(path: Path) -> str:
-    """The operator set of an ONNX file, and its inputs and outputs with their free axes."""
+    """Return the operator set of an ONNX file, and its inputs and outputs with their free axes."""
     file = onnx.load(path, load_external_data=False)
     opset = next(entry.version for entry in file.opset_import if entry.domain in ("", "ai.onnx"))
     inputs, outputs = (", ".join(map(_in_words, values)) for values in (file.graph.input, file.graph.output))
@@ -180,7 +180,7 @@ def write_program(request: ExportRequest, folder: Path) -> Written:
 
 
 def open_program(_request: ExportRequest, path: Path) -> Run:
-    """A `torch.export` program as torch runs it."""
+    """Return a `torch.export` program as torch runs it."""
     with quiet():
         return run_model(torch.export.load(path).module())
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnxruntime.quantization import CalibrationDataReader, QuantFormat, create_calibrator, quantize_static
+from onnxruntime.quantization import QuantFormat, create_calibrator, quantize_static
 from onnxruntime.transformers.float16 import convert_float_to_float16
 from torch import Tensor
 
@@ -22,7 +22,7 @@ _MODULES = "pkg.torch.onnx.name_scopes"  # of a node: the modules that it lies i
 _QUANTISED = ["Conv", "Gemm", "MatMul"]
 
 
-class _Reader(CalibrationDataReader):  # type: ignore[misc]
+class _Reader:
     """The user's images one batch after the other, as onnxruntime asks for them."""
 
     def __init__(self, inputs: Iterable[Tensor]) -> None:
@@ -93,8 +93,8 @@ def narrow(
 
 
 def layer_of(node: onnx.NodeProto) -> str:
-    """The module of the network that a node belongs to, as in its state dictionary; "" before and after the
-    network.
+    """Return the module of the network that a node belongs to, as in its state dictionary; "" before and
+    after the network.
     """
     scopes = next((entry.value for entry in node.metadata_props if entry.key == _MODULES), "")
     modules = re.findall(r"'([^']*)'", scopes)[:-1]
@@ -102,7 +102,7 @@ def layer_of(node: onnx.NodeProto) -> str:
 
 
 def _in_network(name: str) -> str:
-    """A name in the graph as the network itself calls it."""
+    """Return a name in the graph as the network itself calls it."""
     for scope in SCOPES:
         name = name.removeprefix(scope)
     return name.removeprefix(".")

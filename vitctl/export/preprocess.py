@@ -54,8 +54,8 @@ def _rounded(sums: Tensor, one: Tensor) -> Tensor:
 def _weights(
     resample: EvalResample, num_old: int, old: Tensor, new: Tensor, first: Tensor, count: int
 ) -> tuple[Tensor, Tensor]:
-    """The weights `[count, num_old]` of the old pixels for `count` new ones from the `first` on, and the
-    weight that counts as 1.
+    """Return the weights `[count, num_old]` of the old pixels for `count` new ones from the `first` on, and
+    the weight that counts as 1.
 
     Args:
         resample: the rule.
@@ -106,7 +106,7 @@ def _cubic(distance: Tensor) -> Tensor:
 
 
 def _as_integers(weights: Tensor) -> tuple[Tensor, Tensor]:
-    """The weights as torch rounds them, with as many bits as fit into 16, without their first row."""
+    """Return the weights as torch rounds them, with as many bits as fit into 16, without their first row."""
     bits = torch.arange(1, _MOST_BITS + 1, dtype=torch.float64)
     fits = torch.floor(weights.max() * torch.exp2(bits) + 0.5) < _LARGEST_WEIGHT
     one = torch.exp2(fits.to(torch.float64).sum())

@@ -33,7 +33,7 @@ Run = Callable[[Tensor], Sequence[np.ndarray]]
 
 
 def run_model(model: nn.Module) -> Run:
-    """A model as a `Run`."""
+    """Return a model as a `Run`."""
 
     @torch.inference_mode()
     def run(images: Tensor) -> list[np.ndarray]:
@@ -44,7 +44,8 @@ def run_model(model: nn.Module) -> Run:
 
 
 def agree(path: Path, model: Raw, batch_sizes: Sequence[int], run: Run, tolerance: float) -> float:
-    """The largest difference between a file and its model on noise, in standard deviations of the logits.
+    """Return the largest difference between a file and its model on noise, in standard deviations of the
+    logits.
 
     Args:
         path: of the file, for the message.
@@ -169,7 +170,7 @@ class Score(NamedTuple):
 
 
 def score(path: Path | str, run: Run, inputs: Iterable[Tensor], given: GivenImages) -> Score:
-    """The accuracy of a file, or of its model.
+    """Return the accuracy of a file, or of its model.
 
     Args:
         path: of the file, for the message.

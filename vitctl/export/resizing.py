@@ -38,7 +38,7 @@ class Resizing(NamedTuple):
 
 
 def stored_transform(meta: dict[str, Any]) -> EvalTransform:
-    """The pre-processing that is stored with weights."""
+    """Return the pre-processing that is stored with weights."""
     return EvalTransform(
         meta["image_size"],
         method=meta["eval_method"],
@@ -66,8 +66,8 @@ class ResizingCheck:
         self._answers: dict[EvalTransform, Tensor] = {}
 
     def __call__(self, row: ExportFormat) -> Resizing | None:
-        """How the reader of a format resizes images; None if as the weights are scored, or if that is not
-        stored.
+        """Return how the reader of a format resizes images; None if as the weights are scored, or if that is
+        not stored.
         """
         try:
             ours = stored_transform(self.found.weights.meta)
@@ -90,7 +90,9 @@ class ResizingCheck:
         return Resizing(f"{how}; {measured}", changed, total)
 
     def _images(self) -> tuple[Source, str]:
-        """Some of the images that the run scores, and their name. Raises VitctlError if there are none."""
+        """Return some of the images that the run scores, and their name. Raises VitctlError if there are
+        none.
+        """
         if not self.num_images:
             raise DataError("export.check_images = 0")
         if not self.found.weights.has_head:
@@ -114,8 +116,8 @@ class ResizingCheck:
 
     @torch.inference_mode()
     def _best(self, source: Source, transform: EvalTransform, total: int = 0) -> Tensor:
-        """The predictions for the first `total` images; with 0 for all, or for as many as the time limit
-        allows.
+        """Return the predictions for the first `total` images; with 0 for all, or for as many as the time
+        limit allows.
         """
         if transform not in self._answers:
             end, answers = time.monotonic() + _SECONDS, list[Tensor]()

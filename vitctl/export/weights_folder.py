@@ -49,14 +49,14 @@ def write_weights_file(request: ExportRequest, folder: Path) -> Written:
 
 
 def open_weights_file(request: ExportRequest, path: Path) -> Run:
-    """The model with the weights that are read back from a file."""
+    """Return the model with the weights that are read back from a file."""
     heads = getattr(request.found.weights.config, "num_heads", None)
     model, _ = loaded_model(FoundWeights(str(path), read_weights(path, num_heads=heads)), 0, torch.float32)
     return run_model(Raw(model.eval(), request.found.weights.meta))
 
 
 def model_card(request: ExportRequest, notes: tuple[str, ...]) -> str:
-    """A model card in Markdown.
+    """Return a model card in Markdown.
 
     Args:
         request: the weights, and the user's images.
@@ -108,7 +108,7 @@ def model_card(request: ExportRequest, notes: tuple[str, ...]) -> str:
 
 
 def _score_rows(request: ExportRequest, result: dict[str, Any]) -> Iterator[str]:
-    """A table of the accuracies of exactly these weights: the run's, and that on the user's images."""
+    """Return a table of the accuracies of exactly these weights: the run's, and that on the user's images."""
     rows = []
     given = request.images.source.digest if request.images is not None else ""
     numbers, used = result.get("metrics", {}), result.get("provenance", {})

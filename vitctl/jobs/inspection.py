@@ -32,7 +32,7 @@ _NUMBER_LIST = re.compile(r"\[\s*(-?\d[^\[\]{}\"]*?)\s*\]")
 
 
 class Row(NamedTuple):
-    """A picture of one network, or why there is none: `text` is its key numbers, or the reason."""
+    """Figure for one network. `text` holds its key numbers, or the reason if no figure could be drawn."""
 
     weights: str
     part: str
@@ -52,7 +52,7 @@ def inspect(
 ) -> list[Row]:
     """Write FOLDER/inspect.json and a PNG and an SVG of each picture that the networks have.
 
-    With several weights each has a folder of its own, and their position embeddings are also drawn side by
+    With several weights each has its folder, and their position embeddings are also drawn side by
     side.
 
     Args:
@@ -61,7 +61,7 @@ def inspect(
         images: files, folders, patterns, shards, as for `predict`; with none and no data, only what needs no
             images is shown.
         folder: is made if it is missing.
-        num_images: at most so many, chosen at random.
+        num_images: the maximum number, chosen at random.
         seed: of the choice.
         done: called with images seen by a network and their number.
 
@@ -88,9 +88,9 @@ def inspect(
     rows, numbers, panels = list[Row](), list[dict[str, Any]](), list[Panel]()
     for name, one, found in zip(names, recipes, everything, strict=True):
         subject = look(name, one, found, chosen, runtime, done)
-        own = folder / folder_name(name) if len(names) > 1 else folder
-        own.mkdir(exist_ok=True)
-        found_rows, found_numbers = _draw_all(subject, own)
+        target = folder / folder_name(name) if len(names) > 1 else folder
+        target.mkdir(exist_ok=True)
+        found_rows, found_numbers = _draw_all(subject, target)
         rows += found_rows
         numbers.append(found_numbers)
         panels.append(first_panel(subject))
@@ -122,7 +122,7 @@ def _chosen_images(
 
 
 def _draw_all(subject: Subject, folder: Path) -> tuple[list[Row], dict[str, Any]]:
-    """Every picture of one network, and its numbers."""
+    """Return every picture of one network, and its numbers."""
     config = subject.model.config
     reasons = missing_parts(config)
     if subject.seen is None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from vitctl.analysis import inspect_figures, observe, parameters
-from vitctl.analysis.attention import (
+from vitctl.analysis.attention_maps import (
     AttentionLayer,
     attention_layers,
     overlay,
@@ -43,7 +43,7 @@ Done = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Subject:
-    """A network that is looked at.
+    """A network to inspect.
 
     Args:
         name: of its weights, short, for titles.
@@ -83,7 +83,7 @@ def look(
     runtime: Runtime,
     done: Done,
 ) -> Subject:
-    """The network, and what the images show of it."""
+    """Return the network, and what the images show of it."""
     if chosen is None:
         model, _ = loaded_model(found, recipe.data.image_size, runtime.dtype)
         return Subject(name, found, on_device(model, runtime).eval())
@@ -116,7 +116,7 @@ def _batch_size(model: Model, most: int) -> int:
 
 
 def network_text(model: Model) -> str:
-    """A network in a few words."""
+    """Return a network in a few words."""
     config = model.config
     if isinstance(config, ResNetConfig):
         units = sum(config.stage_depths)
@@ -135,7 +135,7 @@ def network_text(model: Model) -> str:
 
 
 def short_names(paths: Sequence[str]) -> list[str]:
-    """A short name for each weights file, no two alike: of a run its folder and step, else its own."""
+    """Return a short name for each weights file, no two alike: a run's folder and step, or the file's name."""
     names = [_name(path) for path in paths]
     folders = [folder_name(name).lower() for name in names]
     return [
@@ -157,7 +157,7 @@ def _name(path: str) -> str:
 
 
 def folder_name(name: str) -> str:
-    """A name for a folder: letters, digits and few signs."""
+    """Return a name for a folder: letters, digits and few signs."""
     return (
         "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in name).strip("._")
         or "weights"
@@ -226,7 +226,7 @@ def _neighbours_text(by_offset: Tensor, grid: tuple[int, int]) -> str:
 
 
 def _panels(subject: Subject) -> list[Panel]:
-    """The similarities of a network: of each table, or of relative offsets the mean over layers."""
+    """Return the similarities of a network: of each table, or of relative offsets the mean over layers."""
     assert isinstance(subject.model, VisionTransformer)
     config = subject.model.config
     tables = parameters.patch_positions(subject.model)
@@ -243,7 +243,7 @@ def _panels(subject: Subject) -> list[Panel]:
 
 
 def first_panel(subject: Subject) -> Panel:
-    """Of several networks: the first table of each."""
+    """Return the first table of one of several networks."""
     if reason := missing_parts(subject.model.config).get("position_similarity"):
         return Panel(subject.name, None, remark=reason)
     first = _panels(subject)[0]
@@ -330,14 +330,14 @@ def _draw_rollout(subject: Subject) -> Drawn:
 
 
 def _caption(chosen: ChosenImages, number: int, prediction: str) -> str:
-    """The label, or the name of the file; below it the prediction."""
+    """Return the label, or the name of the file; below it the prediction."""
     label = chosen.labels[number]
     first = chosen.class_names[label] if label >= 0 else Path(chosen.names[number]).stem
     return "\n".join(map(one_line, [first, f"predicted: {prediction}"] if prediction else [first]))
 
 
 def _predictions(subject: Subject) -> list[str]:
-    """The most likely class of each image in words; empty without a head or without names."""
+    """Return the most likely class of each image in words; empty without a head or without names."""
     assert subject.seen is not None
     names = subject.found.weights.meta.get("class_names") or []
     logits = subject.seen.logits

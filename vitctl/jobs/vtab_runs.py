@@ -60,7 +60,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class SuiteContext:
-    """What all runs of a table share."""
+    """State shared by all runs of a table."""
 
     recipe: Vtab
     runtime: Runtime
@@ -83,7 +83,8 @@ class SuiteContext:
 
 
 def scored_as(context: SuiteContext) -> EvalTransform:
-    """The evaluation pre-processing of all tasks: images are squashed to the square that the model sees.
+    """Return the evaluation pre-processing of all tasks: images are squashed to the square that the model
+    sees.
 
     The benchmark's images are used as they were published, including the damaged JPEGs of Pets.
     """
@@ -92,7 +93,8 @@ def scored_as(context: SuiteContext) -> EvalTransform:
 
 
 def settings(recipe: Vtab) -> list[Setting]:
-    """The settings to try: every learning rate with every schedule; the recipe's own where there is no sweep.
+    """Return the settings to try: every learning rate with every schedule; the recipe's own where there is no
+    sweep.
 
     The warm-up keeps its share of the schedule.
 
@@ -122,7 +124,7 @@ def fine_tune(context: SuiteContext, data: TaskData, setting: Setting, seed: int
 def score_identity(
     context: SuiteContext, recipe: Vtab, data: TaskData, train_on: str, score_on: str
 ) -> dict[str, Any]:
-    """What a score of a task depends on; two scores can be compared where these agree."""
+    """Return what a score of a task depends on; two scores can be compared where these agree."""
     return {
         "task": data.task.name,
         "train_split": data.names[train_on],
@@ -176,8 +178,8 @@ def _fine_tuned(
 
 
 def _train(context: SuiteContext, recipe: Vtab, data: TaskData, folder: Path, images: Images) -> Scored:
-    """The score after the last step, and more fields for the provenance: on the main process the digest of
-    the scored weights.
+    """Return the score after the last step, and more fields for the provenance: on the main process the
+    digest of the scored weights.
     """
     runtime, weights = context.runtime, context.found.weights
     model, _ = transferred_model(

@@ -124,7 +124,7 @@ def formats_in_words(rows: Iterable[ExportFormat] = _ROWS) -> str:
 
 
 def formats_table() -> str:
-    """The formats as a table in Markdown, for docs/weights.md."""
+    """Return the formats as a table in Markdown, for docs/weights.md."""
     rows = (f"| `{row.name}` | {row.what} |" for row in _ROWS)
     return "\n".join(["| `--to` | what is written |", "|---|---|", *rows]) + "\n"
 
@@ -156,7 +156,7 @@ def check_options(to: Iterable[str], file: str, precision: str, inside: Iterable
 
 
 def readers_transform(row: ExportFormat, ours: "EvalTransform") -> "EvalTransform":
-    """The pre-processing of the program that reads a format, where weights are scored with `ours`."""
+    """Return the pre-processing of the program that reads a format, where weights are scored with `ours`."""
     from vitctl.data.images.transforms import TorchvisionTransform
 
     antialias: EvalResample = ours.resample if ours.resample.endswith("_antialias") else "bilinear_antialias"

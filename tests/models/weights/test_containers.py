@@ -196,10 +196,6 @@ def test_read__says_what_a_pickle_of_tensors_lacks(tmp_path: Path, content: Any,
     assert_refused(tmp_path / "model.pth", words)
 
 
-def test_read__missing_file(tmp_path: Path) -> None:
-    assert_refused(tmp_path / "none.npz", "no such weights file; give a .safetensors file or a folder with")
-
-
 def assert_refused(path: Path, words: str) -> None:
     with pytest.raises(CheckpointError) as error:
         read_weights(path)

@@ -76,20 +76,6 @@ def test_folder__is_one_that_transformers_opens(
     assert (logits_of(weights, images.float()) - run(images.float())).abs().max() < 1e-5 * spread
 
 
-@pytest.mark.parametrize("change", CHANGES, ids=str)
-def test_folder__comes_back_exactly(
-    plain: ViTConfig, make_weights: Make, meta: dict[str, Any], tmp_path: Path, change: dict[str, Any]
-) -> None:
-    weights = make_weights(replace(plain, **change))
-    files = write_weights(weights, tmp_path, "hf").files
-    assert [file.name for file in files] == ["model.safetensors", "config.json", "preprocessor_config.json"]
-    again = read_weights(tmp_path)
-    assert again.config == weights.config
-    assert again.meta == meta | {"format": "hf", "position_resize": "bicubic"}
-    assert again.state.keys() == weights.state.keys()
-    assert all(torch.equal(again.state[name], tensor) for name, tensor in weights.state.items())
-
-
 def test_folder__tells_preprocessing_and_class_names(
     plain: ViTConfig, make_weights: Make, meta: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -177,23 +163,6 @@ def test_read__refuses_what_it_would_compute_otherwise(
     path.write_text("{")
     with pytest.raises(CheckpointError, match=r"config\.json: not JSON"):
         read_weights(tmp_path)
-
-
-def test_write__refuses_what_it_cannot_hold(plain: ViTConfig, make_weights: Make, tmp_path: Path) -> None:
-    cases: list[tuple[dict[str, Any], str]] = [
-        ({"representation_size": 48}, "its classifier has no pre-logits layer"),
-        ({"classifier": "gap"}, "it always has a class token and a learned position embedding"),
-        ({"position_embedding": "none"}, "it always has a class token and a learned position embedding"),
-    ]
-    for change, words in cases:
-        with pytest.raises(CheckpointError) as error:
-            write_weights(make_weights(replace(plain, **change)), tmp_path / "x", "hf")
-        assert str(error.value).startswith(
-            f"{tmp_path / 'x'}: Hugging Face ViT cannot hold this model: {words}"
-        )
-    with pytest.raises(CheckpointError, match="is a folder with several files; give the name of a folder"):
-        write_weights(make_weights(plain), tmp_path / "x.safetensors", "hf")
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_notes__say_what_the_folder_cannot(plain: ViTConfig, make_weights: Make, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import struct
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,6 +19,7 @@ from vitctl.models.configs import HybridConfig, ResNetConfig, ViTConfig
 from vitctl.models.variants import to_dict
 from vitctl.models.weights.containers import read_tensors
 from vitctl.models.weights.weights_file import (
+    LAYOUTS,
     Weights,
     read_weights,
     save_weights,
@@ -250,3 +252,75 @@ def test_digest__sees_every_change_and_no_other() -> None:
     ]
     digests = {weights_digest({**base, **change}) for change in changes}
     assert len(digests | {weights_digest(base)}) == len(changes) + 1
+
+
+TOKEN = "it always has a class token and a learned position embedding"
+HYBRID = HybridConfig(
+    patch_size=1, hidden_size=24, depth=1, mlp_size=8, num_heads=2, image_size=32, stage_depths=(1,), width=32
+)
+
+
+@pytest.mark.parametrize(
+    ("to", "change"),
+    [
+        *(("timm", change) for change in ({}, {"gelu": "tanh"}, {"num_classes": 0}, {"norm_eps": 1e-12})),
+        *(("timm", change) for change in ({"classifier": "gap"}, {"position_embedding": "none"})),
+        ("timm", {"hidden_size": 192, "num_heads": 3, "mlp_size": 100}),
+        *(
+            ("hf", change)
+            for change in ({"norm_eps": 1e-12}, {"gelu": "tanh", "num_heads": 4}, {"dropout": 0.1})
+        ),
+        ("hf", {"num_classes": 0, "representation_size": 48}),
+        *(("torchvision", change) for change in ({}, {"representation_size": 24})),
+    ],
+    ids=str,
+)
+def test_write__then_read_is_exact(
+    plain: ViTConfig,
+    make_weights: Make,
+    meta: dict[str, Any],
+    tmp_path: Path,
+    to: str,
+    change: dict[str, Any],
+) -> None:
+    weights = make_weights(replace(plain, **change))
+    again = read_weights(write_weights(weights, tmp_path, to).files[0])
+    assert again.config == weights.config
+    assert again.state.keys() == weights.state.keys()
+    assert all(torch.equal(again.state[name], tensor) for name, tensor in weights.state.items())
+    if to != "torchvision":  # which has no JSON file
+        assert {**again.meta, **meta} == again.meta
+
+
+@pytest.mark.parametrize(
+    ("to", "change", "words"),
+    [
+        ("timm", {"position_embedding": "relative"}, "it has no position_embedding 'relative' at 'stem'"),
+        ("timm", None, "it has no place for a Hybrid model"),
+        ("hf", {"representation_size": 48}, "its classifier has no pre-logits layer"),
+        ("hf", {"classifier": "gap"}, TOKEN),
+        ("hf", {"position_embedding": "none"}, TOKEN),
+        (
+            "torchvision",
+            {"gelu": "tanh"},
+            "its GELU is exact and these weights were trained with the tanh form",
+        ),
+        ("torchvision", {"classifier": "gap"}, TOKEN),
+        ("torchvision", {"num_classes": 0}, "it always has a head"),
+        ("torchvision", {"image_size": 36}, "image_size 36 has to be a multiple of patch_size 8 there"),
+    ],
+)
+def test_write__refuses_what_a_layout_cannot_hold(
+    plain: ViTConfig, make_weights: Make, tmp_path: Path, to: str, change: dict[str, Any] | None, words: str
+) -> None:
+    config = HYBRID if change is None else replace(plain, **change)
+    with pytest.raises(
+        CheckpointError, match=re.escape(f"{LAYOUTS[to].title} cannot hold this model: {words}")
+    ):
+        write_weights(make_weights(config), tmp_path / "x", to)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_write__hugging_face_is_a_folder(plain: ViTConfig, make_weights: Make, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="is a folder with several files; give the name of a folder"):
+        write_weights(make_weights(plain), tmp_path / "x.safetensors", "hf")

@@ -11,15 +11,14 @@ from torch import Tensor
 from vitctl.errors import CheckpointError
 from vitctl.models.configs import Config, HybridConfig, ResNetConfig, ViTConfig
 from vitctl.models.weights.layouts import (
+    SQUASH,
     Beside,
     Json,
     View,
     WeightsLayout,
     classes,
-    crop,
     needed,
     position_misfits,
-    squash,
     stored_meta,
     vit_shape,
 )
@@ -172,9 +171,9 @@ def _with_meta(row: WeightsLayout, config: Config) -> tuple[Config, dict[str, An
     """Add the authors' pre-processing: a plain square for fine-tuned models, a centre crop for
     ImageNet-21k.
     """
-    cut: dict[str, Any] = {"eval_method": "square", "eval_resize": squash}
+    cut: dict[str, Any] = {"eval_method": "square", "eval_resize": SQUASH}
     if config.num_classes == _NUM_CLASSES_I21K:
-        cut = {"eval_method": "shorter_side", "eval_resize": crop(7 / 8)}
+        cut = {"eval_method": "shorter_side", "eval_resize": 7 / 8}
     return config, stored_meta(config, row.settle(cut, Beside()))
 
 

@@ -23,7 +23,7 @@ _MAX_BYTES = 100 * 2**20  # the bound of safetensors itself
 
 
 def check_size(path: Path) -> int:
-    """The size of a weights file in bytes. Raises CheckpointError if it exceeds the limit."""
+    """Return the size of a weights file in bytes. Raises CheckpointError if it exceeds the limit."""
     size = path.stat().st_size
     if size > WEIGHTS.limit:
         raise CheckpointError(f"{path}: {size:,} bytes, should be at most {WEIGHTS}")
@@ -31,7 +31,7 @@ def check_size(path: Path) -> int:
 
 
 def read_config(path: Path, *, model: str = "") -> Config:
-    """The configuration of the model that a weights file of any format fits.
+    """Return the configuration of the model that a weights file of any format fits.
 
     Args:
         path: a file.
@@ -72,7 +72,7 @@ def own_header(path: Path) -> dict[str, Any] | None:
 
 
 def safetensors_header(path: Path) -> dict[str, Any] | None:
-    """The JSON at the start of a safetensors file; None if the file is of another kind, or missing.
+    """Return the JSON at the start of a safetensors file; None if the file is of another kind, or missing.
 
     Raises:
         CheckpointError: the file is shorter or longer than its header says, or the header describes no
@@ -103,7 +103,7 @@ def safetensors_header(path: Path) -> dict[str, Any] | None:
 
 
 def _is_tensor(entry: Any) -> bool:
-    """Whether an entry of a header has a shape, and two places in the file."""
+    """Return whether an entry of a header has a shape, and two places in the file."""
     match entry:
         case {"shape": [*shape], "data_offsets": [begin, end]}:
             numbers = [*shape, begin, end]

@@ -9,12 +9,11 @@ from typing import Any, Literal
 from vitctl.errors import CheckpointError
 from vitctl.models.configs import Config, ViTConfig
 from vitctl.models.weights.layouts import (
+    SQUASH,
     Beside,
     Json,
     View,
     WeightsLayout,
-    recorded_heads,
-    squash,
     vit_misfits,
     vit_shape,
 )
@@ -91,7 +90,7 @@ def _describe(
         raise CheckpointError(f"config.json: pooler_act {config['pooler_act']!r}, only 'tanh' is read")
     num_heads = beside.num_heads or config.get("num_attention_heads")
     shape = vit_shape(view, num_heads, config.get("image_size"))
-    recorded = _recorded(beside.preprocessor) | {"num_heads": recorded_heads(shape, num_heads)}
+    recorded = _recorded(beside.preprocessor) | {"num_heads": num_heads}
     if config:
         recorded |= {"gelu": _GELU[activation], "norm_eps": config.get("layer_norm_eps", NORM_EPS)}
     names, dropout = _class_names(config.get("id2label") or {}), config.get("hidden_dropout_prob", 0.0)
@@ -107,7 +106,7 @@ def _recorded(processor: Json) -> dict[str, Any]:
         "mean": processor.get("image_mean"),
         "std": processor.get("image_std"),
         "eval_method": "square",
-        "eval_resize": squash,
+        "eval_resize": SQUASH,
         "resample": None if number is None else _RESAMPLE.get(number, f"pillow {number}"),
     }
 
@@ -187,7 +186,7 @@ LAYOUT = WeightsLayout(
         "norm_eps": NORM_EPS,
         "num_heads": "hidden size / 64",
         "eval_method": "square",
-        "eval_resize": squash,
+        "eval_resize": SQUASH,
         "resample": "bilinear_antialias",
     },
     misfits=_misfits,

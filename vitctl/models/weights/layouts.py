@@ -8,7 +8,6 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import count
-from pathlib import Path
 from typing import Any, Literal
 
 from torch import Tensor
@@ -16,10 +15,8 @@ from torch import Tensor
 from vitctl.errors import CheckpointError
 from vitctl.models.configs import Config, ViTConfig
 from vitctl.models.variants import VARIANTS
-from vitctl.models.weights.containers import read_json
 from vitctl.models.weights.meta import KEYS
 from vitctl.models.weights.rules import Table, Tensors, rule_for
-from vitctl.models.weights.sources import BESIDE
 
 # One tensor in our layout by our name, or None where the file has none.
 View = Callable[[str], Tensor | None]
@@ -27,6 +24,9 @@ Json = Mapping[str, Any]
 _HEAD_CHANNELS = 64
 # Published sizes whose heads have another number of channels, by hidden size and depth.
 _UNUSUAL_HEADS = {(1152, 27): 16, (1408, 40): 16, (1536, 40): 16, (1664, 48): 16}
+# The values of a layout have as eval_resize the share of the side that a centre crop keeps. With SQUASH images are
+# squashed to the image size, which metadata record as eval_resize 0.
+SQUASH = math.inf
 _STORED = ("mean", "std", "eval_method", "resample", "position_resize")
 
 
@@ -40,11 +40,6 @@ class Beside:
     num_heads: int | None = None
     config: Json = field(default_factory=dict)
     preprocessor: Json = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, path: Path, num_heads: int | None = None) -> "Beside":
-        """Read the JSON files beside `path`."""
-        return cls(path.name, num_heads, *(read_json(path.parent / name) for name in BESIDE))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,20 +106,14 @@ class WeightsLayout:
     def vit(
         self, shape: Json, recorded: Json, beside: Beside, class_names: Iterable[str] = (), **more: Any
     ) -> tuple[Config, dict[str, Any]]:
-        """Return a ViT's configuration and metadata from its shape and what is recorded of it."""
-        values = self.settle(recorded, beside)
+        """Return a ViT's configuration and metadata from its shape and what is recorded of it.
+
+        The number of heads of a published shape is as good as recorded.
+        """
+        published = published_heads(shape["hidden_size"], shape["depth"])
+        values = self.settle({**recorded, "num_heads": recorded.get("num_heads") or published}, beside)
         config = ViTConfig(**shape, gelu=values["gelu"], norm_eps=values["norm_eps"], **more)
         return config, stored_meta(config, values, class_names)
-
-
-def squash(_size: int) -> int:
-    """The eval_resize of images that are squashed to the image size."""
-    return 0
-
-
-def crop(share: float) -> Callable[[int], int]:
-    """The eval_resize, by image size, of which a centre crop keeps this share of the side."""
-    return lambda size: math.floor(size / share)
 
 
 def stored_meta(config: Config, values: Json, class_names: Iterable[str] = ()) -> dict[str, Any]:
@@ -135,7 +124,7 @@ def stored_meta(config: Config, values: Json, class_names: Iterable[str] = ()) -
         "image_size": config.image_size,
         "mean": list(values["mean"]),
         "std": list(values["std"]),
-        "eval_resize": values["eval_resize"](config.image_size),
+        "eval_resize": math.floor(config.image_size / values["eval_resize"]),
         **({"class_names": names} if names else {}),
         **({"assumed": values["assumed"]} if values["assumed"] else {}),
     }
@@ -204,11 +193,6 @@ def known_heads(hidden_size: int, depth: int) -> int:
     return hidden_size // _HEAD_CHANNELS
 
 
-def recorded_heads(shape: Json, given: Any) -> int | None:
-    """The number of heads if it is known: `given`, or that of the published model of this shape."""
-    return given or published_heads(shape["hidden_size"], shape["depth"])
-
-
 def _image_size(table: Tensor | None, prefix: int, patch_size: int, hint: int | None) -> int:
     if table is None:
         return hint or 224
@@ -223,7 +207,7 @@ def _image_size(table: Tensor | None, prefix: int, patch_size: int, hint: int | 
 
 
 def vit_misfits(config: Config, *, only_token: bool = False) -> Iterator[str]:
-    """What other programs' Vision Transformers cannot hold, whichever program it is.
+    """Return what other programs' Vision Transformers cannot hold, whichever program it is.
 
     Args:
         config: of the model.
@@ -238,6 +222,6 @@ def vit_misfits(config: Config, *, only_token: bool = False) -> Iterator[str]:
 
 
 def position_misfits(config: ViTConfig) -> Iterator[str]:
-    """The position embeddings of Table 8 that have no name outside."""
+    """Return the position embeddings of Table 8 that have no name outside."""
     if config.position_embedding not in ("learned", "none") or config.position_at != "stem":
         yield f"it has no position_embedding {config.position_embedding!r} at {config.position_at!r}"

@@ -7,13 +7,11 @@ from typing import Any, Literal
 from vitctl.errors import CheckpointError
 from vitctl.models.configs import Config, ViTConfig
 from vitctl.models.weights.layouts import (
+    SQUASH,
     Beside,
     Json,
     View,
     WeightsLayout,
-    crop,
-    recorded_heads,
-    squash,
     vit_misfits,
     vit_shape,
 )
@@ -78,7 +76,7 @@ def _describe(
     activation = args.get("act_layer", "gelu")
     if activation not in _GELU:
         raise CheckpointError(f"config.json: act_layer {activation!r}, known are {', '.join(_GELU)}")
-    recorded = _recorded(pretrained) | {"num_heads": recorded_heads(shape, num_heads)}
+    recorded = _recorded(pretrained) | {"num_heads": num_heads}
     if config:
         recorded |= {"gelu": _GELU[activation], "norm_eps": config.get("norm_eps", NORM_EPS)}
         recorded["position_resize"] = "bicubic_antialias"  # timm's rule
@@ -89,7 +87,7 @@ def _describe(
 
 
 def _side(size: int | list[int]) -> int:
-    """The side of a square image: timm writes a number, or height and width."""
+    """Return the side of a square image: timm writes a number, or height and width."""
     sides = size if isinstance(size, list) else [size]
     if len(set(sides)) != 1:
         raise CheckpointError(f"config.json: img_size {size} is not square, which is not supported")
@@ -104,7 +102,7 @@ def _recorded(pretrained: Json) -> dict[str, Any]:
         "mean": pretrained.get("mean"),
         "std": pretrained.get("std"),
         "eval_method": ("square" if squashed else "shorter_side") if pretrained else None,
-        "eval_resize": squash if squashed else None if share is None else crop(share),
+        "eval_resize": SQUASH if squashed else share,
         "resample": _RESAMPLE.get(interpolation, interpolation) if interpolation else None,
     }
 
@@ -147,7 +145,7 @@ def _sizes(config: ViTConfig) -> dict[str, Any]:
 
 
 def _switches(config: ViTConfig) -> dict[str, Any]:
-    """Return the arguments of timm's models that change the maths where it differs from timm's own."""
+    """Return the arguments of timm's models that change the maths where it differs from timm's default."""
     switches: dict[str, Any] = {} if config.gelu == "erf" else {"act_layer": "gelu_tanh"}
     if config.classifier == "gap":
         switches |= {"class_token": False, "global_pool": "avg", "fc_norm": False}
@@ -208,7 +206,7 @@ LAYOUT = WeightsLayout(
         "classifier": "token",
         "num_heads": "hidden size / 64",
         "eval_method": "shorter_side",
-        "eval_resize": crop(0.9),
+        "eval_resize": 0.9,
         "resample": "bicubic_antialias",
     },
     misfits=_misfits,

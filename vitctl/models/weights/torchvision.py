@@ -9,8 +9,6 @@ from vitctl.models.weights.layouts import (
     Json,
     View,
     WeightsLayout,
-    crop,
-    recorded_heads,
     vit_misfits,
     vit_shape,
 )
@@ -48,8 +46,8 @@ def _describe(
     row: WeightsLayout, view: View, _tensors: Tensors, beside: Beside
 ) -> tuple[Config, dict[str, Any]]:
     shape = vit_shape(view, beside.num_heads, None)
-    swag = {"eval_resize": crop(1), "resample": "bicubic_antialias"} if shape["image_size"] != 224 else {}
-    return row.vit(shape, {"num_heads": recorded_heads(shape, beside.num_heads), **swag}, beside)
+    swag = {"eval_resize": 1, "resample": "bicubic_antialias"} if shape["image_size"] != 224 else {}
+    return row.vit(shape, {"num_heads": beside.num_heads, **swag}, beside)
 
 
 def _misfits(config: Config) -> Iterator[str]:
@@ -102,7 +100,7 @@ LAYOUT = WeightsLayout(
     },
     assumed={
         "num_heads": "hidden size / 64",
-        "eval_resize": crop(224 / 256),
+        "eval_resize": 224 / 256,
         "resample": "bilinear_antialias",
     },
     misfits=_misfits,

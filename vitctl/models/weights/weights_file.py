@@ -19,13 +19,20 @@ from vitctl.models.build import build, check_state
 from vitctl.models.configs import Config, HybridConfig, ResNetConfig
 from vitctl.models.variants import from_dict, to_dict, variant
 from vitctl.models.weights import google, huggingface, timm, torchvision
-from vitctl.models.weights.containers import kind_of, read_shapes, read_tensors, save_tensors, write_json
+from vitctl.models.weights.containers import (
+    kind_of,
+    read_json,
+    read_shapes,
+    read_tensors,
+    save_tensors,
+    write_json,
+)
 from vitctl.models.weights.download import fetch as download
 from vitctl.models.weights.header import FORMAT, OWN_KEY, own_header
 from vitctl.models.weights.layouts import Beside, WeightsLayout
 from vitctl.models.weights.meta import check_meta
 from vitctl.models.weights.rules import Tensors, listed, rules_for, to_ours, to_theirs
-from vitctl.models.weights.sources import FILE_NAMES, Fetch, locate
+from vitctl.models.weights.sources import BESIDE, FILE_NAMES, Fetch, locate
 from vitctl.system.files import atomic_write
 from vitctl.system.text import one_line
 
@@ -121,8 +128,8 @@ def read_weights(
 
 
 def foreign_config(path: Path, model: str | None = None) -> Config:
-    """The configuration of the model that a file of another program fits, from the shapes of its tensors
-    alone.
+    """Return the configuration of the model that a file of another program fits, from the shapes of its
+    tensors alone.
 
     Raises CheckpointError, as `read_weights` does.
     """
@@ -135,7 +142,7 @@ def foreign_config(path: Path, model: str | None = None) -> Config:
 
 
 def _of_vitctl(header: dict[str, Any], state: Tensors) -> Weights:
-    """What the header claims is compared with the tensors before anything of the claimed size is made."""
+    """Build on the header, which is compared with the tensors before anything of the claimed size is made."""
     weights = Weights(from_dict(header["config"]), state, header["meta"])
     if (depth := getattr(weights.config, "depth", 0)) > len(state):
         raise CheckpointError(f"{len(state)} tensors are no model of depth {depth}")
@@ -153,7 +160,7 @@ def _of_another(path: Path, num_heads: int | None, tensors: Tensors) -> Weights:
         raise CheckpointError(
             f"tensors of no model that is known ({known}); it holds {listed(list(tensors))}"
         )
-    beside = Beside.of(path, num_heads)
+    beside = Beside(path.name, num_heads, *(read_json(path.parent / name) for name in BESIDE))
     try:
         config, meta = row.describe(row, row.view(tidy), tidy, beside)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:

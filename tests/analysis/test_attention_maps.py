@@ -18,7 +18,7 @@ from tests.analysis.conftest import (
     uniform,
 )
 from tests.models import numpy_reference as reference
-from vitctl.analysis.attention import (
+from vitctl.analysis.attention_maps import (
     AttentionLayer,
     attention_distance,
     attention_layers,

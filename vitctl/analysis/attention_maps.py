@@ -59,7 +59,7 @@ Watch = Callable[[int, AttentionLayer, Tensor], None]
 
 
 def attention_layers(model: Model) -> list[tuple[AttentionLayer, nn.Module]]:
-    """The attentions of a network in the order in which they run; none for a ResNet.
+    """Return the attentions of a network in the order in which they run; none for a ResNet.
 
     Args:
         model: of any family.
@@ -173,7 +173,7 @@ def patch_distances(layer: AttentionLayer) -> Tensor:
 
 
 def attention_distance(weights: Tensor, layer: AttentionLayer) -> Tensor:
-    """The mean attention distance of every image and head, in pixels.
+    """Return the mean attention distance of every image and head, in pixels.
 
     Args:
         weights: as `watch_attention` gives them, each row of sum 1.
@@ -192,12 +192,12 @@ def attention_distance(weights: Tensor, layer: AttentionLayer) -> Tensor:
 
 
 def uniform_distance(layer: AttentionLayer) -> float:
-    """The mean attention distance of a head that attends to all patches alike, in pixels."""
+    """Return the mean attention distance of a head that attends to all patches alike, in pixels."""
     return float(patch_distances(layer).mean())
 
 
 def roll(rolled: Tensor | None, weights: Tensor, layer: AttentionLayer, *, identity: bool) -> Tensor:
-    """The rollout after one more layer.
+    """Return the rollout after one more layer.
 
     Args:
         rolled: `[B, N, N]` of the layers before it; None for the first.
@@ -217,7 +217,7 @@ def roll(rolled: Tensor | None, weights: Tensor, layer: AttentionLayer, *, ident
 
 
 def patch_mask(rolled: Tensor, layer: AttentionLayer) -> Tensor:
-    """What the representation in front of the head has of each patch.
+    """Return what the representation in front of the head has of each patch.
 
     The representation is the class token, or without one the mean of all tokens.
 
@@ -256,8 +256,8 @@ def overlay(images: Tensor, masks: Tensor, stride: int) -> Tensor:
 
 
 def _over_all_tokens(weights: Tensor, layer: AttentionLayer) -> Tensor:
-    """Weights without heads as `[B, N, N]`, from `[B, rows, columns, columns]` or `[B, columns, rows, rows]`
-    too.
+    """Return weights without heads as `[B, N, N]`, from `[B, rows, columns, columns]` or `[B, columns, rows,
+    rows]` too.
     """
     if layer.along == "grid":
         return weights
